@@ -68,7 +68,7 @@ def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
 
 # Texts that differ from job to job can't be put together with those of another character set.
 _OLD_STATUS = b"CONVERT(" + STATUS + b" USING utf8mb4)"
-HELD = b"local_id, claim_descriptor, COALESCE(attempts_remaining, 1), " + RUN_AFTER_MS
+HELD = b"local_id, RTRIM(claim_descriptor), COALESCE(attempts_remaining, 1), " + RUN_AFTER_MS
 
 
 class HeldClaim(NamedTuple):
@@ -331,7 +331,7 @@ def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
         table = tables[priority]
         # PinLater's tables do not tell since when it was PENDING: there it is since the claim.
         since = b"COALESCE(pending_since, updated_at)" if table.has_pending_since else b"updated_at"
-        common = b"state = 0, claim_descriptor = NULL, updated_at = " + since + table.pins
+        common = b"state = 0, claim_descriptor = DEFAULT, updated_at = " + since + table.pins
         tx.update(table, local_ids, JobState.IN_PROGRESS, JobState.PENDING, common)
     return requeued
 
@@ -374,9 +374,9 @@ def _between(tx: Transaction, table: Table, job: Job) -> bytes:
         job.attempts_allowed,
         job.attempts_allowed,
         table.status(job.custom_status),
-        table.updated_at.literal(tx.now_ms),
-        table.created_at.literal(tx.now_ms),
-        table.run_after.literal(run_after_ms),
+        table.updated_at.inserted(tx.now_ms),
+        table.created_at.inserted(tx.now_ms),
+        table.run_after.inserted(run_after_ms),
     )
 
 
@@ -402,17 +402,19 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Pay
         )
 
     payloads = fitting_payloads(batch.claims, batch.claim_room, read)
+    longest = 0
     wanted: _ClaimsMade = defaultdict(dict)  # a job that is named twice is the first one's
     for op, fitting in zip(batch.claims, payloads, strict=True):
         for claims in first_claims(op, len(fitting)):
             by_id = wanted[op.queue, claims.priority]
+            longest = max(longest, len(f"{claims.claimer}{claims.first_claim + len(claims[1])}"))
             for local_id, name in _named(claims):
                 by_id.setdefault(local_id, name)
     made: _ClaimsMade = {}
     for (queue, priority), by_id in wanted.items():
         table = store.tables.of(queue).get(priority)
         if table is not None:
-            made[queue, priority] = _claim_in(tx, table, by_id)
+            made[queue, priority] = _claim_in(tx, table, by_id, longest)
     if sum(map(len, made.values())) == sum(map(len, payloads)):
         return payloads
     return [_handed_out(op, of_op, made) for op, of_op in zip(batch.claims, payloads, strict=True)]
@@ -434,23 +436,23 @@ def _handed_out(
     return handed_out
 
 
-def _claim_in(tx: Transaction, table: Table, wanted: dict[int, ClaimName]) -> dict[int, ClaimName]:
-    """Claim the jobs that are PENDING; returns those."""
+def _claim_in(
+    tx: Transaction, table: Table, wanted: dict[int, ClaimName], longest: int
+) -> dict[int, ClaimName]:
+    """Claim the jobs that are PENDING; returns those. `longest`: no claim has more characters."""
     if tx.careful:
         ready = dict.fromkeys(tx.lock(table, b"local_id", list(wanted), JobState.PENDING))
         wanted = {i: name for i, name in wanted.items() if (i,) in ready}
     since = b"pending_since = updated_at, " if table.has_pending_since else b""  # its old value
-    common = b"state = 1, %b%bupdated_at = %b%b, claim_descriptor = " % (
-        since,
-        b"claim_room = NULL, " if table.has_room else b"",
-        table.updated_at.literal(tx.now_ms),
-        table.pins,
-    )
+    now = table.updated_at.literal(tx.now_ms)
+    common = b"state = 1, %bupdated_at = %b%b, claim_descriptor = " % (since, now, table.pins)
     for part in pieces(sorted(wanted), LISTED_IDS):
         names = wanted
         if table.plain_claims:
             names = {i: (table.claim(wanted[i][0]), wanted[i][1]) for i in part}
         claims = claims_of(part, names)
+        if table.claim_room:
+            claims = b"RPAD(%b, %d, ' ')" % (claims, max(longest, table.claim_room))
         tx.update(table, part, JobState.PENDING, JobState.IN_PROGRESS, common + claims)
     if wanted:
         # By the claim: no two are alike, but the job may have been in that state before.

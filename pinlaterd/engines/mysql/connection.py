@@ -275,6 +275,16 @@ def quote_time(time_ms: int) -> bytes:
     return b"'" + moment.isoformat(" ", "milliseconds").encode() + b"'"
 
 
+@lru_cache(maxsize=1024)
+def time_number(time_ms: int) -> bytes:
+    """The same as a number, which a server takes a third of a microsecond less for. Only to be
+    inserted: with a number, times compare as numbers."""
+    text = quote_time(time_ms)
+    if text < b"'1000":  # an earlier year could be taken for one of two digits
+        return text
+    return text.translate(None, b"'-: ")
+
+
 def among(local_ids: Collection[int]) -> bytes:
     """The condition that `local_id` is one of these. Ids that follow one another, as those of most
     batches do, are a range: for a server that costs a tenth of what a list of them does."""

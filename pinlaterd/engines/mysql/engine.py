@@ -49,6 +49,8 @@ _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a
 _DROP_SECONDS = 300.0
 # How often maintenance looks into tables in which it expects nothing: each look is a statement.
 _SWEEP_SECONDS = 30.0
+# What follows the host in a claim (`ClaimDescriptors` of the shard), if a source has 14 characters.
+_CLAIM_BEHIND_HOST = 48
 # A queue is dropped by hand, while a search may read it and the server may write statistics of its
 # tables (MariaDB, a second after the last of many changes): that may wait for locks.
 _WAIT_FOR_LOCKS = b"SET STATEMENT lock_wait_timeout = 1, innodb_lock_wait_timeout = 1 FOR "
@@ -354,6 +356,7 @@ def make_engine(shard: ShardSettings, server: ServerSettings) -> MysqlEngine:
         levels=server.num_priority_levels,
         most_body_bytes=server.max_job_body_bytes,
         lease_seconds=server.owner_lease_seconds,
+        claim_room=len(server.advertised_host) + _CLAIM_BEHIND_HOST,
         answer_seconds=server.store_answer_seconds,
     )
 

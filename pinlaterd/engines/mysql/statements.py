@@ -54,8 +54,8 @@ def _by_ids(
         where += b" AND state = %d" % state
     if claims:  # byte by byte, whatever the collation of the column
         where += (
-            b" AND CAST(CONVERT(CONCAT(local_id, ' ', claim_descriptor) USING utf8mb4) AS BINARY)"
-            b" IN (" + b", ".join(claims) + b")"
+            b" AND CAST(CONVERT(CONCAT(local_id, ' ', RTRIM(claim_descriptor)) USING utf8mb4)"
+            b" AS BINARY) IN (" + b", ".join(claims) + b")"
         )
     return where
 
@@ -152,12 +152,12 @@ def _claims_of_run(claimer: str, number: int, local_ids: Sequence[int]) -> bytes
 
 # --- whole jobs, and payloads ---------------------------------------------------------------
 
-WITHOUT_BODY = (
+_BESIDE_BODY = (
     b"local_id, state, COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 0), "
     + b", ".join([STATUS, in_ms(b"created_at"), RUN_AFTER_MS, UPDATED_AT_MS])
-    + b", claim_descriptor, NULL"
+    + b", NULLIF(RTRIM(claim_descriptor), ''), "
 )  # fmt: skip
-WITH_BODY = WITHOUT_BODY.replace(b", NULL", b", COALESCE(body, '')")
+WITHOUT_BODY, WITH_BODY = _BESIDE_BODY + b"NULL", _BESIDE_BODY + b"COALESCE(body, '')"
 _ATTEMPTS = b"COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 1)"
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 

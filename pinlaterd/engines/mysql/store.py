@@ -138,16 +138,20 @@ class Store:
         most_body_bytes: int,
         lease_seconds: float,
         answer_seconds: float,
+        claim_room: int = 64,
         clock: Clock | None = None,
     ) -> None:
         """`levels`: how many priorities a queue has tables for. `most_body_bytes`: the longest body
-        that will be asked for; `narrower` says if the server takes no such. `answer_seconds`: a
+        that will be asked for; `narrower` says if the server takes no such. `claim_room`: how many
+        characters a claim has as a rule, in tables that are made from now on. `answer_seconds`: a
         server that takes longer for an answer is given up. `clock`: its monotonic time says when
         the server has to hear from us; what is stored bears the times that calls give."""
         self.limits = limits_of(shard)
         self.shard = shard
         self.server = server
-        self.tables = ShardTables(shard, levels=levels, most_body_bytes=most_body_bytes)
+        self.tables = ShardTables(
+            shard, levels=levels, most_body_bytes=most_body_bytes, claim_room=claim_room
+        )
         self.clock = clock or Clock()
         self.counts = Counts(self._snapshot, self.clock, str)
         self.sweeps_due: dict[tuple[str, JobState], float] = {}  # monotonic seconds

@@ -30,6 +30,7 @@ from pinlaterd.engines.mysql.connection import (
     quote_text,
     quote_time,
     storage_error,
+    time_number,
 )
 from pinlaterd.errors import QueueNotFound, StorageCorrupt
 from pinlaterd.model import QUEUE_NAME, JobState
@@ -93,6 +94,9 @@ class TimeColumn(Times):
         """Floored by us: servers differ in how they would round it."""
         return quote_time(self.floor(time_ms))
 
+    def inserted(self, time_ms: int) -> bytes:
+        return time_number(self.floor(time_ms))
+
     def bound(self, time_ms: int) -> bytes:
         """To compare stored times with: floored as they were, but not cut to what can be stored."""
         return quote_time(time_ms - time_ms % self.step_ms)
@@ -122,16 +126,15 @@ class Table(NamedTuple):
     status_codec: str  # "" if it has every character
     plain_claims: bool  # claims are stored in ASCII, other characters as ?
     has_pending_since: bool
-    has_room: bool  # for what a claim adds to a row
+    claim_room: int  # characters that a PENDING job keeps for its claim
     ready: Order  # jobs that are PENDING, by run-after
     aged: Order  # others, by their last change
     pins: bytes  # assignments that keep the server from changing times by itself
 
     def to_pending(self, now_ms: int) -> bytes:
         """The assignments by which a job becomes PENDING as from now."""
-        since = b"pending_since = NULL, " if self.has_pending_since else b""
         now = self.updated_at.literal(now_ms)
-        return b"state = 0, claim_descriptor = NULL, %supdated_at = %s" % (since, now)
+        return b"state = 0, claim_descriptor = DEFAULT, updated_at = " + now
 
     def order(self, state: JobState) -> Order:
         """In which jobs are found by an index, if there is any."""
@@ -164,6 +167,7 @@ class _Column(NamedTuple):
     precision: int
     charset: str
     extra: str
+    default: str  # MariaDB quotes texts
 
 
 _TableKey = tuple[str, str]  # database and table
@@ -176,14 +180,15 @@ def load_tables(db: Connection, databases: Sequence[str]) -> dict[str, dict[int,
     Raises StorageCorrupt for one that is not laid out as a job table."""
     found: dict[str, dict[int, Table]] = {database: {} for database in databases}
     columns: defaultdict[_TableKey, dict[str, _Column]] = defaultdict(dict)
-    for database, table, column, kind, whole_kind, chars, precision, charset, extra in _described(
+    for database, table, column, kind, whole_kind, chars, precision, *texts in _described(
         db,
         b"column_name, data_type, column_type, character_maximum_length, datetime_precision,"
-        b" character_set_name, extra FROM information_schema.columns",
+        b" COALESCE(character_set_name, ''), extra, COALESCE(NULLIF(column_default, 'NULL'), '')"
+        b" FROM information_schema.columns",
         databases,
     ):
         columns[database, table][column.lower()] = _Column(
-            kind, whole_kind, int(chars or 0), int(precision or 0), charset or "", extra
+            kind, whole_kind, int(chars or 0), int(precision or 0), *texts
         )
     if not columns:
         return found
@@ -266,7 +271,7 @@ def _table(
         status_codec="" if charset in _WHOLE_CHARSETS else _CODECS.get(charset, "ascii"),
         plain_claims=columns["claim_descriptor"].charset not in _WHOLE_CHARSETS,
         has_pending_since="pending_since" in columns,
-        has_room="claim_room" in columns,
+        claim_room=len(columns["claim_descriptor"].default.strip("'")),
         ready=_order(columns, indexes, "run_after"),
         aged=_order(columns, indexes, "updated_at"),
         pins=b"".join(
@@ -319,11 +324,12 @@ def create_database(name: str) -> bytes:
     )
 
 
-def create_table(script: str, database: str, name: str) -> bytes:
+def create_table(script: str, database: str, name: str, *, claim_room: int = 0) -> bytes:
     """The statement of a file beside this module, without the explanations on top of it."""
     text = resources.files(__package__).joinpath(script).read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("--")]
-    return "\n".join(lines).encode().replace(b"{table}", quote_name(database, name))
+    statement = "\n".join(lines).replace("{room}", " " * claim_room)
+    return statement.encode().replace(b"{table}", quote_name(database, name))
 
 
 # --- the tables of a shard ------------------------------------------------------------------
@@ -336,12 +342,13 @@ _TABLES_DESCRIBED, _TABLES_READ = 900, 300
 class ShardTables:
     """The tables of a shard's queues, as its owner knows them."""
 
-    def __init__(self, shard: str, *, levels: int, most_body_bytes: int) -> None:
+    def __init__(self, shard: str, *, levels: int, most_body_bytes: int, claim_room: int) -> None:
         self.prefix = database_prefix(shard)
         self.by_queue: dict[str, dict[int, Table]] = {}  # and priority
         self.narrower: dict[str, dict[int, TableLimits]] = {}  # what some of them hold
         self._levels = levels
         self._most_body_bytes = most_body_bytes
+        self._claim_room = claim_room  # of tables that are made
 
     def of(self, queue: str) -> dict[int, Table]:
         tables = self.by_queue.get(queue)
@@ -375,7 +382,8 @@ class ShardTables:
         had_tables = bool(tables)
         missing = set(range(1, self._levels + 1)) - tables.keys()
         for priority in sorted(missing):  # it was made for fewer priorities, or never finished
-            db.execute(create_table("jobs.sql", database, f"jobs_p{priority}"))
+            name = f"jobs_p{priority}"
+            db.execute(create_table("jobs.sql", database, name, claim_room=self._claim_room))
         if missing:
             tables = tables_of(db, database)
         self.by_queue[queue] = dict(tables)

@@ -205,18 +205,28 @@ def _asked(engine: MysqlEngine) -> int:
     return int(count)
 
 
-def test_a_claim_takes_its_space_from_what_its_row_kept_for_it(
-    store: EngineHarness, stranger: Any, table: str
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_claim_changes_its_row_in_its_place(
+    store: EngineHarness, stranger: Any, table: str, has_room: bool
 ):
-    """In tables that have the column: older ones are served as they are."""
-    store.in_progress(b"claimed")
-    store.enqueue(b"pending")
-    stranger.execute(f"SELECT LENGTH(claim_room) FROM {table} ORDER BY local_id")
-    assert stranger.fetchall() == ((None,), (96,))
+    """In new tables; in older ones, and of a source with a long name, it is kept whole as well."""
+    if not has_room:
+        stranger.execute(f"ALTER TABLE {table} ALTER claim_descriptor SET DEFAULT NULL")
+        store.reopen()
+    [short] = store.in_progress(b"x")
+    [long] = store.in_progress(b"x", source="w" * 60)
+    pending = store.enqueue(b"x")
+    stranger.execute(f"SELECT CHAR_LENGTH(claim_descriptor) FROM {table} ORDER BY local_id")
+    lengths = [length for (length,) in stranger.fetchall()]
 
-    stranger.execute(f"ALTER TABLE {table} DROP COLUMN claim_room")
-    store.reopen()
-    assert [claimed.body for claimed in store.claim()] == [b"pending"]
+    assert lengths[1] == len(long.claim_descriptor)
+    assert (lengths[0], lengths[2]) == (
+        (64, 64) if has_room else (len(short.claim_descriptor), None)
+    )
+    assert store.job(pending[0]).claim_descriptor is None
+    for claimed in (short, long):
+        assert store.job(claimed.key).claim_descriptor == claimed.claim_descriptor
+        assert store.succeed(Ack(claimed.key, claim_descriptor=claimed.claim_descriptor)).noop == 0
 
 
 def test_a_queue_is_deleted_while_it_is_counted(deep: EngineHarness):

@@ -18,6 +18,7 @@ from pinlaterd.engines.mysql.connection import (
     quote_name,
     quote_text,
     quote_time,
+    time_number,
 )
 from pinlaterd.engines.mysql.statements import claims_of
 from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB
@@ -54,7 +55,8 @@ def db(mariadb: MariaDB) -> Iterator[Connection]:
     connection.execute(b"CREATE DATABASE literals DEFAULT CHARACTER SET utf8mb4")
     connection.execute(
         b"CREATE TABLE literals.kept"
-        b" (body LONGBLOB, text LONGTEXT, at DATETIME(3), local_id BIGINT UNSIGNED)"
+        b" (body LONGBLOB, text LONGTEXT, at DATETIME(3), at_number DATETIME(3),"
+        b" local_id BIGINT UNSIGNED)"
     )
     yield connection
     connection.execute(b"DROP DATABASE literals")
@@ -84,10 +86,12 @@ def test_bytes_and_texts_side_by_side(db: Connection, body: bytes, text: str, ot
 def test_rows_that_were_stored(db: Connection, rows: list[tuple[bytes, str, int, int]]):
     db.execute(b"DELETE FROM literals.kept")
     values = [
-        b"(%b, %b, %b, %d)" % (quote_bytes(body), quote_text(text), quote_time(at_ms), number)
+        b"(%b, %b, %b, %b, %d)"
+        % (quote_bytes(body), quote_text(text), quote_time(at_ms), time_number(at_ms), number)
         for body, text, at_ms, number in rows
     ]
-    db.execute(b"INSERT INTO literals.kept (body, text, at, local_id) VALUES " + b", ".join(values))
+    columns = b"body, text, at, at_number, local_id"
+    db.execute(b"INSERT INTO literals.kept (%b) VALUES %b" % (columns, b", ".join(values)))
 
     found = db.rows(
         b"SELECT body, text, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', at) DIV 1000, local_id"
@@ -95,6 +99,7 @@ def test_rows_that_were_stored(db: Connection, rows: list[tuple[bytes, str, int,
     )
 
     assert sorted(found, key=lambda row: row[3]) == sorted(rows, key=lambda row: row[3])
+    assert db.rows(b"SELECT COUNT(*) FROM literals.kept WHERE NOT at <=> at_number") == ((0,),)
 
 
 @given(
