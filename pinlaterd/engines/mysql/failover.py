@@ -78,8 +78,8 @@ class MysqlFailover(PairFailover[ReplicationServer]):
             return Examination(master, replica, obstacles, [lacking])
         replica = replica._replace(
             replicates_from=str(status.source),
-            received=_place_in_log(status.received),
-            applied=new.applied_gtids() if status.by_gtid else _place_in_log(status.applied),
+            received=status.received,
+            applied=new.applied_gtids() if status.by_gtid else status.applied,
             behind_seconds=status.behind_seconds,
         )
         risks = self._risks(old, new, status)
@@ -233,7 +233,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         if not self._notes.get(_GOES_ON):
             position = new.position()  # before anybody writes there
             if position is not None:
-                self._notes.put(_GOES_ON, f"{position.file}:{position.offset}")
+                self._notes.put(_GOES_ON, position.place)
         new.allow_writes()
         for shard in self._handover.shards:
             new.mark_unclean(quote_name(owner_database(shard)))
@@ -310,7 +310,3 @@ def make_failover(
 ) -> MysqlFailover:
     assert pair is not None
     return MysqlFailover(pair, handover, notes, Clock())
-
-
-def _place_in_log(place: tuple[str, int]) -> str:
-    return f"{place[0]}:{place[1]}"

@@ -44,12 +44,6 @@ class Words(NamedTuple):
     binlog_status: bytes
 
 
-_OF_MARIADB = Words(b"SLAVE", b"MASTER", b"SHOW ALL SLAVES STATUS", b"SHOW MASTER STATUS")
-_OF_OLD_MYSQL = _OF_MARIADB._replace(replica_status=b"SHOW SLAVE STATUS")
-_OF_MYSQL = Words(b"REPLICA", b"SOURCE", b"SHOW REPLICA STATUS", b"SHOW MASTER STATUS")
-_OF_NEW_MYSQL = _OF_MYSQL._replace(binlog_status=b"SHOW BINARY LOG STATUS")
-
-
 class Position(NamedTuple):
     """How far a server has written its binary log."""
 
@@ -57,8 +51,12 @@ class Position(NamedTuple):
     offset: int
     gtids: str  # "" without GTIDs
 
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.offset}"
+
     def __str__(self) -> str:
-        return self.gtids or f"{self.file}:{self.offset}"
+        return self.gtids or self.place
 
 
 class ReplicaStatus(NamedTuple):
@@ -70,8 +68,8 @@ class ReplicaStatus(NamedTuple):
     receive_error: str
     applies: bool
     apply_error: str
-    received: tuple[str, int]  # file and offset of the master's log
-    applied: tuple[str, int]
+    received: str  # file and offset of the master's log
+    applied: str
     behind_seconds: float | None
     by_gtid: bool
     encrypted: bool
@@ -134,7 +132,7 @@ class ReplicationServer:
     def has_applied(self, position: Position, status: ReplicaStatus) -> bool:
         """Whether this replica has all up to its master's `position`."""
         if not status.by_gtid or not position.gtids:
-            return status.applied == (position.file, position.offset)
+            return status.applied == position.place
         if self._db.is_mariadb:
             return is_included(position.gtids, self.applied_gtids())
         wanted = quote_text(position.gtids)
@@ -251,12 +249,11 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def words_of(version: str, *, is_mariadb: bool) -> Words:
-    if is_mariadb:
-        return _OF_MARIADB
-    numbers = _version(version)
-    if numbers >= (8, 4):
-        return _OF_NEW_MYSQL
-    return _OF_MYSQL if numbers >= (8, 0, 23) else _OF_OLD_MYSQL
+    numbers = (0,) if is_mariadb else _version(version)
+    replica, source = (b"REPLICA", b"SOURCE") if numbers >= (8, 0, 23) else (b"SLAVE", b"MASTER")
+    replicas = b"ALL SLAVES" if is_mariadb else replica
+    binlog = b"BINARY LOG" if numbers >= (8, 4) else b"MASTER"
+    return Words(replica, source, b"SHOW %b STATUS" % replicas, b"SHOW %b STATUS" % binlog)
 
 
 def replica_status(said: Mapping[str, Any], *, channels: int) -> ReplicaStatus:
@@ -276,8 +273,8 @@ def replica_status(said: Mapping[str, Any], *, channels: int) -> ReplicaStatus:
         receive_error=str(row["Last_IO_Error"] or ""),
         applies=row["Replica_SQL_Running"] == "Yes",
         apply_error=str(row["Last_SQL_Error"] or ""),
-        received=(str(row["Source_Log_File"]), int(row["Read_Source_Log_Pos"])),
-        applied=(str(row["Relay_Source_Log_File"]), int(row["Exec_Source_Log_Pos"])),
+        received=f"{row['Source_Log_File']}:{row['Read_Source_Log_Pos']}",
+        applied=f"{row['Relay_Source_Log_File']}:{row['Exec_Source_Log_Pos']}",
         behind_seconds=None if behind is None else float(behind),
         by_gtid=row.get("Using_Gtid", "No") != "No" or str(row.get("Auto_Position")) == "1",
         encrypted=row["Source_SSL_Allowed"] == "Yes",

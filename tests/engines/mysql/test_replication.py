@@ -50,7 +50,7 @@ def test_a_replica_of_mysql_says_how_far_it_is(row):
     assert status.source == Place("db-a", 3306)
     assert status.source_id == "3e11fa47-71ca-11e1-9e33-c80aa9429562"
     assert (status.receives, status.applies) == (True, True)
-    assert status.received == status.applied == ("binlog.000004", 895)
+    assert status.received == status.applied == "binlog.000004:895"
     assert (status.by_gtid, status.encrypted, status.filters) == (True, True, "")
     assert status.behind_seconds == 0
 
