@@ -330,8 +330,9 @@ def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[A
         if known_priority is not None and is_local_id(infos.digits[0].decode()):
             return [Acks(known_priority, list(map(int, infos.digits)), *infos.rest)]
     acks: list[Acks] = []
-    known_head = known_priority = alike = None
-    for descriptor, status, delay_ms, claim in infos:
+    known_head = known_priority = alike = alike_priority = None
+    for info in infos:
+        descriptor, rest = info[0], info[1:]
         head, _, id_text = descriptor.rpartition(":")
         if head != known_head:
             known_head, known_priority = head, facts.priority_of(f"{head}:")
@@ -343,10 +344,10 @@ def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[A
                 bad.append(descriptor)
                 continue
             priority, local_id = key
-        if (priority, status, delay_ms, claim) != alike:
-            alike = (priority, status, delay_ms, claim)
+        if rest != alike or priority != alike_priority:
+            alike, alike_priority = rest, priority
             local_ids: list[int] = []
-            acks.append(_new(Acks, (priority, local_ids, status, delay_ms, claim)))
+            acks.append(_new(Acks, (priority, local_ids, *rest)))
         local_ids.append(local_id)
     return acks
 
