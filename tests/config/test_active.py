@@ -82,10 +82,6 @@ def test_what_comes_from_the_environment_stays_there(config, tmp_path, monkeypat
         read_active()
 
 
-def test_before_anything_was_accepted_etc_counts(config, tmp_path):
-    assert load_active(tmp_path / "etc") == (NO_VERSION, config)
-
-
 def test_it_counts_whatever_etc_says_by_then(config, tmp_path):
     activate(config)
     (tmp_path / "etc" / "shards.yaml").write_text("{broken")

@@ -9,20 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinlaterd.config.document import DocumentError, Node, parse
+from pinlaterd.config.edit_text import plain
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=15,
 )
-
-
-def plain(node: Node) -> object:
-    if node.entries is not None:
-        return {entry.key: plain(entry.value) for entry in node.entries}
-    if node.items is not None:
-        return [plain(item) for item in node.items]
-    return node.scalar
 
 
 @given(json_values, st.sampled_from([None, 2, "\t"]))
@@ -43,19 +36,6 @@ def test_hostile_bytes_are_a_document_or_an_error(data):
         assert error.line >= 1  # noqa: PT017
     else:
         assert node is None or isinstance(node, Node)
-
-
-def test_lines_of_json_and_yaml():
-    for text in ('{"a": 1,\n"b": {\n"c": [1,\n2]}}', "a: 1\nb:\n  c: [1,\n2]"):
-        node = parse(text.encode())
-
-        assert node is not None
-        inner = node.get("b")
-        assert inner is not None
-        numbers = inner.get("c")
-        assert numbers is not None
-        assert numbers.items is not None
-        assert [item.line for item in numbers.items] == [3, 4]
 
 
 def test_scalars_of_yaml_mean_what_people_mean():

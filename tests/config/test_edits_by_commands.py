@@ -152,15 +152,6 @@ def test_pinlaters_forms_are_left_to_people(etc, text):
     assert shards_text(etc) == text
 
 
-def test_what_would_not_be_valid_is_not_written(etc):
-    with pytest.raises(ConfigError, match=r"shards\.9\.master: missing"):
-        add_shard(etc, "9", {"engine": "redis"})
-    with pytest.raises(ConfigError, match="no shard name"):
-        add_shard(etc, "a b", {"engine": "sqlite"})
-
-    assert shards_text(etc) == SHARDS
-
-
 # --- queues -----------------------------------------------------------------------------------
 
 

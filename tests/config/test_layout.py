@@ -18,14 +18,6 @@ def path(tmp_path):
     return tmp_path / "some.lock"
 
 
-def test_a_lock_is_had_once(path):
-    with lock(path, patient=False), pytest.raises(BlockingIOError):
-        lock(path, patient=False)
-
-    with lock(path, patient=False):
-        pass
-
-
 def test_it_is_free_once_its_holder_was_killed(path):
     told, tell = _processes.Pipe()
     holder = _processes.Process(target=hold, args=(path, tell))

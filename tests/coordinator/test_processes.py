@@ -52,14 +52,6 @@ def enqueued(registry):
     return merge(registry.stats().values())["counters"].get("mail_enqueue", 0)
 
 
-def test_a_process_that_reports_is_as_it_says(registry):
-    assert registry.heard(b"a", report(state=ProcessState.STARTING))
-    assert states(registry) == [("shard-1", 1, "starting")]
-
-    registry.heard(b"a", report(state=ProcessState.SERVING))
-    assert states(registry) == [("shard-1", 1, "serving")]
-
-
 def test_a_heartbeat_keeps_it_so_and_silence_does_not(registry, clock):
     registry.heard(b"a", report())
     clock.advance(SILENT_SECONDS - 0.1)
@@ -269,17 +261,8 @@ def test_weak_durability_is_a_warning_unless_it_is_accepted(accepted):
     assert found["healthy"]
 
 
-def test_warnings_are_gathered_from_facts():
-    facts = {"durability": "FULL", "durability warning": "", "store warning": "disk nearly full"}
-    found = status(CONFIG, [view("router"), view("shard-1", facts=facts), view("shard-2")], ABOUT)
-
-    assert found["healthy"]
-    assert found["warnings"] == ["shard-1: disk nearly full"]
-    assert found["shards"][0]["warnings"] == ["disk nearly full"]
-
-
 def test_a_warning_that_several_shards_have_is_given_once():
-    facts = {"durability warning": "appendfsync everysec: …"}
+    facts = {"durability warning": "appendfsync everysec: …", "memory warning": ""}
     own = {**facts, "store warning": "disk nearly full"}
 
     found = status(
@@ -291,16 +274,7 @@ def test_a_warning_that_several_shards_have_is_given_once():
         "shard-2: disk nearly full",
     ]
     assert found["shards"][0]["warnings"] == ["appendfsync everysec: …"]
-
-
-def test_a_broken_file_takes_nothing_out_of_service():
-    about = ABOUT | {"config_problems": ("etc/queues.yaml:1: …",), "needs_restart": ("port …",)}
-    found = status(CONFIG, ALL, about)
-
     assert found["healthy"]
-    assert found["problems"] == []
-    assert found["config_problems"] == ("etc/queues.yaml:1: …",)
-    assert found["needs_restart"] == ("port …",)
 
 
 def test_several_routers_are_each_expected():

@@ -88,10 +88,6 @@ wanted_definitions = st.dictionaries(names, definitions)
 present_programs = st.dictionaries(names, st.tuples(definitions | st.just(""), st.booleans()))
 
 
-def test_nothing_to_do():
-    assert plan([Program("router", "a")], [Present("router", "a", running=True)]) == []
-
-
 def test_each_kind_of_difference():
     wanted = [Program(name, "now") for name in ("new", "same", "changed", "stopped")]
     present = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
-from pinlaterd.coordinator.reload import ConfigWatch, Holding, Leaving, advance, vanished
+from pinlaterd.coordinator.reload import ConfigWatch, Holding, Leaving, advance
 
 VERSION = 7
 
@@ -74,36 +73,6 @@ def test_one_that_does_not_serve_stays():
 
     assert found.config == config("1", "2")
     assert "shards.2: not removed: it does not serve" in found.refusals["2"]
-
-
-def test_abandoned_with_all_that_it_holds():
-    found = step(config("1", "2"), config("1", abandon=["2"]), holding=Holding(VERSION, 9, 9))
-
-    assert list(found.config.shards) == ["1"]
-    assert found.converged
-
-
-def test_what_needs_a_restart_stays_and_is_named():
-    wanted = ServerSettings(port=1234, job_claimed_timeout_seconds=5.0)
-
-    found = step(config("1"), config("1", server=wanted))
-
-    assert found.config.server == ServerSettings(job_claimed_timeout_seconds=5.0)
-    assert found.needs_restart == [
-        (
-            "etc/pinlaterd.yaml: port: 9010 is active, the file says 1234; needs a restart: "
-            "`pinlaterd up`"
-        )
-    ]
-
-
-def test_files_that_are_gone_or_empty():
-    before = config("1", files=["shards.yaml", "queues.yaml"])
-
-    [told] = vanished(Path("etc"), before, config("1", files=["shards.yaml"]))
-
-    assert told.startswith("etc/queues.yaml: the file is gone or empty")
-    assert vanished(Path("etc"), config("1"), before) == []
 
 
 names = st.sets(st.sampled_from(["1", "2", "3", "4"]), min_size=1)
@@ -204,16 +173,6 @@ def test_a_folder_that_is_replaced(etc, watch, tmp_path):
     found = watch.look()
     assert found is not None
     assert found.read(etc / "queues.yaml") == b"queues: {}"
-
-
-def test_a_file_that_is_gone(etc, watch):
-    (etc / "shards.yaml").unlink()
-
-    assert watch.look() is None
-    found = watch.look()
-    assert found is not None
-    with pytest.raises(FileNotFoundError):
-        found.read(etc / "shards.yaml")
 
 
 def test_what_is_read_is_what_was_there_then(etc, watch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -141,4 +142,6 @@ def test_settings_that_need_a_restart_are_named(live):
             "restart: `pinlaterd up`"
         )
     ]
+    active = json.loads((live.deployment.folder / "run/config.json").read_text())["server"]
+    assert (active["request_timeout_ms"], active["count_limit"]) == (5000, 7)
     assert serves(status, "1", "2")

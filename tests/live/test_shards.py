@@ -13,29 +13,12 @@ from tests.live.conftest import BASE, is_dequeue_only, serves
 
 pytestmark = pytest.mark.service
 
-ONE_DEQUEUE_ONLY = "shards:\n  1: {dequeue_only: true}\n  2: {}\n"
 THREE = f"{BASE}  3: {{}}\n"
 
 
 def goes_on(load, wait_until):
     done = load.progress()
     wait_until(lambda: load.has_progressed(since=done))
-
-
-def test_dequeue_only_on_and_off(live, client, queue, load, wait_until, record_property):
-    with load.running():
-        goes_on(load, wait_until)
-        live.shards(ONE_DEQUEUE_ONLY)
-        record_property("on", live.wait_until_followed(lambda s: is_dequeue_only(s, "1")))
-
-        made = [client.enqueue(queue, [Job(f"x{n}".encode())])[0] for n in range(40)]
-        assert shards_of(made) == {"2"}
-        goes_on(load, wait_until)
-
-        live.shards(BASE)
-        record_property("off", live.wait_until_followed(is_dequeue_only))
-        wait_until(lambda: shards_of(client.enqueue(queue, [Job(b"again")])) == {"1"}, seconds=10)
-    assert load.errors == []
 
 
 def test_new_shard_has_every_queue_before_its_first_job(

@@ -21,7 +21,6 @@ from pinlaterd.stats import (
     merge,
     percentiles,
     since,
-    totals,
 )
 
 samples = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=200)
@@ -146,15 +145,6 @@ def test_all_figures_of_a_queue_go_with_it():
     assert not shown["gauges"]
     assert not shown["peaks"]
     assert list(shown["histograms"]) == ["PinLaterService.enqueueJobs_msec"]
-
-
-def test_totals_are_what_stays_of_an_ended_process():
-    kept = totals(filled().snapshot())
-
-    assert kept["counters"] == {"mail_enqueue": 3}
-    assert not (kept["gauges"])
-    assert not (kept["peaks"])
-    assert len(kept["histograms"]) == 1
 
 
 # --- texts --------------------------------------------------------------------------------
