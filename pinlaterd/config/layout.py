@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Generic, TypeVar
+
+T = TypeVar("T")
 
 ETC = Path("etc")
 RUN = Path("run")
@@ -146,7 +148,36 @@ def write_beside(
     return temporary
 
 
-def file_mark(path: Path) -> tuple[int, ...]:
+class FileWatch(Generic[T]):
+    """Sees when files that people write have changed, once their author is done: they count when
+    they are the same at two looks. Edited in place, replaced, a link turned elsewhere, deleted and
+    restored: all the same."""
+
+    def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:
+        self._paths = paths
+        self._read = read
+        self._seen: Sequence[tuple[int, ...]] | None = None
+        self._given: Sequence[tuple[int, ...]] | None = None
+
+    def look(self) -> T | None:
+        """What is read of them if they have changed since it was given last, and rest by now; so
+        the first that rests."""
+        marks = self._marks()
+        before, self._seen = self._seen, marks
+        if marks == self._given or marks != before:
+            return None
+        found = self._read()
+        if self._marks() != marks:
+            self._seen = None  # written to while we read
+            return None
+        self._given = marks
+        return found
+
+    def _marks(self) -> Sequence[tuple[int, ...]]:
+        return [_file_mark(path) for path in self._paths]
+
+
+def _file_mark(path: Path) -> tuple[int, ...]:
     """What changes with a file's content, and what no tool can set back: the time of change."""
     try:
         found = os.stat(path)  # noqa: PTH116  (the cheapest, several times a second)

@@ -160,6 +160,7 @@ class Coordinator:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             failure = ""
+            self._rates.look()
             try:
                 await self._reload.step()
                 if self._programs is not None:

@@ -4,7 +4,7 @@
     this server's part, over its routers by the allocator      ->  grants
 
 It has no timer: routers report or heartbeat at least once a second, and each time is a time to
-look at the server set and at what is due.
+look at what is due.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.clock import Clock
-from pinlaterd.config.layout import SERVER_SET_COPY, file_mark, replace_file, router_programs
+from pinlaterd.config.layout import SERVER_SET_COPY, FileWatch, replace_file, router_programs
 from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.stats import Stats
@@ -24,7 +24,6 @@ from pinlaterd.wire.control import ControlServer, read_holdings, write_holdings
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.4
 _MAX_BYTES = 1024 * 1024
 _SERVER = re.compile(r"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5}")
 
@@ -40,7 +39,7 @@ class RateControl:
         own = server.server_set_name or f"{server.advertised_host}:{server.port}"
         self._server_set: ServerSetFile | None = None  # None: this server has the rates alone
         if server.server_set_file:
-            self._server_set = ServerSetFile(Path(server.server_set_file), own, clock.monotonic)
+            self._server_set = ServerSetFile(Path(server.server_set_file), own)
         self._queues = config.queues
         self.allocator = RateAllocator(
             clock, is_running, read_holdings(), router_programs(server.routers)
@@ -53,10 +52,13 @@ class RateControl:
         self._queues = queues
         self._set_limits()
 
-    def act(self, control: ControlServer) -> bool:
-        """Send what follows from all that was heard; whether there was anything."""
+    def look(self) -> None:
+        """Whether the server set has changed. To be called a few times a second."""
         if self._server_set is not None and self._server_set.look():
             self._set_limits()
+
+    def act(self, control: ControlServer) -> bool:
+        """Send what follows from all that was heard; whether there was anything."""
         self._stats.gauge("server_set_problems", len(self.problems()))
         grants = self.allocator.due_grants()
         if self.allocator.note_due:
@@ -124,42 +126,26 @@ def read_server_set(text: str, name: str) -> ServerSet:
 
 
 class ServerSetFile:
-    """The servers that a file lists, which share the cluster's rates. The file need not be replaced
-    at once: a content counts only when the file is the same at two looks in a row.
+    """The servers that a file lists, which share the cluster's rates.
 
     The last good content is kept in run/, for a coordinator that starts while the file is bad.
     `servers`: HOST:PORT, each once, at least one; they stay while the file can't be read.
     `problems`: what is wrong with the file."""
 
-    def __init__(
-        self,
-        path: Path,
-        own: str,
-        monotonic: Callable[[], float],
-        copy: Path = SERVER_SET_COPY,
-    ) -> None:
+    def __init__(self, path: Path, own: str, copy: Path = SERVER_SET_COPY) -> None:
         """`own`: this server, HOST:PORT, as the file should name it."""
         self._path = path
         self._own = own
-        self._monotonic = monotonic
         self._copy = copy
-        self._looked_at = monotonic()
-        self._seen = self._read = file_mark(path)
+        self._watch = FileWatch([path], self._content)
         self.servers: Sequence[str] = self._last_good()
         self.problems: Sequence[str] = []
         self._take(*self._content())
 
     def look(self) -> bool:
-        """Whether the set has changed. Cheap, to be called once a second or more often."""
-        now = self._monotonic()
-        if now - self._looked_at < LOOK_SECONDS:
-            return False
-        self._looked_at = now
-        before, self._seen = self._seen, file_mark(self._path)
-        if self._seen != before or self._seen == self._read:
-            return False
-        self._read = self._seen
-        return self._take(*self._content())
+        """Whether the set has changed."""
+        found = self._watch.look()
+        return found is not None and self._take(*found)
 
     def _take(self, servers: Sequence[str], problems: Sequence[str]) -> bool:
         """Follow what was read, if it is good; whether that changes anything."""
@@ -170,7 +156,8 @@ class ServerSetFile:
             cure = "add it, or set server_set_name to what it is called there"
             problems = [f"{self._path}: does not list this server, {self._own}; {cure}"]
         for problem in problems:
-            log.error("%s", problem)
+            if problem not in self.problems:
+                log.error("%s", problem)
         changed = bool(servers) and set(servers) != set(self.servers)
         if servers:
             self.servers = servers

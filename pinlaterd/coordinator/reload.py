@@ -1,11 +1,9 @@
 """Live configuration: from changed files to the active configuration.
 
-`ConfigWatch` sees when the files in etc/ have changed, and waits until their author is done: a file
-counts once it stayed as it is from one look to the next, and what is then read is what gets
-validated; nothing reads it a second time. Edited in place, replaced, a link turned elsewhere,
-deleted and restored: all the same. What is not valid as a whole changes nothing, and the reason is
-kept until it is mended. What is valid becomes active step by step (`advance`, which is pure), each
-step written for all processes at once.
+What is read of the files in etc/ once they rest is what gets validated; nothing reads it a second
+time. What is not valid as a whole changes nothing, and the reason is kept until it is mended. What
+is valid becomes active step by step (`advance`, which is pure), each step written for all processes
+at once.
 
 All of it acts at once but a shard that is no longer named. That one gets no more jobs first; it
 goes once it said, after that, that it holds none. Else it stays as it was, and why is said. A
@@ -18,11 +16,12 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.config.active import ActiveConfig
-from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE, file_mark
+from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE, FileWatch
 from pinlaterd.config.load import ConfigFiles, load_config
 from pinlaterd.config.schema import Config, ShardSettings, follow
 from pinlaterd.errors import ConfigError, how_many
@@ -31,31 +30,6 @@ log = logging.getLogger(__name__)
 
 # Twice this is the least that a file has to rest. Four looks a second are not to be felt.
 LOOK_SECONDS = 0.25
-
-
-class ConfigWatch:
-    """Looks at the files of `etc`. The first that it finds at rest count as changed."""
-
-    def __init__(self, etc: Path) -> None:
-        self._etc = etc
-        self._seen: Sequence[tuple[int, ...]] | None = None
-        self._given: Sequence[tuple[int, ...]] | None = None
-
-    def look(self) -> ConfigFiles | None:
-        """The files, if they have changed since they were given out last and rest by now."""
-        marks = self._marks()
-        before, self._seen = self._seen, marks
-        if marks == self._given or marks != before:
-            return None
-        files = ConfigFiles(self._etc)
-        if self._marks() != marks:
-            self._seen = None  # written to while we read
-            return None
-        self._given = marks
-        return files
-
-    def _marks(self) -> Sequence[tuple[int, ...]]:
-        return [file_mark(self._etc / name) for name in CONFIG_FILES]
 
 
 # --- the next step -----------------------------------------------------------------------------
@@ -164,7 +138,7 @@ class Reload:
 
     def __init__(self, etc: Path, active: ActiveConfig, holds: Holds, activate: Activate) -> None:
         self._etc = etc
-        self._watch = ConfigWatch(etc)
+        self._watch = FileWatch([etc / name for name in CONFIG_FILES], partial(ConfigFiles, etc))
         self._active = active
         self._holds = holds
         self._activate = activate

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pinlaterd.config.active import ActiveConfig
+from pinlaterd.config.layout import CONFIG_FILES, FileWatch
+from pinlaterd.config.load import ConfigFiles
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
-from pinlaterd.coordinator.reload import ConfigWatch, Holding, Leaving, advance
+from pinlaterd.coordinator.reload import Holding, Leaving, advance
 
 VERSION = 7
 
@@ -106,7 +109,7 @@ def etc(tmp_path):
 
 @pytest.fixture
 def watch(etc):
-    made = ConfigWatch(etc)
+    made = FileWatch([etc / name for name in CONFIG_FILES], partial(ConfigFiles, etc))
     assert made.look() is None
     assert made.look() is not None  # what it finds first
     assert made.look() is None
