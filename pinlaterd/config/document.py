@@ -103,58 +103,15 @@ def parse(data: bytes) -> Node | None:
         raise DocumentError(1, f"the file has {len(data)} bytes; at most {MAX_FILE_BYTES} are read")
     try:
         text = data.decode("utf-8-sig")
-        if not _is_json(text):
-            return _compose(_Loader, text, lambda node: (_yaml_scalar(node), node.value))
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DocumentError(line, "not valid UTF-8; save the file as UTF-8") from error
-    except RecursionError as error:
-        raise DocumentError(1, "nested too deeply") from error
-
-    def json_scalar(node: yaml.Node) -> tuple[Scalar, str]:
-        written = text[node.start_mark.index : node.end_mark.index]
-        scalar: Scalar = json.loads(written)
-        return scalar, scalar if isinstance(scalar, str) else written
-
-    # YAML knows no tabs between values; what else is not ASCII is within strings.
-    return _compose(_JsonLoader, re.sub(r"[^\n -~]", " ", text), json_scalar)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-_ReadScalar = Callable[[yaml.Node], tuple[Scalar, str]]  # what it means, and how it is written
-
-
-class _Loader(yaml.SafeLoader):
-    """Composes nodes, without aliases: a few lines of those can stand for gigabytes."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.events.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            problem = "aliases (*name) are not accepted; write the value out"
-            raise yaml.composer.ComposerError(None, None, problem, mark)
-        return super().compose_node(parent, index)
-
-
-class _JsonLoader(_Loader):
-    def stale_possible_simple_keys(self) -> None:
-        """Keys may be longer than YAML allows, and their colons may stand on another line."""
-
-
-def _compose(loader_of: type[_Loader], text: str, read_scalar: _ReadScalar) -> Node | None:
-    try:
-        loader = loader_of(text)
+        loader = _JsonLoader(text) if _is_json(text) else _Loader(text)
         try:
             root = loader.get_single_node()
         finally:
             loader.dispose()
-        return None if root is None else _node(root, text, read_scalar, 0)
+        return None if root is None else _node(root, loader, 0)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DocumentError(line, "not valid UTF-8; save the file as UTF-8") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
@@ -165,18 +122,60 @@ def _compose(loader_of: type[_Loader], text: str, read_scalar: _ReadScalar) -> N
         raise DocumentError(1, "nested too deeply") from error
 
 
-def _node(node: yaml.Node, text: str, read_scalar: _ReadScalar, depth: int) -> Node:
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes, without aliases: a few lines of those can stand for gigabytes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.events.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            problem = "aliases (*name) are not accepted; write the value out"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        return super().compose_node(parent, index)
+
+    def read_scalar(self, node: yaml.Node) -> tuple[Scalar, str]:
+        """What it means, and how it is written."""
+        return _yaml_scalar(node), node.value
+
+
+class _JsonLoader(_Loader):
+    def __init__(self, text: str) -> None:
+        # YAML knows no tabs between values; what else is not ASCII is within strings.
+        super().__init__(re.sub(r"[^\n -~]", " ", text))
+        self.text = text
+
+    def stale_possible_simple_keys(self) -> None:
+        """Keys may be longer than YAML allows, and their colons may stand on another line."""
+
+    def read_scalar(self, node: yaml.Node) -> tuple[Scalar, str]:
+        written = self.text[node.start_mark.index : node.end_mark.index]
+        scalar: Scalar = json.loads(written)
+        return scalar, scalar if isinstance(scalar, str) else written
+
+
+def _node(node: yaml.Node, loader: _Loader, depth: int) -> Node:
     line, start, end = node.start_mark.line + 1, node.start_mark.index, node.end_mark.index
     if depth > MAX_DEPTH:
         raise DocumentError(line, "nested too deeply")
     if isinstance(node, yaml.ScalarNode):
-        scalar, written = _read_text(node, read_scalar)
-        end = start + len(text[start:end].rstrip())
+        scalar, written = _read_text(node, loader)
+        end = start + len(loader.text[start:end].rstrip())
         return Node(line, scalar=scalar, text=written, start=start, end=end)
     assert isinstance(node, yaml.CollectionNode)
     flow = bool(node.flow_style)
     if isinstance(node, yaml.SequenceNode):
-        items = [_node(item, text, read_scalar, depth + 1) for item in node.value]
+        items = [_node(item, loader, depth + 1) for item in node.value]
         end = end if flow else items[-1].end  # not where the next token begins
         return Node(line, items=items, start=start, end=end, flow=flow)
     entries = []
@@ -184,16 +183,15 @@ def _node(node: yaml.Node, text: str, read_scalar: _ReadScalar, depth: int) -> N
         mark = key.start_mark
         if not isinstance(key, yaml.ScalarNode):
             raise DocumentError(mark.line + 1, "a key has to be text")
-        found = _node(value, text, read_scalar, depth + 1)
-        _, written = _read_text(key, read_scalar)
-        entries.append(Entry(written, mark.line + 1, found, mark.index))
+        found = _node(value, loader, depth + 1)
+        entries.append(Entry(_read_text(key, loader)[1], mark.line + 1, found, mark.index))
     end = end if flow else entries[-1].end
     return Node(line, entries=entries, start=start, end=end, flow=flow)
 
 
-def _read_text(node: yaml.Node, read_scalar: _ReadScalar) -> tuple[Scalar, str]:
+def _read_text(node: yaml.Node, loader: _Loader) -> tuple[Scalar, str]:
     """Refuses what no file name, environment and message can hold."""
-    scalar, written = read_scalar(node)
+    scalar, written = loader.read_scalar(node)
     try:
         written.encode()
     except UnicodeEncodeError as error:
