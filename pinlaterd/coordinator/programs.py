@@ -172,12 +172,19 @@ def _environment() -> str:
 # --- what to do --------------------------------------------------------------------------------
 
 
-class Present(NamedTuple):
-    """A program that supervisord knows. `definition` "": not what its file says any more."""
+class ProgramInfo(NamedTuple):
+    """A program that supervisord knows."""
 
     name: str
-    definition: str
-    running: bool
+    state: str  # supervisord's own word: RUNNING, BACKOFF, …
+    pid: int = 0
+    exit_status: int = 0
+    stopped_at: int = 0  # seconds since the epoch, 0: never
+    definition: str = ""  # by which it runs, if `present` gave it and its file says so still
+
+    @property
+    def needs_start(self) -> bool:
+        return self.state not in ("STARTING", "RUNNING", "BACKOFF")
 
 
 class Step(Enum):
@@ -192,10 +199,10 @@ class Action(NamedTuple):
     program: Program
 
 
-def plan(wanted: Iterable[Program], present: Iterable[Present]) -> Sequence[Action]:
+def plan(wanted: Iterable[Program], present: Iterable[ProgramInfo]) -> Sequence[Action]:
     """What to do, in order: removals first, since they may hold what a newcomer needs."""
     wanted_by_name = {program.name: program for program in wanted}
-    present_by_name: Mapping[str, Present] = {program.name: program for program in present}
+    present_by_name = {program.name: program for program in present}
     actions = [
         Action(Step.REMOVE, Program(name, found.definition))
         for name, found in sorted(present_by_name.items())
@@ -207,7 +214,7 @@ def plan(wanted: Iterable[Program], present: Iterable[Present]) -> Sequence[Acti
             actions.append(Action(Step.ADD, program))
         elif found.definition != program.definition:
             actions.append(Action(Step.REPLACE, program))
-        elif not found.running:
+        elif found.needs_start:
             actions.append(Action(Step.START, program))
     return actions
 
@@ -217,7 +224,6 @@ def plan(wanted: Iterable[Program], present: Iterable[Present]) -> Sequence[Acti
 _RETRY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 _STOP_SECONDS = 120.0  # for a process to end, which may take its stopwaitsecs
-_RUNNING_STATES = ("STARTING", "RUNNING", "BACKOFF")  # those that need no start
 _Faults = supervisor_xmlrpc.Faults
 
 
@@ -227,16 +233,6 @@ class SupervisorError(Exception):
 
 class SupervisorSilent(SupervisorError):
     """supervisord runs and does not answer in time: it was stopped (SIGSTOP), or can't keep up."""
-
-
-class ProgramInfo(NamedTuple):
-    """A program as supervisord sees it."""
-
-    name: str
-    state: str  # supervisord's own word: RUNNING, BACKOFF, …
-    pid: int
-    exit_status: int
-    stopped_at: int  # seconds since the epoch, 0: never
 
 
 def carry_out(actions: Sequence[Action], supervisord: Supervisord) -> None:
@@ -309,15 +305,11 @@ class Supervisord:
             for info in found
         ]
 
-    def running(self) -> Sequence[Present]:
-        """The programs it knows, running or not."""
+    def present(self) -> Sequence[ProgramInfo]:
+        """The same, with their definitions."""
         stale = self._reread()
         return [
-            Present(
-                info.name,
-                "" if info.name in stale else _definition(info.name),
-                info.state in _RUNNING_STATES,
-            )
+            info if info.name in stale else info._replace(definition=_definition(info.name))
             for info in self.programs()
         ]
 
@@ -460,7 +452,7 @@ def _arrange(names: frozenset[str], config: Config) -> frozenset[str]:
     with lock_programs(patient=False):
         supervisord = Supervisord()
         wanted = [program for program in shard_programs(config) if program.name in names]
-        present = [program for program in supervisord.running() if program.name in names]
+        present = [program for program in supervisord.present() if program.name in names]
         actions = [one for one in plan(wanted, present) if one.step is not Step.START]
         for action in actions:
             log.info("%s %s", action.step.value, action.program.name)

@@ -146,13 +146,12 @@ class _Restarts:
         self._tell(f"stopping {name}")
         startup = Startup()
         with lock_programs():
-            present = {found.name: found for found in self._supervisord.running()}.get(name)
-            before = self._found()[name].pid if present is not None else 0
-            if present is None or not before or present.definition != program.definition:
+            present = {found.name: found for found in self._supervisord.present()}.get(name)
+            if present is None or not present.pid or present.definition != program.definition:
                 self._supervisord.add(program)  # also where its settings have changed
             else:
                 self._supervisord.end(name)
-                if not self._has_ended(name, before):
+                if not self._has_ended(name, present.pid):
                     self._supervisord.add(program)  # it is stopped by force
         self._tell(f"starting {name}")
         startup.started_at = time.time()

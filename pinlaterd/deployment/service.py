@@ -177,7 +177,7 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
     try:
         with lock_programs():
             # A handover peer stays until the routers serve: they may take over its socket.
-            present = [found for found in supervisord.running() if not is_handover_peer(found.name)]
+            present = [found for found in supervisord.present() if not is_handover_peer(found.name)]
             actions = plan(wanted_programs(config), present)
             _check_ports(config.server, {action.program.name for action in actions})
             _check_environment(config, supervisord)

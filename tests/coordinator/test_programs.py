@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pinlaterd.config.active import activate, read_active
 from pinlaterd.config.load import load_config
 from pinlaterd.coordinator.programs import (
-    Present,
     Program,
+    ProgramInfo,
     Step,
     changed_programs,
     plan,
@@ -85,16 +85,18 @@ def test_definitions_hold_no_secrets(load):
 names = st.sampled_from(["coordinator", "router", "shard-1", "shard-2"])
 definitions = st.sampled_from(["old", "new"])
 wanted_definitions = st.dictionaries(names, definitions)
-present_programs = st.dictionaries(names, st.tuples(definitions | st.just(""), st.booleans()))
+present_programs = st.dictionaries(
+    names, st.tuples(definitions | st.just(""), st.sampled_from(["RUNNING", "EXITED"]))
+)
 
 
 def test_each_kind_of_difference():
     wanted = [Program(name, "now") for name in ("new", "same", "changed", "stopped")]
     present = [
-        Present("same", "now", running=True),
-        Present("changed", "before", running=True),
-        Present("stopped", "now", running=False),
-        Present("old", "before", running=True),
+        ProgramInfo("same", "RUNNING", definition="now"),
+        ProgramInfo("changed", "RUNNING", definition="before"),
+        ProgramInfo("stopped", "STOPPED", definition="now"),
+        ProgramInfo("old", "RUNNING", definition="before"),
     ]
 
     steps = [(action.step, action.program.name) for action in plan(wanted, present)]
@@ -111,14 +113,17 @@ def test_each_kind_of_difference():
 def test_carried_out_it_leaves_nothing_to_do(wanted, present):
     programs = [Program(name, definition) for name, definition in wanted.items()]
     there = {
-        name: Present(name, definition, running) for name, (definition, running) in present.items()
+        name: ProgramInfo(name, state, definition=definition)
+        for name, (definition, state) in present.items()
     }
 
     for step, program in plan(programs, there.values()):
         if step is Step.REMOVE:
             del there[program.name]
         else:
-            there[program.name] = Present(program.name, program.definition, running=True)
+            there[program.name] = ProgramInfo(
+                program.name, "STARTING", definition=program.definition
+            )
 
     assert {name: found.definition for name, found in there.items()} == wanted
     assert plan(programs, there.values()) == []
