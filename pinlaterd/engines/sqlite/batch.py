@@ -49,7 +49,7 @@ from pinlaterd.engines.sqlite.runs import (
     spans,
     split,
 )
-from pinlaterd.engines.sqlite.store import Store, Transaction
+from pinlaterd.engines.sqlite.store import Transaction
 from pinlaterd.model import (
     JobKey,
     Payload,
@@ -60,13 +60,13 @@ from pinlaterd.model import (
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
-def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
+def apply_batch(tx: Transaction, batch: Batch) -> BatchResult:
     return BatchResult(
-        acks=_ack(store, tx, batch.acks) if batch.acks else (),
-        checkpoints=[_checkpoint(store, tx, op) for op in batch.checkpoints],
-        releases=[_release(store, tx, op) for op in batch.releases],
-        enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),
-        claims=_claim(store, tx, batch) if batch.claims else (),
+        acks=_ack(tx, batch.acks) if batch.acks else (),
+        checkpoints=[_checkpoint(tx, op) for op in batch.checkpoints],
+        releases=[_release(tx, op) for op in batch.releases],
+        enqueues=_enqueue(tx, batch.enqueues) if batch.enqueues else (),
+        claims=_claim(tx, batch) if batch.claims else (),
     )
 
 
@@ -138,16 +138,14 @@ def _requeued(run: Run, run_after_ms: int) -> Requeued:
 # --- acknowledgements -----------------------------------------------------------------------
 
 
-def _ack(store: Store, tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:
-    return apply_acks(ops, AckActions(partial(_succeed, store, tx), partial(_fail, store, tx)))
+def _ack(tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:
+    return apply_acks(ops, AckActions(partial(_succeed, tx), partial(_fail, tx)))
 
 
-def _succeed(
-    store: Store, tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]
-) -> set[int]:
+def _succeed(tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]) -> set[int]:
     """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
     local_ids = local_ids_of(acks)
-    held, inside, left, missed = _held_by(store, tx, queue, priority, acks, local_ids)
+    held, inside, left, missed = _held_by(tx, queue, priority, acks, local_ids)
     if inside:
         ended = [run._replace(state=SUCCEEDED, at_ms=tx.now_ms) for run in inside]
         tx.replace(held, [*left, *merged(ended)])
@@ -156,7 +154,6 @@ def _succeed(
 
 
 def _held_by(
-    store: Store,
     tx: Transaction,
     queue: str,
     priority: int,
@@ -166,7 +163,7 @@ def _held_by(
     """Of the jobs that are acked: the runs that hold them, the parts of those whose acks apply, the
     other parts, and the local ids of acks that don't apply."""
     wanted = spans(local_ids)
-    found = holding(tx.db, store.queue_id(queue), IN_PROGRESS, wanted)
+    found = holding(tx.db, tx.store.queue_id(queue), IN_PROGRESS, wanted)
     held = [run for run in found if run.priority == priority]
     inside, left = split(held, wanted)
     named = any(alike.claim_descriptor is not None for alike in acks)
@@ -203,8 +200,8 @@ def _append_statuses(tx: Transaction, acks: Sequence[Acks], missed: set[int]) ->
     )
 
 
-def _fail(store: Store, tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]) -> Failed:
-    held, ended, _, missed = _held_by(store, tx, queue, priority, acks, local_ids_of(acks))
+def _fail(tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]) -> Failed:
+    held, ended, _, missed = _held_by(tx, queue, priority, acks, local_ids_of(acks))
     claims = held_claims(tx, ended)
     attempts = []
     for _, local_ids, text, retry_delay_ms, _ in acks:
@@ -227,16 +224,16 @@ def _cut_status(text: str) -> str:
 
 
 def _held(
-    store: Store, tx: Transaction, queue: str, keys: Iterable[JobKey]
+    tx: Transaction, queue: str, keys: Iterable[JobKey]
 ) -> tuple[list[Run], dict[JobKey, HeldClaim]]:
     """Those of the jobs that are IN_PROGRESS, and the runs that hold them."""
     wanted = spans([key.local_id for key in keys])
-    runs = holding(tx.db, store.queue_id(queue), IN_PROGRESS, wanted)
+    runs = holding(tx.db, tx.store.queue_id(queue), IN_PROGRESS, wanted)
     return runs, held_claims(tx, split(runs, wanted)[0])
 
 
-def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointResult:
-    runs, held = _held(store, tx, op.queue, [checkpoint.key for checkpoint in op.checkpoints])
+def _checkpoint(tx: Transaction, op: CheckpointOp) -> CheckpointResult:
+    runs, held = _held(tx, op.queue, [checkpoint.key for checkpoint in op.checkpoints])
     before = {key: claim.run for key, claim in held.items()}
     after: dict[JobKey, Run] = {}
     job_rows = []
@@ -292,8 +289,8 @@ def _job_row(
     )
 
 
-def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
-    runs, held = _held(store, tx, op.queue, [release.key for release in op.releases])
+def _release(tx: Transaction, op: ReleaseOp) -> list[Requeued]:
+    runs, held = _held(tx, op.queue, [release.key for release in op.releases])
     released: list[HeldClaim] = []
     for key, claim_descriptor in op.releases:
         claim = held.get(key)
@@ -307,10 +304,10 @@ def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
 # --- enqueues -------------------------------------------------------------------------------
 
 
-def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
+def _enqueue(tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
     """Jobs of one queue, priority and run-after get consecutive ids, in their order: one run."""
     now_ms, most_chars = tx.now_ms, LIMITS.custom_status_chars
-    queue_ids = {queue: store.queue_id(queue) for queue in {op[0] for op in ops}}
+    queue_ids = {queue: tx.store.queue_id(queue) for queue in {op[0] for op in ops}}
     jobs = [
         (
             queue_ids[queue],
@@ -324,7 +321,7 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Se
         for queue, of_op in ops
         for body, priority, run_after_ms, attempts, status in of_op
     ]
-    local_ids: Sequence[int] = store.take_local_ids(len(jobs))
+    local_ids: Sequence[int] = tx.store.take_local_ids(len(jobs))
     runs = _pending_runs(jobs, local_ids)
     if len(runs) > 1 and len(runs) > len({run[2:] for run in runs}):
         order = sorted(range(len(jobs)), key=[job[:3] for job in jobs].__getitem__)
@@ -360,11 +357,11 @@ def _pending_runs(
 # --- claims ---------------------------------------------------------------------------------
 
 
-def _claim(store: Store, tx: Transaction, batch: Batch) -> list[Sequence[Payload | None]]:
+def _claim(tx: Transaction, batch: Batch) -> list[Sequence[Payload | None]]:
     def read(
         queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
-        queue_id = store.queue_id(queue)
+        queue_id = tx.store.queue_id(queue)
         return read_payloads(tx.db, queue_id, priority, local_ids, most_bytes=most_bytes)
 
     payloads = fitting_payloads(batch.claims, batch.claim_room, read)
@@ -380,7 +377,7 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> list[Sequence[Payload
                 if payload is None:
                     absent[op.queue, priority].add(local_id)
     made = {
-        place: _claim_at(tx, store.queue_id(place[0]), place[1], claims, absent[place])
+        place: _claim_at(tx, tx.store.queue_id(place[0]), place[1], claims, absent[place])
         for place, claims in by_place.items()
     }
     if not any(made.values()):

@@ -73,7 +73,7 @@ class SqliteEngine(Store, StorageEngine):
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         with self.commit(now_ms) as tx:
-            return apply_batch(self, tx, batch)
+            return apply_batch(tx, batch)
 
     # --- queues ------------------------------------------------------------------------------
 

@@ -41,8 +41,9 @@ _STATES = tuple(JobState)
 class Transaction:
     """What one commit does: statements on `db`, and what it changes in the depths."""
 
-    def __init__(self, db: sqlite3.Connection, now_ms: int) -> None:
-        self.db = db
+    def __init__(self, store: Store, now_ms: int) -> None:
+        self.store = store
+        self.db = store.db
         self.now_ms = now_ms
         self.depth_changes: defaultdict[tuple[int, int, JobState], int] = defaultdict(int)
 
@@ -192,8 +193,8 @@ class Store:
     @contextmanager
     def commit(self, now_ms: int) -> Iterator[Transaction]:
         """One durable transaction around the block."""
-        db = self.db
-        tx = Transaction(db, now_ms)
+        tx = Transaction(self, now_ms)
+        db = tx.db
         marked_local_id = self._marked_local_id
         try:
             db.execute("BEGIN IMMEDIATE")
