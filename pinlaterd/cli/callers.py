@@ -1,13 +1,9 @@
 """The calls that `pinlater` loads a service with, and measures: enqueues, dequeues with acks, whole
 lives of jobs. A Caller makes those of one connection.
 
-Made-up bodies can be checked: who made them, in which order, and whether they are whole.
-
-    pinlater-load RUN SEQUENCE CRC32 xxxx…
-
-RUN names one run of `pinlater enqueue`, SEQUENCE counts its jobs from 0, CRC32 (8 hex digits)
-covers all the rest, the filling included. All jobs of `pinlater bench` have one body, by which it
-tells them from those of others: `pinlater-bench xxxx…`.
+Made-up bodies, `pinlater-load RUN SEQUENCE CRC32 xxxx…`, can be checked: RUN names one run of
+`pinlater enqueue`, SEQUENCE counts its jobs from 0, CRC32 (8 hex digits) covers all the rest, the
+filling included. All jobs of `pinlater bench` have one body, by which it tells them from others.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""The load generator: the calls of several connections, measured, each kind by itself.
+"""The load generator: the calls of several connections, measured, each kind by itself. What is
+measured, and how, is in docs/commands.md.
 
-A connection is a thread with a Caller. A pace says when it calls: in a closed loop once the last
-call is answered, so that while the service stands still nothing is asked of it, and nothing is
-measured; in an open loop by a schedule, as users come who know nothing of each other. Latency
-counts from when a call was due, so that a call which found all connections busy has waited. Calls
-that were due and had not started when the run ended have waited until then.
-
-A run begins with its warm-up: calls that are due (in a closed loop: start) before it is over are
-made and not counted, anywhere. Counts, slow calls and maxima are exact; percentiles are those of
-the histogram. Latencies are those of calls that did not wait for jobs to come. Rates are calls per
+A connection is a thread with a Caller; a pace says when it calls. Calls that are due (in a closed
+loop: start) before the warm-up is over are made and not counted, anywhere. Rates are calls per
 second; times are monotonic seconds.
 """
 
