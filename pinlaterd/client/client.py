@@ -63,7 +63,7 @@ def _paged_operation(
     return calls.as_operation(operation, prepare)
 
 
-class Client(BaseClient["_BlockingConnection"]):
+class Client(BaseClient):
     """A client of one service; any number of threads may share it.
 
     Each call takes a connection from a pool of `max_connections`, so more threads than that wait
@@ -265,7 +265,7 @@ def _async_paged_operation(
     return calls.as_operation(operation, prepare)
 
 
-class AsyncClient(BaseClient["_StreamConnection"]):
+class AsyncClient(BaseClient):
     """A client of one service; any number of tasks may share it, all of one event loop.
 
     Each call takes a connection from a pool of `max_connections`, so more calls than that at a time

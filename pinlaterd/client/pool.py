@@ -42,7 +42,6 @@ _MAX_ANSWER_BYTES = 1 << 30
 RECEIVE_BYTES = 256 * 1024
 
 T = TypeVar("T")
-C = TypeVar("C", bound="Connection")
 
 
 class _Call(NamedTuple, Generic[T]):
@@ -54,7 +53,7 @@ class _Call(NamedTuple, Generic[T]):
     deadline: float
 
 
-class BaseClient(ABC, Generic[C]):
+class BaseClient(ABC):
     """Makes calls, up to `max_connections` at a time.
 
     The connection used last is taken first, so that those a load peak opened grow old unused; an
@@ -108,12 +107,12 @@ class BaseClient(ABC, Generic[C]):
 
     def _begin(self) -> None:
         """Without any connection."""
-        self._connections: weakref.WeakSet[C] = weakref.WeakSet()
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._seqids = itertools.count(1)
         self._names = Names()
         self._lock = threading.Lock()  # of the rest
         self._servers = Servers(self._addresses, rng=random.Random())
-        self._idle: defaultdict[Address, list[C]] = defaultdict(list)
+        self._idle: defaultdict[Address, list[Connection]] = defaultdict(list)
 
     @property
     def max_connections(self) -> int:
@@ -135,7 +134,7 @@ class BaseClient(ABC, Generic[C]):
         """Raises TimeoutError, and what the future holds."""
 
     @abstractmethod
-    async def _open(self, server: Address, endpoint: Endpoint, deadline: float) -> C:
+    async def _open(self, server: Address, endpoint: Endpoint, deadline: float) -> Connection:
         """Connect, and with TLS check the server's certificate. Raises OSError."""
 
     @abstractmethod
@@ -234,7 +233,7 @@ class BaseClient(ABC, Generic[C]):
 
     # --- servers --------------------------------------------------------------------------
 
-    async def _connect(self, server: Address, deadline: float, share: float) -> C:
+    async def _connect(self, server: Address, deadline: float, share: float) -> Connection:
         """To the first of the endpoints that the server's name stands for which can be connected,
         within a share of the time that is left. Raises CannotConnect."""
         now = time.monotonic()
@@ -281,7 +280,7 @@ class BaseClient(ABC, Generic[C]):
 
     # --- connections ----------------------------------------------------------------------
 
-    def _take_idle(self, server: Address) -> C | None:
+    def _take_idle(self, server: Address) -> Connection | None:
         """Raises _ClientClosed."""
         while True:
             with self._lock:
@@ -294,7 +293,7 @@ class BaseClient(ABC, Generic[C]):
                 return connection
             connection.close()
 
-    def _return(self, connection: C, *, is_probe: bool) -> None:
+    def _return(self, connection: Connection, *, is_probe: bool) -> None:
         with self._lock:
             if not is_probe:
                 self._servers.answered(connection.address)
