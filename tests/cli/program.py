@@ -49,11 +49,21 @@ class Program:
         )
         return Done(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
+    def output(self, command: str, *arguments: object, **options: Any) -> str:
+        """What it prints; AssertionError if it fails."""
+        done = self(command, *arguments, **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def error(self, command: str, *arguments: object, code: int = 1, **options: Any) -> str:
+        """What it says as it fails, by this exit code; AssertionError if it does not."""
+        done = self(command, *arguments, **options)
+        assert done.returncode == code, (done.stdout, done.stderr)
+        return done.stderr
+
     def facts(self, command: str, *arguments: object) -> Any:
         """What it prints as JSON; AssertionError if it fails."""
-        done = self(command, *arguments, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(self.output(command, *arguments, "--json"))
 
     @contextmanager
     def started(

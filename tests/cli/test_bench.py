@@ -129,13 +129,12 @@ def test_a_dequeue_by_schedule_fills_its_queue_with_what_it_can_take(pinlater, c
 
 
 def test_a_dequeue_that_runs_out_of_jobs_ends_and_says_so(pinlater, client, queue):
-    done = pinlater(
+    done = pinlater.output(
         f"bench dequeue --queue {queue} --fill 30 --batch-size 10 --seconds 50 --warm-up 0"
     )
 
-    assert done.returncode == ExitCode.OK, done.stderr
-    assert "ran out of jobs after" in done.stdout
-    assert "may be enough for 50 s" in done.stdout
+    assert "ran out of jobs after" in done
+    assert "may be enough for 50 s" in done
     assert client.count(queue, JobState.SUCCEEDED) == 30
 
 
@@ -161,22 +160,20 @@ def test_the_warm_up_is_not_counted(pinlater, client, queue):
 
 
 def test_a_run_that_ends_within_its_warm_up_says_that_nothing_was_measured(pinlater, client, queue):
-    done = pinlater(f"bench dequeue --queue {queue} --fill 3 --warm-up 50")
+    done = pinlater.error(f"bench dequeue --queue {queue} --fill 3 --warm-up 50")
 
-    assert done.returncode == ExitCode.FAILURE
-    assert "nothing was measured, as the warm-up of 50 s did not end: ran out" in done.stderr
+    assert "nothing was measured, as the warm-up of 50 s did not end: ran out" in done
     assert client.count(queue, JobState.SUCCEEDED) == 3
 
 
 @pytest.mark.parametrize("schedule", ["", "--rate 1000"], ids=["closed", "open"])
 def test_it_ends_after_as_many_calls_as_it_is_told(pinlater, client, queue, schedule):
-    done = pinlater(
+    done = pinlater.output(
         f"bench enqueue --queue {queue} --num-queries 7 --concurrency 2 --warm-up 0 --priority 2 "
         f"{schedule}"
     )
 
-    assert done.returncode == ExitCode.OK, done.stderr
-    assert ", 2 connections, 1 job a call" in done.stdout
+    assert ", 2 connections, 1 job a call" in done
     assert client.count(queue, JobState.PENDING, priority=2) == 7
 
 
@@ -184,12 +181,11 @@ def test_it_ends_after_as_many_calls_as_it_is_told(pinlater, client, queue, sche
 def test_a_queue_with_jobs_of_others_is_refused_and_left_as_it_is(pinlater, client, queue, work):
     [descriptor] = client.enqueue(queue, [b"precious"])
 
-    done = pinlater(f"bench {work} --queue {queue}")
+    done = pinlater.error(f"bench {work} --queue {queue}")
 
-    assert done.returncode == ExitCode.FAILURE
-    assert f"holds jobs that the bench did not make, as {descriptor}" in done.stderr
-    assert "nothing was done" in done.stderr
-    assert "--all-jobs" in done.stderr
+    assert f"holds jobs that the bench did not make, as {descriptor}" in done
+    assert "nothing was done" in done
+    assert "--all-jobs" in done
     assert client.count(queue, JobState.PENDING) == 1
     assert client.count(queue, JobState.SUCCEEDED) == 0
 
@@ -217,18 +213,16 @@ def test_a_job_that_others_enqueue_during_a_run_is_released_and_ends_it(start_be
 
 
 def test_a_missing_queue_is_refused_with_the_cure(pinlater, client):
-    done = pinlater("bench enqueue --queue not_there")
+    done = pinlater.error("bench enqueue --queue not_there")
 
-    assert done.returncode == ExitCode.FAILURE
-    assert "queue 'not_there' does not exist; --create makes it" in done.stderr
+    assert "queue 'not_there' does not exist; --create makes it" in done
     assert "not_there" not in client.queue_names()
 
 
 def test_a_call_that_the_service_refuses_ends_the_run(pinlater, queue):
-    done = pinlater(f"bench enqueue --queue {queue} --body-bytes {2 << 20}")
+    done = pinlater.error(f"bench enqueue --queue {queue} --body-bytes {2 << 20}")
 
-    assert done.returncode == ExitCode.FAILURE
-    assert done.stderr.startswith("pinlater: ENQUEUE_REJECTED: invalid request: ")
+    assert done.startswith("pinlater: ENQUEUE_REJECTED: invalid request: ")
 
 
 PLAN = Plan(queue="q", num_queries=3, batch_size=1, concurrency=1, progress=None)

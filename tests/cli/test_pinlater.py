@@ -95,10 +95,11 @@ def test_lines_of_a_file_become_jobs(pinlater, client, queue, tmp_path, source):
     path.write_bytes(content)
 
     file = path if source == "file" else "-"
-    done = pinlater(f"enqueue --queue {queue} --batch-size 2 --from-file", file, stdin=content)
+    done = pinlater.output(
+        f"enqueue --queue {queue} --batch-size 2 --from-file", file, stdin=content
+    )
 
-    assert done.returncode == 0, done.stderr
-    assert "enqueued 3 jobs in 2 calls" in done.stdout
+    assert "enqueued 3 jobs in 2 calls" in done
     bodies = sorted(job.body for job in client.dequeue(queue, limit=10))
     assert bodies == [b"", b"to: ada", b"to: gr\xffce"]
 
@@ -106,10 +107,9 @@ def test_lines_of_a_file_become_jobs(pinlater, client, queue, tmp_path, source):
 def test_a_line_that_cannot_be_stored_stops_the_run_and_is_named(pinlater, client, queue):
     lines = b"short\n" * 4 + b"x" * (2 << 20) + b"\nshort\n"
 
-    done = pinlater(f"enqueue --queue {queue} --batch-size 2 --from-file -", stdin=lines)
+    done = pinlater.error(f"enqueue --queue {queue} --batch-size 2 --from-file -", stdin=lines)
 
-    assert done.returncode == 1
-    assert "stopped at lines 5 to 6, which were not stored: invalid request: " in done.stderr
+    assert "stopped at lines 5 to 6, which were not stored: invalid request: " in done
     assert client.count(queue, JobState.PENDING) == 4
 
 
@@ -129,10 +129,9 @@ def test_a_line_that_was_never_sent_is_known_not_to_be_stored(by_proxy, proxy, q
 def test_a_line_whose_answer_is_lost_is_not_said_to_be_missing(by_proxy, proxy, client, queue):
     proxy.cut_at(b"enqueueJobs", Cut.AFTER)
 
-    done = by_proxy(f"enqueue --queue {queue} --from-file -", stdin=b"one\n")
+    done = by_proxy.error(f"enqueue --queue {queue} --from-file -", stdin=b"one\n")
 
-    assert done.returncode == 1
-    assert "stopped at line 1, which was not stored for sure: " in done.stderr
+    assert "stopped at line 1, which was not stored for sure: " in done
     assert client.count(queue, JobState.PENDING) == 1
 
 
@@ -153,11 +152,10 @@ def test_lookup_shows_jobs_and_fails_for_unknown_ones(pinlater, client, queue):
     """What anybody wrote is escaped for people, and exact for programs."""
     [descriptor] = client.enqueue(queue, [Job(b"\x1b[2J\xff", custom_status="\x07\x1b]0;x\x07")])
 
-    shown = pinlater("lookup --job-descriptor", descriptor)
-    assert shown.returncode == 0
-    assert "PENDING" in shown.stdout
-    assert "\\x1b[2J\\xff" in shown.stdout
-    assert not {"\x1b", "\x07"} & {*shown.stdout}
+    shown = pinlater.output("lookup --job-descriptor", descriptor)
+    assert "PENDING" in shown
+    assert "\\x1b[2J\\xff" in shown
+    assert not {"\x1b", "\x07"} & {*shown}
     exact = pinlater("lookup --json --job-descriptor", descriptor).stdout
     assert exact.isascii()
     assert not {"\x1b", "\x07"} & {*exact}
@@ -165,9 +163,8 @@ def test_lookup_shows_jobs_and_fails_for_unknown_ones(pinlater, client, queue):
     assert "body" not in found
     assert (found["body_base64"], found["custom_status"]) == ("G1sySv8=", "\x07\x1b]0;x\x07")
 
-    unknown = pinlater(f"lookup --job-descriptor {queue}:s1:p1:99999999")
-    assert unknown.returncode == 1
-    assert "unknown" in unknown.stderr
+    unknown = pinlater.error(f"lookup --job-descriptor {queue}:s1:p1:99999999")
+    assert "unknown" in unknown
 
 
 # --- progress, interrupts, failures -----------------------------------------------------------
@@ -279,10 +276,9 @@ def test_a_full_disk_is_one_line(pinlater, unbuffered):
 
 
 def test_an_unknown_queue_is_said_at_once(pinlater):
-    done = pinlater("dequeue --queue nowhere --num-queries -1")
+    done = pinlater.error("dequeue --queue nowhere --num-queries -1")
 
-    assert done.returncode == 1
-    assert done.stderr.startswith("pinlater: QUEUE_NOT_FOUND: queue 'nowhere' does not exist")
+    assert done.startswith("pinlater: QUEUE_NOT_FOUND: queue 'nowhere' does not exist")
 
 
 def test_no_service_is_said_with_the_cure(free_port):

@@ -32,15 +32,14 @@ def fail_jobs(client: Client, queue: str, count: int) -> list[str]:
 
 def test_status_shows_processes_and_shards(admin):
     found = admin.facts("status")
-    shown = admin("status")
+    shown = admin.output("status")
 
     assert found["healthy"] is True
     names = {"router", "coordinator", "shard-1", "shard-2"}
     assert names <= {process["name"] for process in found["processes"]}
-    assert shown.returncode == 0
-    assert "healthy" in shown.stdout
+    assert "healthy" in shown
     for name in names:
-        assert f"\n{name}\tserving\t" in shown.stdout
+        assert f"\n{name}\tserving\t" in shown
 
 
 def test_the_service_may_be_named_in_several_ways(anywhere, service, tmp_path):
@@ -59,11 +58,10 @@ def test_the_service_may_be_named_in_several_ways(anywhere, service, tmp_path):
 def test_status_without_a_service_says_so(anywhere, tmp_path):
     Deployment(tmp_path).init(shards=1, settings={})
 
-    done = anywhere("status --dir", tmp_path)
+    done = anywhere.error("status --dir", tmp_path)
 
-    assert done.returncode == 1
-    assert "no answer from the coordinator" in done.stderr
-    assert "`pinlaterd up` starts it, --dir or --stats-url choose it" in done.stderr
+    assert "no answer from the coordinator" in done
+    assert "`pinlaterd up` starts it, --dir or --stats-url choose it" in done
 
 
 def test_a_folder_that_is_no_deployment_is_told_apart(anywhere, tmp_path):
@@ -84,9 +82,8 @@ def test_create_list_and_delete_a_queue(admin, client):
     assert admin("queue create by_admin").returncode == 0
     assert "by_admin" in admin("queue list").stdout.splitlines()
 
-    wrong = admin("queue delete by_admin", stdin="wrong\n")
-    assert wrong.returncode == 1
-    assert "PASSWORD_INVALID" in wrong.stderr
+    wrong = admin.error("queue delete by_admin", stdin="wrong\n")
+    assert "PASSWORD_INVALID" in wrong
     assert "by_admin" in client.queue_names()
 
     assert admin("queue delete by_admin", stdin=f"{ADMIN_PASSWORD}\n").returncode == 0
@@ -172,9 +169,8 @@ def test_retry_makes_failed_jobs_pending(admin, client, queue):
 def test_delete_needs_yes_where_nobody_can_be_asked(admin, client, queue):
     fail_jobs(client, queue, 3)
 
-    refused = admin(f"job delete {queue} failed", stdin="y\n")
-    assert refused.returncode == 2
-    assert "--yes" in refused.stderr
+    refused = admin.error(f"job delete {queue} failed", stdin="y\n", code=2)
+    assert "--yes" in refused
     assert client.count(queue, JobState.FAILED) == 3
 
     assert admin.facts(f"job delete {queue} failed --yes") == {"deleted": 3}
@@ -237,10 +233,8 @@ def test_config_check_warns_of_a_password_that_others_can_read(anywhere, tmp_pat
 
 
 def test_hash_password_reads_a_pipe(anywhere):
-    done = anywhere("hash-password", stdin="open sesame\n")
-    empty = anywhere("hash-password", stdin="\n")
+    done = anywhere.output("hash-password", stdin="open sesame\n")
+    empty = anywhere.error("hash-password", stdin="\n")
 
-    assert done.returncode == 0
-    assert verify_password("open sesame", done.stdout.strip())
-    assert empty.returncode == 1
-    assert "no password" in empty.stderr
+    assert verify_password("open sesame", done.strip())
+    assert "no password" in empty

@@ -105,10 +105,9 @@ def test_with_reload_the_next_job_is_done_by_what_was_written(
 def test_a_queue_without_handler_is_refused(shell):
     shell.write("tasks.py", MODULE.format(queue="mail", said="did"))
 
-    refused = shell("worker tasks --queue mial")
+    refused = shell.error("worker tasks --queue mial", code=2)
 
-    assert refused.returncode == 2
-    assert "--queue mial: the module has no handler for it; it has mail" in refused.stderr
+    assert "--queue mial: the module has no handler for it; it has mail" in refused
 
 
 HANGS_IN_A_THREAD_OF_ITS_OWN = """
