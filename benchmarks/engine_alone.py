@@ -21,8 +21,8 @@ from benchmarks import frames
 from benchmarks.load import Outcome, Window
 from benchmarks.pinlater_statements import PinLaterShard
 from pinlaterd.config.schema import ServerSettings, ShardSettings
+from pinlaterd.engines import make_engine
 from pinlaterd.engines.base import AckOp, Acks, Batch, ClaimOp, Claims, EnqueueOp, StorageEngine
-from pinlaterd.engines.registry import make_engine
 from pinlaterd.model import Job, Payload, PendingKey
 
 QUEUE = "bench"

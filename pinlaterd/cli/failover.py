@@ -23,8 +23,8 @@ from pinlaterd.config.edit import set_servers
 from pinlaterd.config.layout import ETC, RUN, lock, replace_file, shard_program
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address, Config, ShardSettings
+from pinlaterd.engines import has_failover, make_failover
 from pinlaterd.engines.failover import Account, Handover, Pair, Place, Step
-from pinlaterd.engines.registry import has_failover, make_failover
 from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError, StorageError
 from pinlaterd.wire.control import ProcessState
 

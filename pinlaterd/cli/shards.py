@@ -20,7 +20,7 @@ from pinlaterd.config.edit_text import Value
 from pinlaterd.config.layout import ETC, SHARDS_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES, Config
-from pinlaterd.engines.registry import make_engine
+from pinlaterd.engines import make_engine
 from pinlaterd.errors import ConnectionFailed, DeploymentError, ShardOwned, StorageError
 from pinlaterd.lifecycle import ExitCode
 

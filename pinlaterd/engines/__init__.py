@@ -1,1 +1,36 @@
-"""Storage: the contract (`base.py`), the search of bodies, and the engines that fulfil them."""
+"""Storage: the contract (`base.py`), what engines share, and each engine by its package's name.
+
+That name is what shards.yaml says. The module `engine` of such a package has `make_engine`; where
+another server can take the place of a shard's, the module `failover` has `make_failover`. Each is
+loaded only when a shard needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from pinlaterd.config.schema import ServerSettings, ShardSettings
+from pinlaterd.engines.base import StorageEngine
+from pinlaterd.engines.failover import Failover, Handover, Notes, Pair
+
+
+def make_engine(shard: ShardSettings, server: ServerSettings | None = None) -> StorageEngine:
+    """The engine that `shard` names, not opened yet."""
+    module = import_module(f"{__package__}.{shard.engine}.engine")
+    engine: StorageEngine = module.make_engine(shard, server or ServerSettings())
+    return engine
+
+
+def has_failover(shard: ShardSettings) -> bool:
+    """Whether another server can take the place of the shard's."""
+    return find_spec(f"{__package__}.{shard.engine}.failover") is not None
+
+
+def make_failover(
+    shard: ShardSettings, pair: Pair | None, handover: Handover, notes: Notes
+) -> Failover:
+    """That of the shard's server; `has_failover` is true. `pair`: None where Sentinels choose."""
+    module = import_module(f"{__package__}.{shard.engine}.failover")
+    failover: Failover = module.make_failover(shard, pair, handover, notes)
+    return failover

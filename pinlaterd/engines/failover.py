@@ -1,7 +1,7 @@
 """The Failover seam: how a replica becomes the master of the shards that its server copies.
 
 Beside the engines' own contract, for the administration of shards, never for the job path. An
-engine whose servers replicate has one; `registry.make_failover` finds it. It knows servers and
+engine whose servers replicate has one; `engines.make_failover` finds it. It knows servers and
 replication; shards.yaml, questions to people and the memory of how far one has come are its
 caller's.
 

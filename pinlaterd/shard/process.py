@@ -16,8 +16,8 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, load_active
 from pinlaterd.config.schema import ServerSettings, ShardSettings
+from pinlaterd.engines import make_engine
 from pinlaterd.engines.base import StorageEngine
-from pinlaterd.engines.registry import make_engine
 from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
 from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_title
 from pinlaterd.shard.loop import ShardLoop, follow_updates
