@@ -402,19 +402,17 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Pay
         )
 
     payloads = fitting_payloads(batch.claims, batch.claim_room, read)
-    longest = 0
     wanted: _ClaimsMade = defaultdict(dict)  # a job that is named twice is the first one's
     for op, fitting in zip(batch.claims, payloads, strict=True):
         for claims in first_claims(op, len(fitting)):
             by_id = wanted[op.queue, claims.priority]
-            longest = max(longest, len(f"{claims.claimer}{claims.first_claim + len(claims[1])}"))
             for local_id, name in _named(claims):
                 by_id.setdefault(local_id, name)
     made: _ClaimsMade = {}
     for (queue, priority), by_id in wanted.items():
         table = store.tables.of(queue).get(priority)
         if table is not None:
-            made[queue, priority] = _claim_in(tx, table, by_id, longest)
+            made[queue, priority] = _claim_in(tx, table, by_id)
     if sum(map(len, made.values())) == sum(map(len, payloads)):
         return payloads
     return [_handed_out(op, of_op, made) for op, of_op in zip(batch.claims, payloads, strict=True)]
@@ -436,10 +434,8 @@ def _handed_out(
     return handed_out
 
 
-def _claim_in(
-    tx: Transaction, table: Table, wanted: dict[int, ClaimName], longest: int
-) -> dict[int, ClaimName]:
-    """Claim the jobs that are PENDING; returns those. `longest`: no claim has more characters."""
+def _claim_in(tx: Transaction, table: Table, wanted: dict[int, ClaimName]) -> dict[int, ClaimName]:
+    """Claim the jobs that are PENDING; returns those."""
     if tx.careful:
         ready = dict.fromkeys(tx.lock(table, b"local_id", list(wanted), JobState.PENDING))
         wanted = {i: name for i, name in wanted.items() if (i,) in ready}
@@ -450,9 +446,7 @@ def _claim_in(
         names = wanted
         if table.plain_claims:
             names = {i: (table.claim(wanted[i][0]), wanted[i][1]) for i in part}
-        claims = claims_of(part, names)
-        if table.claim_room:
-            claims = b"RPAD(%b, %d, ' ')" % (claims, max(longest, table.claim_room))
+        claims = claims_of(part, names, table.claim_room)
         tx.update(table, part, JobState.PENDING, JobState.IN_PROGRESS, common + claims)
     if wanted:
         # By the claim: no two are alike, but the job may have been in that state before.

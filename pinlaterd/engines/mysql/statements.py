@@ -128,9 +128,9 @@ ClaimName = tuple[str, int]
 """What stands before the number that a claim descriptor ends in, and that."""
 
 
-def claims_of(local_ids: Sequence[int], names: Mapping[int, ClaimName]) -> bytes:
-    """The claim descriptor of each job, whose ids are in order. Numbers mostly count up as the ids
-    do: then the server does that."""
+def claims_of(local_ids: Sequence[int], names: Mapping[int, ClaimName], room: int) -> bytes:
+    """The claim descriptor of each job, whose ids are in order, filled up to `room` characters.
+    Numbers mostly count up as the ids do: then the server does that."""
     runs: list[list[int]] = []
     before, ahead = "", 0
     for local_id in local_ids:
@@ -140,14 +140,16 @@ def claims_of(local_ids: Sequence[int], names: Mapping[int, ClaimName]) -> bytes
         else:
             before, ahead = claimer, number - local_id
             runs.append([local_id])
-    texts = [(run[0], _claims_of_run(*names[run[0]], run)) for run in runs]
+    texts = [(run[0], _claims_of_run(*names[run[0]], run, room)) for run in runs]
     return texts[0][1] if len(texts) == 1 else _choice(texts)
 
 
-def _claims_of_run(claimer: str, number: int, local_ids: Sequence[int]) -> bytes:
+def _claims_of_run(claimer: str, number: int, local_ids: Sequence[int], room: int) -> bytes:
     if len(local_ids) == 1:
-        return quote_text(f"{claimer}{number}")
-    return b"CONCAT(%b, %d + (local_id - %d))" % (quote_text(claimer), number, local_ids[0])
+        return quote_text(f"{claimer}{number}".ljust(room))
+    claim = b"CONCAT(%b, %d + (local_id - %d))" % (quote_text(claimer), number, local_ids[0])
+    last = f"{claimer}{number + local_ids[-1] - local_ids[0]}"
+    return b"RPAD(%b, %d, ' ')" % (claim, max(room, len(last))) if room else claim
 
 
 # --- whole jobs, and payloads ---------------------------------------------------------------

@@ -109,18 +109,24 @@ def test_rows_that_were_stored(db: Connection, rows: list[tuple[bytes, str, int,
         min_size=1,
     ),
     step=st.integers(0, 3),
+    room=st.sampled_from([0, 6, 30]),
 )
-def test_each_job_gets_its_own_claim(db: Connection, claims: dict[int, tuple[str, int]], step: int):
-    """Whether their numbers grow as the ids do, or not."""
+def test_each_job_gets_its_own_claim(
+    db: Connection, claims: dict[int, tuple[str, int]], step: int, room: int
+):
+    """Whether their numbers grow as the ids do, or not, and whatever room there is for them."""
     even = {number: ("host:9010:1:web:", 7 + step * (number - 2**50)) for number in claims}
     db.execute(b"DELETE FROM literals.kept")
     ids = b", ".join(b"(%d)" % number for number in claims)
     db.execute(b"INSERT INTO literals.kept (local_id) VALUES " + ids)
 
     for names in (claims, even, {**even, **dict(list(claims.items())[:2])}):
-        statement = b"SELECT local_id, %b FROM literals.kept" % claims_of(sorted(names), names)
-        wanted = {local_id: f"{claimer}{number}" for local_id, (claimer, number) in names.items()}
-        assert dict(db.rows(statement)) == wanted
+        texts = claims_of(sorted(names), names, room)
+        found = dict(db.rows(b"SELECT local_id, %b FROM literals.kept" % texts))
+        assert all(len(claim) >= room for claim in found.values())
+        assert {local_id: claim.rstrip() for local_id, claim in found.items()} == {
+            local_id: f"{claimer}{number}" for local_id, (claimer, number) in names.items()
+        }
 
 
 @given(name=st.text(st.sampled_from("ab_-1`'\\ "), min_size=1, max_size=20))
