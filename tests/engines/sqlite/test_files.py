@@ -116,16 +116,6 @@ def test_the_owner_is_named(store: EngineHarness, path: Path):
         SqliteEngine(path).open(1)
 
 
-def test_a_file_has_one_owner_by_whichever_link(store: EngineHarness, path: Path, tmp_path: Path):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    link = elsewhere / "shard-2.sqlite"
-    link.symlink_to(path)
-
-    with pytest.raises(ShardOwned, match=f"process {os.getpid()}"):
-        SqliteEngine(link).open(1)
-
-
 def test_two_links_to_a_file_that_is_not_there_yet_are_one_file(path: Path, tmp_path: Path):
     links = [tmp_path / "a.sqlite", tmp_path / "b.sqlite"]
     for link in links:
