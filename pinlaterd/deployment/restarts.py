@@ -1,4 +1,5 @@
-"""Restarts processes of a running deployment, one after the other, at no client's cost.
+"""Waits until processes serve; restarts those of a running deployment, one after the other, at no
+client's cost.
 
 A process that is told to end finishes its calls in flight, and supervisord starts it again by
 itself, even if the command is killed. While a shard is away, routers keep its calls. A router's

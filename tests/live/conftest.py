@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 from pinlaterd.client import Client
 from pinlaterd.config.load import ConfigFiles
 from tests.conftest import POLL_SECONDS
-from tests.deployment import CALL_SECONDS, PATIENT, Deployment
+from tests.deployment import PATIENT, Deployment
 from tests.faults.load import Load
 
 SETTINGS = {"request_timeout_ms": 5000, "monitor_interval_seconds": 0.2, **PATIENT}
@@ -49,12 +47,6 @@ class Live:
         new = [f"{key}: {value}\n" for key, value in changed.items()]
         self.write("pinlaterd.yaml", "".join(kept + new))
 
-    def figures(self) -> Mapping[str, Any]:
-        url = f"http://127.0.0.1:{self.deployment.stats_port}/stats.json"
-        with urllib.request.urlopen(url, timeout=CALL_SECONDS) as answer:
-            found: Mapping[str, Any] = json.load(answer)
-        return found
-
     def wait_until_changed(self) -> int:
         """Until what is in the files is carried out, and followed; the version then."""
         digest = ConfigFiles(self.etc).digest
@@ -78,10 +70,6 @@ class Live:
             return bool(condition(status)) and versions == {status["config_version"]}
 
         return self.wait_until(followed)
-
-    def shard(self, name: str) -> Mapping[str, Any]:
-        [found] = [one for one in self.deployment.status()["shards"] if one["name"] == name]
-        return dict(found)
 
 
 def is_dequeue_only(status: Mapping[str, Any], *names: str) -> bool:

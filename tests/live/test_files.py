@@ -38,7 +38,7 @@ def test_a_broken_file_changes_nothing_and_is_shown_until_it_is_mended(live, cli
     assert status["config_version"] == version
     assert status["healthy"]
     assert client.enqueue(queue, [Job(b"x")])
-    live.wait_until(lambda _: live.figures()["gauges"]["config_problems"] == 3)
+    live.wait_until(lambda _: live.deployment.stats()["gauges"]["config_problems"] == 3)
     # supervisord writes what a process logs, a moment later
     live.wait_until(lambda _: "unknown engine 'mysqll'" in log_of(live, "coordinator"))
     assert log_of(live, "coordinator").count("unknown engine 'mysqll'") == 1
@@ -46,7 +46,7 @@ def test_a_broken_file_changes_nothing_and_is_shown_until_it_is_mended(live, cli
     live.shards(BASE)
     live.write("queues.yaml", "queues: {}\n")
     live.wait_until(lambda s: not s["config_problems"])
-    live.wait_until(lambda _: live.figures()["gauges"]["config_problems"] == 0)
+    live.wait_until(lambda _: live.deployment.stats()["gauges"]["config_problems"] == 0)
 
 
 def test_processes_come_up_while_a_file_is_broken(live, client, queue):

@@ -2,7 +2,7 @@
 
 Runs don't overlap, and every job is in one. A change of state replaces the runs that hold the jobs:
 `holding` finds them, `split` cuts out the jobs that change, and `Transaction.replace` in `store`
-writes what is there afterwards.
+writes what is there afterwards. `find_damage` looks whether every job is in one.
 """
 
 from __future__ import annotations
