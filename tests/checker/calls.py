@@ -408,6 +408,12 @@ def row_of(record: JobRecord) -> list[Any]:
     ]
 
 
+def row_of_claim(job: ClaimedJob) -> list[Any]:
+    shown = shown_body(job.body)
+    allowed, remaining = job.attempts_allowed, job.attempts_remaining
+    return [job.descriptor, shown, allowed, remaining, job.claim_descriptor]
+
+
 def _shown(result: Any) -> Any:
     """A result as the history has it."""
     if isinstance(result, dict):
@@ -415,16 +421,7 @@ def _shown(result: Any) -> Any:
     if isinstance(result, frozenset):
         return sorted(result)
     if isinstance(result, list) and result and isinstance(result[0], ClaimedJob):
-        return [
-            [
-                job.descriptor,
-                shown_body(job.body),
-                job.attempts_allowed,
-                job.attempts_remaining,
-                job.claim_descriptor,
-            ]
-            for job in result
-        ]
+        return [row_of_claim(job) for job in result]
     if hasattr(result, "continuation"):
         return {record.descriptor: row_of(record) for record in result.jobs}
     return None if result is True else result

@@ -40,6 +40,7 @@ from pinlaterd.model import (
     RetryFailedRequest,
 )
 from pinlaterd.rpc import codec
+from tests.checker.calls import row_of, row_of_claim
 from tests.checker.history import FAIL, OK, UNKNOWN, Record
 from tests.simulation.deployment import thrift_endpoint
 from tests.simulation.network import DealerSocket, Network
@@ -262,16 +263,7 @@ class Client:
         if not found:
             record.result = [] if record.outcome == OK else record.result
             return
-        record.result = [
-            [
-                job.descriptor,
-                job.body.decode(),
-                job.attempts_allowed,
-                job.attempts_remaining,
-                job.claim_descriptor,
-            ]
-            for job in found.jobs
-        ]
+        record.result = [row_of_claim(job) for job in found.jobs]
         self.held += [Claimed(queue, job.descriptor, job.claim_descriptor) for job in found.jobs]
 
     def _take_acks(self, queue: str) -> tuple[list[Any], list[Any]]:
@@ -331,7 +323,7 @@ class Client:
         record = self._record("lookup", descriptors=descriptors)
         found = await self._call(record, LookupRequest(descriptors, include_body=True))
         if found is not None:
-            record.result = {name: _row(job) for name, job in found.items()}
+            record.result = {name: row_of(job) for name, job in found.items()}
 
     async def retry(self) -> None:
         queue, priority = self._rng.choice(self._queues), self._rng.choice(PRIORITIES)
@@ -360,16 +352,3 @@ def _ack_request(queue: str, succeeded: Sequence[Any], failed: Sequence[Any]) ->
             for descriptor, claim, delay_ms in failed
         ],
     )
-
-
-def _row(job: Any) -> list[Any]:
-    return [
-        int(job.state),
-        None if job.body is None else job.body.decode(),
-        job.attempts_allowed,
-        job.attempts_remaining,
-        job.claim_descriptor,
-        job.created_at_ms,
-        job.run_after_ms,
-        job.updated_at_ms,
-    ]
