@@ -303,8 +303,9 @@ def test_all_calls_that_are_there_go_into_one_commit(shard):
     before = shard.stats.snapshot()["histograms"].get("shard_commit_ms")
     assert before is None
 
-    shard.results(*[EnqueueRequest("mail", [Job(b"a")]) for _ in range(64)])
+    stored = shard.results(*[EnqueueRequest("mail", [Job(b"a")]) for _ in range(64)])
 
+    assert len({descriptor for of_call in stored for descriptor in of_call}) == 64
     committed = shard.stats.snapshot()["histograms"]["shard_commit_ms"]
     assert committed.count == 1
     assert shard.counters()["mail_enqueue"] == 64

@@ -118,6 +118,15 @@ def test_payloads_are_handed_out_with_their_jobs_as_long_as_there_is_room(store:
     assert ready.take("mail", 9, 0, 10) == [taken]
 
 
+def test_a_job_that_comes_back_is_handed_out_where_it_was(ready: ReadyIndex):
+    early, back, late = (PendingKey(at, at) for at in (5, 10, 20))
+    ready.add("mail", 1, [early, late], now_ms=30)
+
+    ready.add("mail", 1, [back], now_ms=30)
+
+    assert [key for _, key in keys_of(ready.take("mail", 9, 0, 30))] == [early, back, late]
+
+
 def test_a_dropped_queue_leaves_nothing_behind(ready: ReadyIndex):
     ready.add("mail", 1, [PendingKey(1, 1)], now_ms=10)
 
