@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.engine import RedisEngine
-from pinlaterd.engines.redis.sentinel import Locator
+from pinlaterd.engines.redis.servers import Locator
 from tests.conftest import POLL_SECONDS, FreePort, ProgramPath
 
 HOST = "127.0.0.1"

@@ -7,18 +7,17 @@ Redis server.
     owner.lua, reads.lua, slices.lua
                      the other scripts, by what they are for; those that write see first that the
                      caller owns the shard
-    scripts.py       the scripts as the server runs them
-    connection.py    one connection that is never silently made again; what a server or the way to
-                     it may answer, in words
-    sentinel.py      where the server is, by Sentinels
-    server_facts.py  what the server says of itself: part of a cluster, a replica, how durable
+    scripts.py       the scripts as the server runs them; jobs and scores as they answer them
+    connection.py    one connection that is never made again; what a server or the way to it may
+                     answer, in words
+    servers.py       where the server is, by Sentinels; what it says of itself: part of a cluster,
+                     a replica, how durable
     store.py         Store: ownership, by a lease and its token; queue names
     batch.py         a Batch as the arguments of apply.lua, and its answer as a BatchResult
-    records.py       jobs and scores as scripts answer them
     engine.py        RedisEngine: the StorageEngine contract
     failover.py      RedisFailover: a replica takes its master's place; SentinelFailover: the same
                      where Sentinels choose it
     searcher.py      RedisSearcher: counts and scans on a connection of its own, elsewhere
 
-redis-py, and its exceptions, stop at this package.
+hiredis, and its exceptions, stop at this package.
 """

@@ -15,8 +15,7 @@ from typing import Any
 from pinlaterd.engines.base import AckResult, Batch, BatchResult, CheckpointResult, Requeued
 from pinlaterd.engines.batches import first_claims
 from pinlaterd.engines.redis.connection import Argument
-from pinlaterd.engines.redis.records import LIMITS, is_lean, lean_head
-from pinlaterd.engines.redis.scripts import RUN_JOBS
+from pinlaterd.engines.redis.scripts import LIMITS, RUN_JOBS, is_lean, lean_head
 from pinlaterd.model import Job, JobKey, Payload, PendingKey
 
 # Keys that a script writes to, or that have to be sound for it to write, by apply.lua's letters.

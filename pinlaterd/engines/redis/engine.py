@@ -29,7 +29,7 @@ from pinlaterd.engines.batches import fitting_payloads
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.batch import Application
 from pinlaterd.engines.redis.connection import Argument, Server
-from pinlaterd.engines.redis.records import (
+from pinlaterd.engines.redis.scripts import (
     LIMITS,
     is_lean,
     lean_payloads,
@@ -37,7 +37,7 @@ from pinlaterd.engines.redis.records import (
     stored_job,
 )
 from pinlaterd.engines.redis.searcher import RedisSearcherFactory
-from pinlaterd.engines.redis.sentinel import Locator, sentinels_of
+from pinlaterd.engines.redis.servers import Locator, sentinels_of
 from pinlaterd.engines.redis.store import DamagedKey, Store
 from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey

@@ -49,8 +49,7 @@ from pinlaterd.engines.failover import (
 )
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Connection, Server
-from pinlaterd.engines.redis.sentinel import Sentinels, sentinels_of
-from pinlaterd.engines.redis.server_facts import Link, read_link
+from pinlaterd.engines.redis.servers import Link, Sentinels, read_link, sentinels_of
 from pinlaterd.errors import StorageError
 
 _POLL_SECONDS = 0.05

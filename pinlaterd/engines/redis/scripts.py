@@ -1,13 +1,22 @@
-"""The scripts as the server runs them: a file of them behind what all share, called by name.
+"""The scripts as the server runs them, and jobs and scores as they answer them and as commands hold
+them (common.lua).
 
-Loaded once, with the first engine of a process. A server knows a text by its SHA-1.
+A script is a file of them behind what all share, called by name. They are loaded once, with the
+first engine of a process; a server knows a text by its SHA-1. PinLater's own jobs may lack fields;
+texts of theirs may be no UTF-8.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+import re
+from collections.abc import Sequence
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS, Limits, StoredJob
+from pinlaterd.model import JobKey, JobState, Payload
 
 RUN_JOBS = 1000  # that one run of a script's arguments may be of (common.lua)
 
@@ -44,3 +53,124 @@ RESCORE, FORGET, RETRY_FAILED, DELETE_FIRST, DELETE_KEYS, RELEASE_EXPIRED = _scr
 PENDING, PAGE, PAYLOADS, LOOKUP, DEPTHS = _scripts(
     "reads", "pending", "page", "payloads", "lookup", "depths", writes=False
 )
+
+
+# --- jobs ---------------------------------------------------------------------------------------
+
+LIMITS = Limits(
+    queue_name_chars=64,
+    body_bytes=256 << 20,  # a string of Redis ends at 512 MiB
+    # Scores tell milliseconds and digits of ids apart up to here, the year 4147 (common.lua).
+    run_after_ms=2**36 * 1000,
+    custom_status_chars=3000,
+    acks_replace_status=True,
+)
+# In front of the name of a queue whose layout is ours.
+LEAN_MARK = "+"
+_LARGEST_I32 = 2**31 - 1
+_HEAD_FIELDS = 4
+_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
+_LOCAL_ID = re.compile(rb"[1-9][0-9]{0,18}\Z")
+
+
+def is_lean(stored_queue: str) -> bool:
+    return stored_queue.startswith(LEAN_MARK)
+
+
+def lean_head(attempts: int, now_ms: int, run_after_ms: int, status: str) -> bytes:
+    """What comes before the body of a job in a lean queue."""
+    text = status.encode()
+    return b"%d %d %d %d;%b" % (attempts, now_ms, run_after_ms, len(text), text)
+
+
+def lean_payloads(
+    records: Sequence[bytes | None], updates: Sequence[bytes | None]
+) -> list[Payload | None]:
+    """Of what a lean queue holds of jobs as they were enqueued, and of what has changed. What a
+    hand has damaged counts as missing."""
+    payloads: list[Payload | None] = []
+    known_head: bytes | None = None
+    for record, update in zip(records, updates, strict=True):
+        if record is None:
+            payloads.append(None)
+            continue
+        head, _separator, body = record.partition(b";")
+        if head != known_head:  # jobs that were enqueued together have the same
+            known_head, fields = head, head.split(b" ")
+            is_sound = len(fields) == _HEAD_FIELDS
+            allowed = remaining = _attempts(fields[0] if is_sound else b"")
+            status_bytes = _whole(fields[-1], _LARGEST_I32, 0) if is_sound else 0
+        if not is_sound:
+            body = record
+        elif status_bytes:
+            body = body[status_bytes:]
+        if update is not None and update.count(b" ") > 2:
+            first, second, _rest = update.split(b" ", 2)
+            payloads.append(Payload(body, _attempts(first), _attempts(second)))
+        else:
+            payloads.append(_new(Payload, (body, allowed, remaining)))
+    return payloads
+
+
+def plain_payloads(
+    bodies: Sequence[bytes | None], allowed: Sequence[int], remaining: Sequence[int]
+) -> list[Payload | None]:
+    return [
+        None if row[0] is None else _new(Payload, row)
+        for row in zip(bodies, allowed, remaining, strict=True)
+    ]
+
+
+def _attempts(field: bytes) -> int:
+    return _whole(field, _LARGEST_I32, 1)
+
+
+def _whole(field: bytes, most: int, otherwise: int) -> int:
+    try:
+        number = int(field)
+    except ValueError:
+        return otherwise
+    return number if 0 <= number <= most else otherwise
+
+
+def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
+    number, since_ms, allowed, remaining, status, created_ms, run_after_ms, updated_ms, *rest = row
+    state, (claim, body) = JobState(number), rest
+    pending = state is JobState.PENDING
+    return StoredJob(
+        key,
+        state,
+        allowed,
+        remaining,
+        status.decode(errors="replace"),
+        created_ms,
+        since_ms if pending else run_after_ms,  # where the ready index finds it
+        updated_ms if pending else since_ms,
+        claim.decode(errors="replace") if claim and not pending else None,
+        (body or b"") if with_body else None,
+    )
+
+
+def local_id(member: bytes) -> int | None:
+    """The job whose number a member of a set is; None: a hand put it there."""
+    return int(member) if _LOCAL_ID.match(member) else None
+
+
+# --- scores of a queue ------------------------------------------------------------------------
+
+
+def first_score(stored_queue: str, ms: int) -> str:
+    """The least score that stands for `ms`, as a bound."""
+    if ms <= EARLIEST_MS:
+        return "-inf"
+    return str(32 * ms) if is_lean(stored_queue) else repr((ms - 0.5) / 1000)
+
+
+def score_behind(stored_queue: str, ms: int) -> str:
+    """A bound above all scores that stand for `ms`, and below others."""
+    return "+inf" if ms >= LATEST_MS else f"({first_score(stored_queue, ms + 1)}"
+
+
+def to_ms(stored_queue: str, score: bytes) -> int:
+    number = float(score) / 32 if is_lean(stored_queue) else float(score) * 1000 + 0.5
+    return math.floor(max(-LIMITS.run_after_ms, min(2**63 - 1024, number)))

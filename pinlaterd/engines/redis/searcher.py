@@ -21,7 +21,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Search, StoredJob, no_pause
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Argument, Connection
-from pinlaterd.engines.redis.records import (
+from pinlaterd.engines.redis.scripts import (
     LEAN_MARK,
     first_score,
     local_id,
@@ -29,7 +29,7 @@ from pinlaterd.engines.redis.records import (
     stored_job,
     to_ms,
 )
-from pinlaterd.engines.redis.server_facts import evicts
+from pinlaterd.engines.redis.servers import evicts
 from pinlaterd.engines.redis.store import ShardKeys
 from pinlaterd.engines.searching import WalkingSearcher, scan_order
 from pinlaterd.errors import QueueNotFound

@@ -33,10 +33,13 @@ from typing import Any, NamedTuple
 from pinlaterd.engines.base import Durability, Ownership
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Argument, Connection, Server, is_full, refusal_words
-from pinlaterd.engines.redis.records import LEAN_MARK, is_lean
-from pinlaterd.engines.redis.scripts import Script
-from pinlaterd.engines.redis.sentinel import Locator
-from pinlaterd.engines.redis.server_facts import read_durability, refuse_cluster, refuse_replica
+from pinlaterd.engines.redis.scripts import LEAN_MARK, Script, is_lean
+from pinlaterd.engines.redis.servers import (
+    Locator,
+    read_durability,
+    refuse_cluster,
+    refuse_replica,
+)
 from pinlaterd.errors import (
     QueueNotFound,
     ShardOwned,

@@ -11,7 +11,7 @@ from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine
 from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair, Place
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.failover import RedisFailover, SentinelFailover
-from pinlaterd.engines.redis.sentinel import Sentinels
+from pinlaterd.engines.redis.servers import Sentinels
 from pinlaterd.errors import StorageError
 from pinlaterd.model import Job
 from tests.servers.redis import HOST, RedisServer, redis_engine
