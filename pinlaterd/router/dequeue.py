@@ -24,8 +24,16 @@ from typing import TypeVar, cast
 from pinlaterd.errors import DequeueRateLimited, InvalidRequest, NoHealthyShards
 from pinlaterd.model import ClaimedJob, DequeueRequest, DequeueResult, JobDescriptor, Method
 from pinlaterd.router import routing
-from pinlaterd.router.admission import Admission, true_dry_run
-from pinlaterd.router.call import Call, Query, Replies, Shared, failure, results_of
+from pinlaterd.router.call import (
+    Admission,
+    Call,
+    Query,
+    Replies,
+    Shared,
+    failure,
+    results_of,
+    true_dry_run,
+)
 from pinlaterd.router.fan_out import FanOut
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import MAX_WAIT, UNUSUAL

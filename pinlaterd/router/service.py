@@ -14,15 +14,14 @@ from functools import partial
 
 from pinlaterd.errors import PinLaterError
 from pinlaterd.model import Method
-from pinlaterd.router.admission import Admission
-from pinlaterd.router.call import LARGE_BYTES, Call, Shared, reason_of
+from pinlaterd.router.call import DEQUEUE, LARGE_BYTES, Admission, Call, Shared, reason_of
 from pinlaterd.router.dequeue import Dequeuer, may_wait
 from pinlaterd.router.fan_out import FanOut
 from pinlaterd.router.shards import less_loaded
 from pinlaterd.router.split_enqueue import no_place_to_enqueue
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.connection import Answer, Connection
-from pinlaterd.wire.envelope import GiveUp, ReplyEntry, Status
+from pinlaterd.wire.envelope import DONE, GiveUp, ReplyEntry, Status
 from pinlaterd.wire.link import ShardLink
 
 _SEARCHES = frozenset({Method.COUNT, Method.SCAN})
@@ -30,7 +29,9 @@ _SEARCHES = frozenset({Method.COUNT, Method.SCAN})
 _FILL_CALLS = 16
 _SMALL_CALL_BYTES = 4096
 _LONG_LIST = 1000
-_TRY_OTHERS = (Status.FOREIGN, Status.REFUSED)
+_SILENT, _STALLED, _NEVER = GiveUp.SILENT, GiveUp.STALLED, GiveUp.NEVER  # see envelope.DONE
+_REFUSED = Status.REFUSED
+_TRY_OTHERS = (Status.FOREIGN, _REFUSED)
 _LOOK_SECONDS = 0.01
 
 
@@ -67,7 +68,7 @@ class RouterService:
         started = self._clock.monotonic()
         deadline = started + self._timeout_seconds
         call = Call(message, peek, connection, started, deadline, self.admission.ended)
-        if method is Method.DEQUEUE:
+        if method is DEQUEUE:
             call.expect_wait()
         if self.admission.admit(call):
             self._begin(call)
@@ -124,11 +125,11 @@ class RouterService:
     def _enqueue_on(self, shard: ShardLink, call: Call) -> None:
         # Others may take it if this one goes. One that has gone was chosen for want of another.
         call.patient = not shard.healthy and shard.returning
-        call.give_up = GiveUp.NEVER
+        call.give_up = _NEVER
         shard.call(call, self._enqueued)
 
     def _enqueued(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
-        if reply.status is not Status.REFUSED:
+        if reply.status is not _REFUSED:
             call.finish(shard, reply)
             return
         # Nothing was stored, so another shard may serve, unseen by the caller; or this one once it
@@ -157,14 +158,14 @@ class RouterService:
         call.lowest_priority = 0 if len(self._shards.by_name) == 1 else 1
         call.most_bytes = call.granted_bytes
         call.patient = False  # others may have jobs; if there are none, the whole call waits
-        call.give_up = GiveUp.SILENT if first is None else GiveUp.STALLED
+        call.give_up = _SILENT if first is None else _STALLED
         shard.call(call, self._dequeued)
 
     def _dequeued(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
         peek, status, limited = call.peek, reply.status, call.limited
         if limited is not None:
             limited.settle(wanted=peek.limit, taken=call.max_jobs, used=reply.jobs)
-        if status is Status.DONE:
+        if status is DONE:
             if reply.jobs == call.max_jobs or not self._may_be_more(call, shard, reply):
                 call.finish(shard, reply)
             elif limited is not None or not self.dequeuer.join(call, shard, reply):
@@ -215,7 +216,7 @@ class RouterService:
 
     def _serve_whole(self, call: Call) -> None:
         """Decode the call, and let as many shards answer it as it takes."""
-        if call.peek.method is Method.DEQUEUE:
+        if call.peek.method is DEQUEUE:
             self._run(call, self.dequeuer.run(call))
             return
         task = self._run(call, self._fan_out.run(call))

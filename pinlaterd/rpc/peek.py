@@ -49,10 +49,11 @@ _TAG6_U32: Final = struct.Struct(">6sI").unpack_from
 
 _new: Final = tuple.__new__  # a NamedTuple's own constructor costs three times as much
 
-# A method's name as it stands on the wire, behind its length: as text, and the method.
-_KNOWN_NAMES: Final = {
-    pack_u32(len(method)) + method.encode(): (method.value, method) for method in Method
+# Strict calls as they begin, up to the sequence number.
+_USUAL_CALLS: Final = {
+    STRICT_CALL + pack_u32(len(method)) + method.encode(): method for method in Method
 }
+_LOOKUP: Final = Method.LOOKUP  # to look a member up costs as much as a call
 _METHODS: Final = {method.value: method for method in Method}
 # Longer names are what a client made up; they are not remembered.
 _USUAL_NAME_CHARS: Final = 64
@@ -104,20 +105,22 @@ def read_message_head(message: bytes) -> MessageHead:
 def read_call_head(message: bytes) -> tuple[Head, Method | None, int]:
     """The head of a call, its method (None: there is none of that name), and where its arguments
     begin."""
-    if message.startswith(STRICT_CALL):
-        try:
-            at = 8 + message[7]
-            known = _KNOWN_NAMES.get(message[4:at])
-            if known is not None:
-                (seqid,) = I32(message, at)
-                return _new(Head, (known[0], seqid, False, True)), known[1], at + 4
-        except (IndexError, struct.error):
-            pass  # too short: the careful way says what it is
+    method, at = _usual_call(message)
+    if method is not None:
+        (seqid,) = I32(message, at - 4)
+        return _new(Head, (method.value, seqid, False, True)), method, at
     name, kind, seqid, strict, at = read_message_head(message)
     if kind not in (MessageType.CALL, MessageType.ONEWAY):
         raise ProtocolError(f"expected a call, got a message of type {kind}")
     head = Head(name, seqid, kind == MessageType.ONEWAY, strict)
     return head, _METHODS.get(name), at
+
+
+def _usual_call(message: bytes) -> tuple[Method | None, int]:
+    """The method of a strict call of ours, and where its arguments begin; None for what takes a
+    closer look."""
+    at = message[7] + 12 if len(message) > 7 else 12
+    return (_USUAL_CALLS.get(message[: at - 4]), at) if len(message) >= at else (None, 0)
 
 
 def message_head(head: Head, kind: MessageType) -> bytes:
@@ -169,15 +172,13 @@ _Found = tuple[int, int, str | None]  # items, limit, first descriptor
 
 def peek(message: bytes) -> Peek:
     """Raises ProtocolError if not even the head is that of a call."""
-    at = 12 + message[7] if message.startswith(STRICT_CALL) and len(message) > 7 else 0
-    known = _KNOWN_NAMES.get(message[4 : at - 4]) if 0 < at <= len(message) else None
-    if known is None:
+    method, at = _usual_call(message)
+    oneway = False
+    if method is None:
         head, method, at = read_call_head(message)
         oneway = head.oneway
-    else:
-        _, method = known
-        oneway = False
-    if method not in _FINDERS:
+    find = _FINDERS.get(method)
+    if find is None:
         return Peek(message, method, oneway, False, None, 0, 0, None)
     try:
         tag, length = _TAG6_U32(message, at)
@@ -191,13 +192,14 @@ def peek(message: bytes) -> Peek:
                 raise Unusual
         at += 1
         queue = None
-        if method is not Method.LOOKUP:
-            if not message.startswith(REQUEST_TEXT, at):
+        if method is not _LOOKUP:
+            tag, length = _TAG6_U32(message, at)
+            if tag != REQUEST_TEXT:
                 raise Unusual
             begin = at + 10
-            at = begin + U32(message, at + 6)[0]
+            at = begin + length
             queue = message[begin:at].decode()
-        items, limit, first = _FINDERS[method](message, at)
+        items, limit, first = find(message, at)
         return _new(Peek, (message, method, oneway, True, queue, items, limit, first))
     except UNUSUAL:
         return Peek(message, method, oneway, False, None, 0, 0, None)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -54,6 +54,11 @@ class Status(IntEnum):
     LOST = 8  # the shard went away with the call in flight: whether it was carried out is unknown
     LATE = 9  # no answer by the deadline: unknown, too
     SILENT = 10  # given up before its deadline, because others can serve: unknown, too
+
+
+# To look a member of an enum up costs as much as a call (Python 3.11): these are for the job path.
+CALL: Final = Op.CALL
+DONE: Final = Status.DONE
 
 
 class CallEntry(NamedTuple):
@@ -215,7 +220,7 @@ def pack_calls(incarnation: int, calls: Iterable[ShardCall]) -> bytes:
     # defaults at the end can be left out.
     entries = [
         (call.call_id, call.deadline, call.message)
-        if call.whole and call.max_jobs < 0 and call.op is Op.CALL
+        if call.max_jobs < 0 and call.whole and call.op is CALL
         else (
             call.call_id,
             call.deadline,

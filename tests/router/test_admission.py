@@ -22,8 +22,7 @@ from pinlaterd.model import (
     Request,
     ScanRequest,
 )
-from pinlaterd.router.admission import Admission
-from pinlaterd.router.call import Call, Shared
+from pinlaterd.router.call import Admission, Call, Shared
 from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
