@@ -1,6 +1,6 @@
 """The answers to enqueues and dequeues, written and read by whole lists.
 
-What reads them gives what `reader` gives for the same bytes, or raises one of UNUSUAL.
+What reads them gives what `structs` gives for the same bytes, or raises one of UNUSUAL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pinlaterd.model import ClaimedJob, DequeueResult, Payload
 from pinlaterd.rpc.binary import U32, pack_u32
 from pinlaterd.rpc.interface import headers
 from pinlaterd.rpc.peek import Unusual
-from pinlaterd.rpc.writer import SHORT_TEXT, sized
+from pinlaterd.rpc.structs import SHORT_TEXT, sized
 
 DESCRIPTORS: Final = b"\x0c\x00\x00\x0f\x00\x01\x0b"
 _JOBS: Final = b"\x0c\x00\x00\x0d\x00\x01\x0b\x0b"

@@ -80,8 +80,15 @@ from pinlaterd.rpc.peek import (
     read_call_head,
     read_message_head,
 )
-from pinlaterd.rpc.reader import UNLIMITED, Mismatch, read_struct
-from pinlaterd.rpc.writer import UNFIT, problem, struct_writer, texts_writer
+from pinlaterd.rpc.structs import (
+    UNFIT,
+    UNLIMITED,
+    Mismatch,
+    problem,
+    read_struct,
+    struct_writer,
+    texts_writer,
+)
 
 __all__ = ["DequeueAnswer", "Head", "Peek", "peek"]  # of other modules, for users of this one
 

@@ -1,13 +1,13 @@
 """Tuned readers of enqueues, dequeues and acks, in the layout in which all common clients write.
 
-Each gives exactly what `reader` gives for the same bytes, or raises one of UNUSUAL, and then
-`reader` decides what the bytes mean or what is wrong with them: nothing here explains an error,
+Each gives exactly what `structs` gives for the same bytes, or raises one of UNUSUAL, and then
+`structs` decides what the bytes mean or what is wrong with them: nothing here explains an error,
 and anything that looks odd may be declined.
 
 Jobs of one call mostly differ in the body alone. What follows the body, up to the first field of
 the next job, is remembered as bytes together with what they meant: parsing never looks behind
 where it stops, so that the same bytes at the same place mean the same, and comparing them replaces
-parsing them. The defaults of fields that are not given come from the interface, as for `reader`.
+parsing them. The defaults of fields that are not given come from the interface, as for `structs`.
 """
 
 from __future__ import annotations

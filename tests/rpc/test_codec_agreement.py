@@ -37,7 +37,7 @@ from pinlaterd.rpc.interface import (
     Type,
 )
 from pinlaterd.rpc.peek import UNUSUAL, read_call_head, read_message_head
-from pinlaterd.rpc.reader import UNLIMITED
+from pinlaterd.rpc.structs import UNLIMITED
 from tests.rpc.strategies import Shape, calls
 from tests.rpc.test_codec import CONTEXT, REQUESTS, RESULTS, head_of
 from tests.rpc.thrift_bytes import Field, write_message
