@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.router import listeners
+from pinlaterd.router.main import Offer, is_offered, take_listeners
 
 ADDRESS = "127.0.0.1:9010"
 
@@ -30,12 +30,12 @@ def listening() -> Iterator[socket.socket]:
 
 async def _taken(path: Path, address: str) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
-    return list(await loop.run_in_executor(None, partial(listeners.take, path, address)))
+    return list(await loop.run_in_executor(None, partial(take_listeners, path, address)))
 
 
 def test_what_waits_in_the_queue_passes_with_the_socket(path: Path, listening: socket.socket):
     async def hand_over() -> list[socket.socket]:
-        offer = listeners.Offer(path, ADDRESS, [listening])
+        offer = Offer(path, ADDRESS, [listening])
         offer.start()
         taken = await _taken(path, ADDRESS)
         offer.stop()
@@ -55,7 +55,7 @@ def test_a_socket_of_another_address_is_not_taken(path: Path, listening: socket.
 
     async def ask() -> list[socket.socket]:
         with contextlib.closing(listening):
-            offer = listeners.Offer(path, ADDRESS, [listening])
+            offer = Offer(path, ADDRESS, [listening])
             offer.start()
             taken = await _taken(path, "127.0.0.1:9011")
             offer.stop()
@@ -67,14 +67,14 @@ def test_a_socket_of_another_address_is_not_taken(path: Path, listening: socket.
 
 
 def test_nobody_is_there(path: Path):
-    assert listeners.take(path, ADDRESS) == []
-    assert not listeners.is_offered(path)
+    assert take_listeners(path, ADDRESS) == []
+    assert not is_offered(path)
 
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
 
-    assert listeners.take(path, ADDRESS) == []
-    assert not listeners.is_offered(path)
+    assert take_listeners(path, ADDRESS) == []
+    assert not is_offered(path)
 
 
 def test_an_offer_replaces_what_a_killed_process_left(path: Path, listening: socket.socket):
@@ -82,10 +82,10 @@ def test_an_offer_replaces_what_a_killed_process_left(path: Path, listening: soc
         killed.bind(str(path))
 
     async def offered() -> list[bool]:
-        offer = listeners.Offer(path, ADDRESS, [listening])
+        offer = Offer(path, ADDRESS, [listening])
         offer.start()
-        during = listeners.is_offered(path)
+        during = is_offered(path)
         offer.stop()
-        return [during, listeners.is_offered(path)]
+        return [during, is_offered(path)]
 
     assert asyncio.run(offered()) == [True, False]
