@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 # Each step of a larger call takes milliseconds.
 LARGE_BYTES = 64 * KIB
 DEQUEUE: Final = Method.DEQUEUE  # see envelope.DONE
-_ENDED = Peek(b"", None, False, False, None, 0, 0, None)
 
 # Smaller ones are bounded well enough by how many calls a connection may have in flight.
 _LARGE_BYTES = 2 * MIB
@@ -111,7 +110,7 @@ class Call(Answer, ShardCall):
         on_end: Callable[[Call, ErrorCode | None], None],
     ) -> None:
         """Times are monotonic seconds. All that ShardCall has besides keeps its defaults."""
-        Answer.__init__(self, connection, oneway=peek.oneway)
+        Answer.__init__(self, connection, oneway=peek.head.oneway)
         self.message = message
         self.peek = peek
         self.started = started
@@ -155,7 +154,7 @@ class Call(Answer, ShardCall):
     def _end(self, error: ErrorCode | None) -> None:
         self._on_end(self, error)
         # The answer may wait for those before it; its request would take memory that nobody counts.
-        self.message, self.peek = b"", _ENDED
+        self.message = b""
 
 
 # --- whether it may begin --------------------------------------------------------------------

@@ -62,7 +62,7 @@ class RouterService:
         method = peek.method
         if method is None:
             self._shared.stats.count("PinLater.unknown_method")
-            answer = Answer(connection, oneway=peek.oneway)
+            answer = Answer(connection, oneway=peek.head.oneway)
             answer.send(codec.encode_unknown_method(peek.head))
             return
         started = self._clock.monotonic()

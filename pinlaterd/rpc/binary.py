@@ -63,6 +63,7 @@ MAX_UNKNOWN_VALUES: Final = 100_000
 
 VERSION_1: Final = 0x8001
 STRICT_CALL: Final = b"\x80\x01\x00\x01"
+STRICT_REPLY: Final = b"\x80\x01\x00\x02"
 
 U32: Final = struct.Struct(">I").unpack_from
 I32: Final = struct.Struct(">i").unpack_from

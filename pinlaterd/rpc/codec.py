@@ -72,6 +72,7 @@ from pinlaterd.rpc.interface import (
     Struct,
 )
 from pinlaterd.rpc.peek import (
+    CALL_HEADS,
     UNUSUAL,
     Head,
     Peek,
@@ -79,6 +80,7 @@ from pinlaterd.rpc.peek import (
     peek,
     read_call_head,
     read_message_head,
+    reply_head,
 )
 from pinlaterd.rpc.structs import (
     UNFIT,
@@ -120,10 +122,6 @@ _write_descriptors: Final = texts_writer(DESCRIPTORS)
 _write_context: Final = struct_writer(STRUCTS["RequestContext"])
 _write_error: Final = struct_writer(STRUCTS["PinLaterException"])
 _write_application_error: Final = struct_writer(APPLICATION_ERROR)
-_CALL_HEADS: Final = {
-    method: message_head(Head(method.value, 0, oneway=False, strict=True), MessageType.CALL)[:-4]
-    for method in Method
-}
 # Longer contexts are not remembered.
 _USUAL_CONTEXT_CHARS: Final = 200
 _UNKNOWN_METHOD: Final = 1  # of the types of a TApplicationException
@@ -173,7 +171,7 @@ def encode_call(method: Method, seqid: int, context: CallContext, request: Reque
     try:
         usual_context = len(context.source) + len(context.request_id) <= _USUAL_CONTEXT_CHARS
         written = (_remembered_context if usual_context else _context)(context)
-        parts = [_CALL_HEADS[method], pack_i32(seqid), written]
+        parts = [CALL_HEADS[method], pack_i32(seqid), written]
         _WRITE_REQUEST[method](parts, _as_arguments(method, context, request))
         return b"".join(parts)
     except UNFIT as error:
@@ -209,7 +207,7 @@ def _invalid(method: Method) -> type[InvalidRequest | InvalidEnqueue]:
 def encode_reply(head: Head, result: Result) -> bytes:
     """The answer to a call whose method is one of ours."""
     method_name = head.method_name
-    parts = [message_head(head, MessageType.REPLY)]
+    parts = [reply_head(head)]
     if method_name == Method.DEQUEUE:
         parts.append(_dequeued(cast("DequeueResult", result)).encode())
     elif method_name == Method.ENQUEUE:
@@ -231,17 +229,17 @@ def _dequeued(result: DequeueResult) -> DequeueAnswer:
 
 def encode_enqueued(head: Head, prefix: str, local_ids: Sequence[int]) -> bytes:
     """The answer to an enqueue of jobs of one priority: `prefix` begins their descriptors."""
-    text = counted_text(prefix, min(local_ids), max(local_ids))
+    text = counted_text(prefix, local_ids)
     if text is None:
         return encode_reply(head, [f"{prefix}{local_id}" for local_id in local_ids])
     keys = [text % local_id for local_id in local_ids]
     count = pack_u32(len(keys))
-    return b"".join((message_head(head, MessageType.REPLY), DESCRIPTORS, count, *keys, b"\0\0"))
+    return b"".join((reply_head(head), DESCRIPTORS, count, *keys, b"\0\0"))
 
 
 def encode_dequeued(head: Head, answer: DequeueAnswer) -> bytes:
     """The answer to a dequeue."""
-    return message_head(head, MessageType.REPLY) + answer.encode()
+    return reply_head(head) + answer.encode()
 
 
 def encode_error(head: Head, error: PinLaterError) -> bytes:
@@ -251,7 +249,7 @@ def encode_error(head: Head, error: PinLaterError) -> bytes:
     if head.method_name == Method.ENQUEUE and isinstance(error, (InvalidRequest, Overloaded)):
         code = ErrorCode.ENQUEUE_REJECTED
     descriptors = list(error.descriptors) if isinstance(error, EnqueuedInPart) else None
-    parts = [message_head(head, MessageType.REPLY), _ERROR_FIELD]
+    parts = [reply_head(head), _ERROR_FIELD]
     _write_error(parts, ErrorBody(code, error.message, descriptors))
     parts.append(b"\0")
     return b"".join(parts)

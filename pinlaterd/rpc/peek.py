@@ -12,12 +12,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from pinlaterd.errors import ProtocolError
 from pinlaterd.model import Method
-from pinlaterd.rpc.binary import I32, STRICT_CALL, U32, VERSION_1, MessageType, pack_i32, pack_u32
+from pinlaterd.rpc.binary import (
+    I32,
+    STRICT_CALL,
+    STRICT_REPLY,
+    U32,
+    VERSION_1,
+    MessageType,
+    pack_i32,
+    pack_u32,
+)
 from pinlaterd.rpc.interface import METHODS, headers
 
 
@@ -49,14 +57,16 @@ _TAG6_U32: Final = struct.Struct(">6sI").unpack_from
 
 _new: Final = tuple.__new__  # a NamedTuple's own constructor costs three times as much
 
-# Strict calls as they begin, up to the sequence number.
-_USUAL_CALLS: Final = {
-    STRICT_CALL + pack_u32(len(method)) + method.encode(): method for method in Method
+# Strict calls and replies as they begin, up to the sequence number.
+CALL_HEADS: Final = {
+    method: STRICT_CALL + pack_u32(len(method)) + method.encode() for method in Method
 }
+_REPLY_HEADS: Final[Mapping[str, bytes]] = {
+    method: STRICT_REPLY + head.removeprefix(STRICT_CALL) for method, head in CALL_HEADS.items()
+}
+_USUAL_CALLS: Final = {head: method for method, head in CALL_HEADS.items()}
 _LOOKUP: Final = Method.LOOKUP  # to look a member up costs as much as a call
 _METHODS: Final = {method.value: method for method in Method}
-# Longer names are what a client made up; they are not remembered.
-_USUAL_NAME_CHARS: Final = 64
 
 
 # --- the head of a message ------------------------------------------------------------------
@@ -105,10 +115,14 @@ def read_message_head(message: bytes) -> MessageHead:
 def read_call_head(message: bytes) -> tuple[Head, Method | None, int]:
     """The head of a call, its method (None: there is none of that name), and where its arguments
     begin."""
-    method, at = _usual_call(message)
-    if method is not None:
-        (seqid,) = I32(message, at - 4)
-        return _new(Head, (method.value, seqid, False, True)), method, at
+    try:
+        at = message[7] + 8
+        method = _USUAL_CALLS.get(message[:at])
+        if method is not None:
+            (seqid,) = I32(message, at)
+            return _new(Head, (method, seqid, False, True)), method, at + 4
+    except (IndexError, struct.error):
+        pass  # too short: the careful way says what it is
     name, kind, seqid, strict, at = read_message_head(message)
     if kind not in (MessageType.CALL, MessageType.ONEWAY):
         raise ProtocolError(f"expected a call, got a message of type {kind}")
@@ -116,28 +130,19 @@ def read_call_head(message: bytes) -> tuple[Head, Method | None, int]:
     return head, _METHODS.get(name), at
 
 
-def _usual_call(message: bytes) -> tuple[Method | None, int]:
-    """The method of a strict call of ours, and where its arguments begin; None for what takes a
-    closer look."""
-    at = message[7] + 12 if len(message) > 7 else 12
-    return (_USUAL_CALLS.get(message[: at - 4]), at) if len(message) >= at else (None, 0)
+def reply_head(head: Head) -> bytes:
+    """The head of a reply to the call, in the same form."""
+    usual = _REPLY_HEADS.get(head[0]) if head[3] else None
+    return message_head(head, MessageType.REPLY) if usual is None else usual + pack_i32(head[1])
 
 
 def message_head(head: Head, kind: MessageType) -> bytes:
     """The head of a message about the same call, in the same form."""
-    usual = len(head.method_name) <= _USUAL_NAME_CHARS
-    before = _remembered_before_seqid if usual else _before_seqid
-    return before(head.method_name, kind, head.strict) + pack_i32(head.seqid)
-
-
-def _before_seqid(method_name: str, kind: MessageType, strict: bool) -> bytes:  # noqa: FBT001
-    name = method_name.encode("utf-8", "replace")
-    if strict:
-        return struct.pack(f">HBBI{len(name)}s", VERSION_1, 0, kind, len(name), name)
-    return struct.pack(f">I{len(name)}sB", len(name), name, kind)
-
-
-_remembered_before_seqid = lru_cache(maxsize=256)(_before_seqid)
+    name = head.method_name.encode("utf-8", "replace")
+    if head.strict:
+        layout = f">HBBI{len(name)}si"
+        return struct.pack(layout, VERSION_1, 0, kind, len(name), name, head.seqid)
+    return struct.pack(f">I{len(name)}sBi", len(name), name, kind, head.seqid)
 
 
 # --- the way of a call ---------------------------------------------------------------------
@@ -153,18 +158,13 @@ class Peek(NamedTuple):
     checkpoints or look-up; None if there are none.
     """
 
-    message: bytes
+    head: Head
     method: Method | None
-    oneway: bool
     canonical: bool
     queue: str | None
     items: int
     limit: int
     first_descriptor: str | None
-
-    @property
-    def head(self) -> Head:
-        return read_call_head(self.message)[0]
 
 
 _Found = tuple[int, int, str | None]  # items, limit, first descriptor
@@ -172,14 +172,10 @@ _Found = tuple[int, int, str | None]  # items, limit, first descriptor
 
 def peek(message: bytes) -> Peek:
     """Raises ProtocolError if not even the head is that of a call."""
-    method, at = _usual_call(message)
-    oneway = False
-    if method is None:
-        head, method, at = read_call_head(message)
-        oneway = head.oneway
+    head, method, at = read_call_head(message)
     find = _FINDERS.get(method)
     if find is None:
-        return Peek(message, method, oneway, False, None, 0, 0, None)
+        return Peek(head, method, False, None, 0, 0, None)
     try:
         tag, length = _TAG6_U32(message, at)
         at += 10 + length
@@ -200,9 +196,9 @@ def peek(message: bytes) -> Peek:
             at = begin + length
             queue = message[begin:at].decode()
         items, limit, first = find(message, at)
-        return _new(Peek, (message, method, oneway, True, queue, items, limit, first))
+        return _new(Peek, (head, method, True, queue, items, limit, first))
     except UNUSUAL:
-        return Peek(message, method, oneway, False, None, 0, 0, None)
+        return Peek(head, method, False, None, 0, 0, None)
 
 
 # Each reads a request behind its queue, if it has one.

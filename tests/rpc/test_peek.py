@@ -57,7 +57,7 @@ def test_it_sees_what_chooses_the_way(call, strict):
     assert peeked.head == decoded.head
     assert peeked.method is Method(call[0])
     assert peeked.canonical is (peeked.method in PASSED_THROUGH)
-    assert not peeked.canonical or peeked[4:] == what_chooses_the_way(decoded.request)
+    assert not peeked.canonical or peeked[3:] == what_chooses_the_way(decoded.request)
 
 
 @given(UNORDERED, st.booleans())
@@ -68,7 +68,7 @@ def test_it_sees_nothing_else_in_another_layout(call, strict):
 
     decoded = codec.decode_call(message)
     assert peeked.head == decoded.head
-    assert not peeked.canonical or peeked[4:] == what_chooses_the_way(decoded.request)
+    assert not peeked.canonical or peeked[3:] == what_chooses_the_way(decoded.request)
 
 
 def test_a_oneway_call_is_seen_as_such():
@@ -115,4 +115,4 @@ def test_a_message_that_ends_early_is_never_seen_as_more_than_it_is(method):
     for end in range(head_bytes, len(message)):
         peeked = codec.peek(message[:end])
 
-        assert not peeked.canonical or peeked[4:] == seen
+        assert not peeked.canonical or peeked[3:] == seen

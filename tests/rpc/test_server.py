@@ -75,7 +75,7 @@ class RunningServer:
 
     async def _start(self, handler: Handle) -> ThriftServer:
         def handle(message: bytes, connection: Connection) -> None:
-            handler(message, Answer(connection, oneway=codec.peek(message).oneway))
+            handler(message, Answer(connection, oneway=codec.peek(message).head.oneway))
 
         server = ThriftServer(handle, self._settings, self.stats)
         await server.start()
