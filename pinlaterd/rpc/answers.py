@@ -71,8 +71,8 @@ class DequeueAnswer:
         """The same of jobs of one queue and priority: `prefix` begins their descriptors, `claimer`
         those of their claims, whose numbers count up."""
         claims = range(first_claim, first_claim + len(local_ids))
-        key = counted_text(prefix, local_ids)
-        claim = counted_text(claimer, (first_claim, claims[-1]))
+        key = counted_text(prefix, min(local_ids), max(local_ids))
+        claim = counted_text(claimer, first_claim, claims[-1])
         if key is None or claim is None:
             descriptors = [f"{prefix}{local_id}" for local_id in local_ids]
             named = [f"{claimer}{number}" for number in claims]
@@ -110,13 +110,12 @@ def _metadata_text(attempts: tuple[int, int], claim: bytes, timeout_seconds: int
     return _before_claim(attempts).replace(b"%", b"%%") + claim + behind.replace(b"%", b"%%")
 
 
-def counted_text(prefix: str, numbers: Sequence[int]) -> bytes | None:
-    """The format of texts of `prefix` and one of `numbers`, with their length in front; None if
-    these have not equally many digits."""
-    digits = len(str(numbers[0]))
-    if len(numbers) > 1 and not len(str(min(numbers))) == digits == len(str(max(numbers))):
-        return None
-    return _counted_text(prefix, digits)
+def counted_text(prefix: str, least: int, greatest: int) -> bytes | None:
+    """The format of texts of `prefix` and a number from `least` to `greatest`, with their length in
+    front; None if these have not equally many digits."""
+    digits = len(str(least))
+    alike = least == greatest or len(str(greatest)) == digits
+    return _counted_text(prefix, digits) if alike else None
 
 
 @lru_cache(maxsize=1024)

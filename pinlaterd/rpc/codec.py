@@ -229,7 +229,10 @@ def _dequeued(result: DequeueResult) -> DequeueAnswer:
 
 def encode_enqueued(head: Head, prefix: str, local_ids: Sequence[int]) -> bytes:
     """The answer to an enqueue of jobs of one priority: `prefix` begins their descriptors."""
-    text = counted_text(prefix, local_ids)
+    least = greatest = local_ids[0]
+    if len(local_ids) > 1:
+        least, greatest = min(local_ids), max(local_ids)
+    text = counted_text(prefix, least, greatest)
     if text is None:
         return encode_reply(head, [f"{prefix}{local_id}" for local_id in local_ids])
     keys = [text % local_id for local_id in local_ids]

@@ -48,7 +48,7 @@ _BYTES_ACKED: Final = struct.Struct("120xQ").unpack_from
 _ENDED: Final = (b"\x07", b"\x08")  # TCP_CLOSE (a reset), TCP_CLOSE_WAIT (an end), by the client
 # What may be kept until the next look, before the kernel is asked: that is a system call.
 _KEPT_ANSWERS: Final = 64
-_KEPT_BYTES: Final = 256 * KIB
+_KEPT_BYTES: Final = 32 * KIB
 # Fewer bytes than this in a whole period are no progress, unless they complete something.
 _PROGRESS_BYTES: Final = KIB
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from pinlaterd.model import (
@@ -57,6 +58,8 @@ _END_ALL: Final = b"\0\0"  # of the request and of the arguments
 
 _, _PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers("PinLaterJob")
 _, _APPEND_STATUS, _RETRY_DELAY, _CLAIM = headers("PinLaterJobAckInfo")
+# Longer ends of enqueues, behind the last body, are not remembered.
+_USUAL_TAIL_BYTES: Final = 64
 _NEXT_ACK: Final = b"\0" + FIRST_TEXT
 
 # A tuple's own constructor: a NamedTuple's costs three times as much.
@@ -170,7 +173,11 @@ def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
         at = end + size
     begin = at + 4
     end = begin + U32(message, at)[0]
-    rest, at = _job_rest(message, end)
+    if 0 < len(message) - end <= _USUAL_TAIL_BYTES:
+        rest, size = _last_job_rest(message[end:])
+        at = end + size
+    else:
+        rest, at = _job_rest(message, end)
     append(new(Job, (message[begin:end], *rest)))
     return jobs, at
 
@@ -198,6 +205,12 @@ def _job_rest(message: bytes, at: int) -> tuple[_JobRest, int]:
     if message[at]:
         raise Unusual
     return (priority, run_after_ms, attempts, status), at + 1
+
+
+@lru_cache(maxsize=256)
+def _last_job_rest(tail: bytes) -> tuple[_JobRest, int]:
+    """The same of a message's last job, whose body `tail` follows: mostly as in calls before."""
+    return _job_rest(tail, 0)
 
 
 def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckRequest, int]:
