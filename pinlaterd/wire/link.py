@@ -238,7 +238,7 @@ class ShardLink:
         calls, self.unsent = self.unsent, []
         if not self._send(pack_calls(self.incarnation, calls)):
             for call in calls:
-                self._finish(call, _DOWN)
+                self._finish(call.call_id, _DOWN)
 
     def _send(self, frame: bytes) -> bool:
         try:
@@ -295,10 +295,7 @@ class ShardLink:
             if frame.counts:
                 self._count(frame.counts)
             for reply in frame.entries:
-                call = self._in_flight.pop(reply.call_id, None)
-                if call is not None:
-                    self._bytes_in_flight -= call.size
-                    self._tell(call, reply)
+                self._finish(reply.call_id, reply)
         elif isinstance(frame, Pulse):
             self._follow_health(degraded=frame.degraded)
             if frame.counts:
@@ -308,8 +305,9 @@ class ShardLink:
             log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
             self._leave(None)
 
-    def _finish(self, call: ShardCall, reply: ReplyEntry) -> None:
-        if self._in_flight.pop(call.call_id, None) is not None:
+    def _finish(self, call_id: int, reply: ReplyEntry) -> None:
+        call = self._in_flight.pop(call_id, None)
+        if call is not None:
             self._bytes_in_flight -= call.size
             self._tell(call, reply)
 
@@ -369,11 +367,11 @@ class ShardLink:
         self.unsent = []
         for call in list(self._in_flight.values()):
             if reply is not None and call.call_id not in unsent:
-                self._finish(call, reply)
+                self._finish(call.call_id, reply)
             elif call.patient and call.on_reply is not None and self.returning:
                 self.unsent.append(call)
             else:
-                self._finish(call, _DOWN)
+                self._finish(call.call_id, _DOWN)
 
     def _monitor_readable(self) -> None:
         while not self._socket.closed:
@@ -413,7 +411,7 @@ class ShardLink:
         self._flush()  # what is given up has been sent: its message may be gone afterwards
         for call in list(self._in_flight.values()):
             if call.deadline + _FORGET_AFTER_SECONDS <= now:
-                self._finish(call, _LATE)
+                self._finish(call.call_id, _LATE)
         self._give_up(lambda call: call.deadline + call.grace_seconds <= judged_until, _LATE)
         self._silent_sweeps += 1 if waited == PULSE_SECONDS else _QUIET_SWEEP
         self._assess()
@@ -446,7 +444,7 @@ class ShardLink:
             if self.returning and call.deadline > now:
                 self.unsent.append(call)
             else:
-                self._finish(call, _DOWN)
+                self._finish(call.call_id, _DOWN)
 
 
 def _new_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
