@@ -78,11 +78,17 @@ class DequeueAnswer:
             named = [f"{claimer}{number}" for number in claims]
             self.add(descriptors, payloads, named, timeout_seconds)
             return
-        keys = [key % local_id for local_id in local_ids]
-        attempts = self._add_bodies(keys, payloads)
-        metadata = {each: _metadata_text(each, claim, timeout_seconds) for each in set(attempts)}
-        pairs = zip(attempts, claims, strict=True)
-        self._metadata += _interleave(keys, [metadata[each] % number for each, number in pairs])
+        attempts = self._add_bodies([key % local_id for local_id in local_ids], payloads)
+        texts = {each: _metadata_text(key, each, claim, timeout_seconds) for each in set(attempts)}
+        alike = len(texts) == 1  # as most of the time
+        text = (
+            texts[attempts[0]] * len(claims)
+            if alike
+            else b"".join(map(texts.__getitem__, attempts))
+        )
+        numbers = [0] * (2 * len(claims))
+        numbers[::2], numbers[1::2] = local_ids, claims
+        self._metadata.append(text % tuple(numbers))
 
     def _add_bodies(
         self, keys: list[bytes], payloads: Sequence[Payload]
@@ -104,10 +110,13 @@ def _before_claim(attempts: tuple[int, int]) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _metadata_text(attempts: tuple[int, int], claim: bytes, timeout_seconds: int) -> bytes:
-    """The format of the metadata of jobs that differ in the number of their claim alone."""
-    behind = _BEHIND_CLAIM.pack(_TIMEOUT, timeout_seconds, 0)
-    return _before_claim(attempts).replace(b"%", b"%%") + claim + behind.replace(b"%", b"%%")
+def _metadata_text(
+    key: bytes, attempts: tuple[int, int], claim: bytes, timeout_seconds: int
+) -> bytes:
+    """The format of the metadata of jobs that differ only in their numbers and their claims'."""
+    before = _before_claim(attempts).replace(b"%", b"%%")
+    behind = _BEHIND_CLAIM.pack(_TIMEOUT, timeout_seconds, 0).replace(b"%", b"%%")
+    return b"".join((key, before, claim, behind))
 
 
 def counted_text(prefix: str, least: int, greatest: int) -> bytes | None:
