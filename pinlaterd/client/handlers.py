@@ -333,13 +333,11 @@ class ProcessExecutor(ThreadExecutor):
 
     def _run_jobs(self, work: InFlight, name: str) -> None:
         place = ProcessPlace(self._handler, self._plan, name, work)
-        try:
+        with contextlib.closing(place):
             place.prepare()
             while (job := work.wait()) is not None:
                 self._run(work, job, place.run)
                 place.prepare()
-        finally:
-            place.close()
 
 
 class ProcessPlace:
@@ -419,8 +417,8 @@ class TaskExecutor(Executor):
         self._thread = threading.Thread(
             target=self._run_loop, name=f"{handler.queue}-loop", daemon=True
         )
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._running: dict[asyncio.Task[None], RunningJob] = {}  # in whose handlers tasks are
+        # Each with the job in whose handler it is.
+        self._tasks: dict[asyncio.Task[None], RunningJob | None] = {}
         self._closing = False
 
     def start(self, work: InFlight, fail: Callable[[Exception], object]) -> None:
@@ -448,7 +446,7 @@ class TaskExecutor(Executor):
 
     def _begin_jobs(self, work: InFlight) -> None:
         while len(self._tasks) < self._concurrency and (job := work.begin()) is not None:
-            self._tasks.add(self._loop.create_task(self._run_jobs(work, job)))
+            self._tasks[self._loop.create_task(self._run_jobs(work, job))] = None
 
     async def _run_jobs(self, work: InFlight, first: RunningJob) -> None:
         """Run `first`, and what waits then: one task for many jobs costs less than one for each."""
@@ -464,12 +462,12 @@ class TaskExecutor(Executor):
             work.finish(job, outcome, time.monotonic())
             await asyncio.sleep(0)  # a handler that never waits must not hold up the others
             job = work.begin()
-        self._tasks.discard(task)  # at once: a job that comes now finds the place free
+        del self._tasks[task]  # at once: a job that comes now finds the place free
         if self._closing and not self._tasks:
             self._loop.stop()
 
     async def _run(self, task: asyncio.Task[None], job: RunningJob) -> Outcome:
-        self._running[task] = job
+        self._tasks[task] = job
         job.when_lost(lambda: self._tell(self._cancel, task, job))
         try:
             async with asyncio.timeout(self._handler.time_limit_seconds):
@@ -480,13 +478,13 @@ class TaskExecutor(Executor):
             return self._handler.outcome_of(job, error)
         finally:
             # It is too late to be cancelled: that would end the task, and so take a place.
-            del self._running[task]
+            self._tasks[task] = None
             job.when_lost(None)
             while task.cancelling():
                 task.uncancel()
 
     def _cancel(self, task: asyncio.Task[None], job: RunningJob) -> None:
-        if self._running.get(task) is job:
+        if self._tasks.get(task) is job:
             task.cancel()
 
     def _close(self) -> None:

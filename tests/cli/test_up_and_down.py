@@ -186,24 +186,18 @@ def test_the_files_are_edited_while_it_starts(operator, wait_until):
     assert done.returncode == 0, done.stderr
 
 
-def test_another_port(serving):
+def test_another_port_and_another_router(serving):
     port = unused_port()
     text = (serving.folder / "etc" / "pinlaterd.yaml").read_text()
-    serving.write("pinlaterd.yaml", text.replace(f"\nport: {serving.port}", f"\nport: {port}"))
+    text = text.replace(f"\nport: {serving.port}", f"\nport: {port}")
+    serving.write("pinlaterd.yaml", f"{text}routers: 2\n")
 
-    assert serving.up().returncode == 0
-
-    with Client(port=port) as client:
-        client.queue_names()
-
-
-def test_several_routers(written):
-    written.append("pinlaterd.yaml", "routers: 2\n")
-
-    done = written.up()
+    done = serving.up()
 
     assert done.returncode == 0, done.stderr
-    assert {"router-1", "router-2"} < set(written.pids())
+    assert {"router-1", "router-2"} < set(serving.pids())
+    with Client(port=port) as client:
+        client.queue_names()
 
 
 def test_with_a_supervisord_that_is_stopped(serving):
