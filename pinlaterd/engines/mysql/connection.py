@@ -323,7 +323,7 @@ def pieces(listed: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 FAULTS = (err.MySQLError, OSError, MemoryError, OverflowError, UnicodeError, struct.error)
 
 _ACCESS_DENIED, _NO_PRIVILEGE = 1045, 1044
-DUPLICATE_KEY, DEADLOCK = 1062, 1213
+DUPLICATE_KEY, DEADLOCK, UNKNOWN_CONNECTION = 1062, 1213, 1094
 _LOCK_WAIT = 1205
 _WITHIN_COMMIT = 1180
 # 1053 shutdown, 1080 and 1152 aborted, 1927 killed, 2006 gone, 2013 lost, 2014 out of step,

@@ -31,12 +31,9 @@ from pinlaterd.engines.failover import (
 )
 from pinlaterd.engines.mysql.connection import quote_name
 from pinlaterd.engines.mysql.replication import Position, ReplicaStatus, ReplicationServer
-from pinlaterd.engines.mysql.tables import lock_name, owner_database
+from pinlaterd.engines.mysql.tables import owner_database
 from pinlaterd.errors import StorageError, StorageNotCommitted
 
-_LOCK_SECONDS = 1.0
-# An owner whose connection was ended has lost its lock within this.
-_MOST_LOCK_SECONDS = 15.0
 _CONNECT_SECONDS = 10.0
 
 # Keys of notes: where the old master stood when it was proven that the replica has all, and where
@@ -155,22 +152,8 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         if not self._notes.get(_BEFORE):
             self._notes.put(_BEFORE, _WRITABLE if old.is_writable() else _READ_ONLY)
         old.stop_writes()
-        ended = sum([self._take_over(old, shard) for shard in self._handover.shards])
+        ended = sum([old.take_over(shard) for shard in self._handover.shards])
         return f"{old} is read-only; {ended} connections of owners were ended"
-
-    def _take_over(self, old: ReplicationServer, shard: str) -> int:
-        """Take a shard's lock; returns how many connections had to be ended for that."""
-        ended: set[int] = set()
-        deadline = self._clock.monotonic() + _MOST_LOCK_SECONDS
-        while (
-            holder := old.take_lock(lock_name(shard), _LOCK_SECONDS if ended else 0)
-        ) is not None:
-            if self._clock.monotonic() > deadline:
-                raise StorageError(f"{old}: the owner of shard {shard} keeps its lock; see KILL")
-            if holder:
-                old.end_connection(holder)
-            ended.add(holder)
-        return len(ended)
 
     def _catch_up(self) -> str:
         """The proof. It needs no running replica if it was brought before, and nobody has written

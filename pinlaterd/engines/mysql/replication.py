@@ -11,8 +11,9 @@ without              file and offset in the master's binary log
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from pinlaterd.engines.failover import Account, Place
 from pinlaterd.engines.mysql.connection import (
@@ -23,13 +24,14 @@ from pinlaterd.engines.mysql.connection import (
     describe,
     quote_text,
 )
+from pinlaterd.engines.mysql.store import OwnerLock
 from pinlaterd.errors import StorageError
-
-T = TypeVar("T")
 
 _ANSWER_SECONDS = 30.0
 _NO_PRIVILEGE = frozenset({1044, 1142, 1227})
-_UNKNOWN_DATABASE, _UNKNOWN_THREAD, _UNKNOWN_TABLE = 1049, 1094, 1146
+_UNKNOWN_DATABASE, _UNKNOWN_TABLE = 1049, 1146
+# An owner whose connection was ended has lost its lock within so many seconds.
+_LOCK_ATTEMPTS = 15
 _FILTERS = re.compile(r"Replicate_(Do|Ignore|Wild_Do|Wild_Ignore)_|Replicate_Rewrite_DB")
 # What MySQL has renamed, in this order; MariaDB and old MySQL have the names on the left.
 _RENAMED = (("Master", "Source"), ("Slave", "Replica"))
@@ -103,7 +105,8 @@ class ReplicationServer:
 
     def position(self) -> Position | None:
         """None if it writes no binary log, from which replicas could read."""
-        rows = self._said(self._db.named_rows, self._words.binlog_status)
+        with self._guarded():
+            rows = self._db.named_rows(self._words.binlog_status)
         if not rows:
             return None
         gtids = ""
@@ -122,7 +125,8 @@ class ReplicationServer:
 
     def replica_status(self) -> ReplicaStatus | None:
         """None if it is no replica."""
-        rows = self._said(self._db.named_rows, self._words.replica_status)
+        with self._guarded():
+            rows = self._db.named_rows(self._words.replica_status)
         return replica_status(rows[0], channels=len(rows)) if rows else None
 
     def applied_gtids(self) -> str:
@@ -140,10 +144,11 @@ class ReplicationServer:
 
     def owned_shards(self) -> list[str]:
         """The shards that an owner has ever opened here, of whatever deployment."""
-        rows = self._said(
-            self._db.rows,
-            b"SELECT schema_name FROM information_schema.schemata WHERE schema_name LIKE 'plm\\_%'",
-        )
+        with self._guarded():
+            rows = self._db.rows(
+                b"SELECT schema_name FROM information_schema.schemata"
+                b" WHERE schema_name LIKE 'plm\\_%'"
+            )
         return [str(name).removeprefix("plm_") for (name,) in rows]
 
     # --- what it is told ---------------------------------------------------------------------
@@ -159,16 +164,12 @@ class ReplicationServer:
             self._do(b"SET GLOBAL super_read_only = 0")
         self._do(b"SET GLOBAL read_only = 0")
 
-    def take_lock(self, name: str, seconds: float) -> int | None:
-        """Until this connection ends. None once it is ours, else the connection that has it."""
-        lock = quote_text(name)
-        if self._value(b"GET_LOCK(%b, %.3f)" % (lock, seconds)) == 1:
-            return None
-        return int(self._value(b"IS_USED_LOCK(%b)" % lock) or 0)
-
-    def end_connection(self, connection: int) -> None:
-        """It may have ended by itself."""
-        self._do(b"KILL %d" % connection, unless=(_UNKNOWN_THREAD,))
+    def take_over(self, shard: str) -> int:
+        """Own a shard until this connection ends; returns how many owners' connections were ended
+        for that."""
+        with self._guarded():
+            lock = OwnerLock(shard, self.server)
+            return lock.take(self._db, attempts=_LOCK_ATTEMPTS, from_anybody=True)
 
     def stop_replicating(self) -> None:
         self._do(b"STOP " + self._words.replica)
@@ -215,25 +216,22 @@ class ReplicationServer:
     # --- how it is asked ---------------------------------------------------------------------
 
     def _value(self, expression: bytes) -> Any:
-        [[value]] = self._said(self._db.rows, b"SELECT " + expression)
+        with self._guarded():
+            [[value]] = self._db.rows(b"SELECT " + expression)
         return value
 
     def _do(self, statement: bytes, *, unless: tuple[int, ...] = ()) -> None:
         """`unless`: errors that mean that there is nothing to do."""
+        with self._guarded(unless):
+            self._db.execute(statement)
 
-        def execute(statement: bytes) -> None:
-            try:
-                self._db.execute(statement)
-            except FAULTS as fault:
-                if code_of(fault) not in unless:
-                    raise
-
-        self._said(execute, statement)
-
-    def _said(self, ask: Callable[[bytes], T], statement: bytes) -> T:
+    @contextmanager
+    def _guarded(self, unless: tuple[int, ...] = ()) -> Iterator[None]:
         try:
-            return ask(statement)
+            yield
         except FAULTS as fault:
+            if code_of(fault) in unless:
+                return
             message = f"{self.server}: {describe(fault)}"
             if code_of(fault) in _NO_PRIVILEGE:
                 message += (

@@ -34,6 +34,7 @@ from pinlaterd.engines.mysql.connection import (
     DUPLICATE_KEY,
     FAULTS,
     READ_ONLY,
+    UNKNOWN_CONNECTION,
     Connection,
     Server,
     code_of,
@@ -54,7 +55,6 @@ from pinlaterd.engines.mysql.tables import (
     create_database,
     create_table,
     limits_of,
-    lock_name,
     owner_database,
 )
 from pinlaterd.errors import QueueGone, ShardOwned, StorageError, StorageLocked, StorageNotCommitted
@@ -66,8 +66,6 @@ T = TypeVar("T")
 _RESERVED_IDS = 10_000
 # A server takes a moment to notice that a process that was killed has gone.
 _WAIT_SECONDS = 1
-# How often the owner's lock is found taken, and then free, before that counts as a failure.
-_LOCK_ATTEMPTS = 3
 # An answer to how a lost COMMIT ended may take this part of what others may take: together they end
 # before the callers' time does, which is twice that of one answer.
 _LOOK_UP_PART = 0.5
@@ -82,29 +80,36 @@ class OwnerLock:
     """One shard's lock, and which connection of this process had it last."""
 
     def __init__(self, shard: str, server: Server) -> None:
-        self._name = lock_name(shard)
+        self._name = f"pinlaterd:{shard}"
         self._where = f"shard {shard} in {server}"
         self._last_holder = 0  # as the server numbers connections
 
-    def take(self, db: Connection) -> None:
-        """Make `db` the owner. A connection of ours that holds the lock still, because the server
-        has not heard of its end or is at work for it, is ended. The driver's faults are passed on.
+    def take(self, db: Connection, *, attempts: int = 3, from_anybody: bool = False) -> int:
+        """Make `db` the owner; returns how many connections were ended for that: one of ours that
+        holds the lock still, because the server has not heard of its end or is at work for it, and
+        any other with `from_anybody`. It is tried `attempts` times more, for a second each. The
+        driver's faults are passed on.
 
         Raises ShardOwned while another process holds it; StorageError if it can't be had yet."""
         name = quote_text(self._name)
-        for attempt in range(1 + _LOCK_ATTEMPTS):
+        ended: set[int] = set()
+        for attempt in range(1 + attempts):
             with db.patiently(_WAIT_SECONDS):
                 wait = b"SELECT GET_LOCK(%b, %d)" % (name, _WAIT_SECONDS if attempt else 0)
                 [[locked]] = db.rows(wait)
             [[holder]] = db.rows(b"SELECT IS_USED_LOCK(%b)" % name)
             if locked == 1 and holder is not None:
                 self._last_holder = int(holder)
-                return
-            if holder is not None and attempt:
+                return len(ended)
+            if holder is not None and attempt and (attempt == attempts or not from_anybody):
                 raise self._held_by(int(holder))
-            if holder is not None and holder == self._last_holder:
-                with contextlib.suppress(*FAULTS):  # it may have ended by now
+            if holder is not None and (from_anybody or holder == self._last_holder):
+                ended.add(int(holder))
+                try:
                     db.execute(b"KILL CONNECTION %d" % holder)
+                except FAULTS as fault:
+                    if code_of(fault) != UNKNOWN_CONNECTION:  # it may have ended by now
+                        raise
         raise StorageError(
             f"{self._where}: the lock {self._name!r} is free and can't be had; it is tried again. "
             "If a proxy is between, it must not multiplex connections"

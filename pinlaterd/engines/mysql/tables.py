@@ -50,11 +50,6 @@ def owner_database(shard: str) -> str:
     return f"plm_{shard}"
 
 
-def lock_name(shard: str) -> str:
-    """Of the server's lock that the owner of a shard holds."""
-    return f"pinlaterd:{shard}"
-
-
 def limits_of(shard: str) -> Limits:
     return Limits(
         queue_name_chars=_DATABASE_NAME_CHARS - len(database_prefix(shard)),
