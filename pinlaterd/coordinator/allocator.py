@@ -47,6 +47,7 @@ FLOOR_FRACTION = 0.01
 
 SETTLE_SECONDS = 3.0
 KEPT_SECONDS = 10.0
+_LOOK_SECONDS = 1.0  # how often routers are looked at while nothing changes
 _CONFIRM_SECONDS = 1.0  # after which a grant is held for lost, and another is sent
 _WORTH_TELLING = 0.001  # of a limit: smaller changes are not sent
 
@@ -97,6 +98,7 @@ class RateAllocator:
         self._settled = False
         self._spare: dict[str, float] = {}  # tokens given up by some, for others
         self._changed = True
+        self._look_due = 0.0
         self._note_due = False
 
     # --- what is heard -------------------------------------------------------------------------
@@ -286,6 +288,9 @@ class RateAllocator:
 
     def _look_for_the_dead(self) -> None:
         now = self._clock.monotonic()
+        if not self._changed and now < self._look_due:
+            return
+        self._look_due = now + _LOOK_SECONDS
         for entry in list(self._entries.values()):
             if entry.died_at is None:
                 if self._is_running(entry.router.pid):

@@ -2,10 +2,10 @@
 no time in which workers could not reach the shard.
 
 What is stored bears wall time. So a list of breaks tells which time it was so much served time ago.
-Each second the list and the time are noted in a file of DIR/run: a process that starts in the same
-boot of the machine goes on with its predecessor's clock and breaks, whatever the wall clock did
-meanwhile, and knows how long the shard was away. After a reboot, or on another machine, every claim
-has its whole time-out again.
+Every few seconds the list and the time are noted in a file of DIR/run: a process that starts in the
+same boot of the machine goes on with its predecessor's clock and breaks, whatever the wall clock
+did meanwhile, and knows how long the shard was away. After a reboot, or on another machine, every
+claim has its whole time-out again.
 
 The file also tells the latest time that an owner of this folder may have reached, by whatever
 clock: local ids begin with the time (engines.base.first_local_id), and must not begin before that.
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 # A turn of the loop takes a second at most; one that takes so long was no service.
 _ABSENT_SECONDS = 5.0
 _MOST_BREAKS = 100
+# A new file costs as much as all else that an idle shard does in a second. What was served since it
+# was noted counts as not served once a successor goes on: claims get so much longer at most.
+_NOTE_SECONDS = 5.0
 # An owner of an earlier boot may have gone on for so long after it noted the time.
 _UNNOTED_MS = 10_000
 _LONG_AGO_MS = 0
@@ -64,7 +67,7 @@ class Timekeeper:
         self._absent = 0.0  # seconds of elapsed time that were not served
         self._begun = False
         self._alive: tuple[float, int] | None = None  # elapsed, now_ms when it last served
-        self._latest = (0.0, 0)  # elapsed, and the latest time of any owner then
+        self._latest = (0.0, 0)  # elapsed when noted, and the latest time of any owner then
         self._unknown_since = 0.0  # served time: older claims may bear times still to come
 
     # --- begin and end of service ------------------------------------------------------------
@@ -99,7 +102,7 @@ class Timekeeper:
         self._break_off(since, before_ms, elapsed, now_ms)
         self._unknown_since = self._served(elapsed)
         self._begun = True
-        self._note()
+        self.note()
 
     def awake(self) -> None:
         """Once a second while the shard serves, and before ages are computed: the process may have
@@ -123,7 +126,8 @@ class Timekeeper:
             self._break_off(elapsed, before_ms, elapsed, now_ms)
             if now_ms < before_ms:
                 self._unknown_since = self._served(elapsed)
-        self._note()
+        if followed or self._clock.elapsed() - self._latest[0] >= _NOTE_SECONDS:
+            self.note()
         return followed and now_ms < before_ms
 
     # --- ages ----------------------------------------------------------------------------------
@@ -163,9 +167,11 @@ class Timekeeper:
         self._absent += until - since
         self._alive = (until, after_ms)
 
-    def _note(self) -> None:
+    def note(self) -> None:
+        """For a successor; nothing before `begin`."""
         if self._file is None or self._alive is None:
             return
+        self.awake()
         elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()
         self._latest = (elapsed, self.latest_ms())
         breaks = list(self._breaks)
