@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.engines.sqlite.file import connect_owner
@@ -85,22 +88,39 @@ CALLS: dict[str, Call] = {
 }
 
 
-@pytest.fixture
-def deep(store: EngineHarness) -> EngineHarness:
-    """DEEP jobs in each state, every other one of another priority, so that each has a run of its
-    own; a deleted queue as deep."""
-    jobs = [Job(b"x", priority=1 + n % 2, attempts_allowed=1) for n in range(DEEP)]
-    store.engine.create_queue("dropped", store.now_ms)
-    store.enqueue(*jobs, queue="dropped")
-    store.engine.delete_queue("dropped")
+@pytest.fixture(scope="module")
+def deep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DEEP jobs in each state, each in a run of its own; a deleted queue as deep."""
+    path = tmp_path_factory.mktemp("deep") / "shard-1.sqlite"
+    store = EngineHarness(lambda: SqliteEngine(path), FakeClock())
+
+    def fill(queue: str) -> None:
+        for n in range(DEEP):  # neighbours of one priority would be in one run
+            store.enqueue(Job(b"x", priority=1 + n % 2, attempts_allowed=1), queue=queue)
+
+    for queue in (QUEUE, "dropped"):
+        store.engine.create_queue(queue, store.now_ms)
     for end in (store.succeed, store.fail, None):
-        store.enqueue(*jobs)
+        fill(QUEUE)
         for priority in (1, 2):
             keys = [claimed.key for claimed in store.claim(priority=priority, limit=DEEP)]
             if end is not None:
                 end(*keys)
-    store.enqueue(*jobs)
-    return store
+    for queue in (QUEUE, "dropped"):
+        fill(queue)
+    store.engine.delete_queue("dropped")
+    store.engine.close()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM runs").fetchone() == (5 * DEEP,)
+    return path
+
+
+@pytest.fixture
+def deep(deep_file: Path, path: Path) -> Iterator[EngineHarness]:
+    shutil.copy(deep_file, path)
+    store = EngineHarness(lambda: SqliteEngine(path), FakeClock())
+    yield store
+    store.engine.close()
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
