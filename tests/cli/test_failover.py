@@ -39,18 +39,14 @@ def masters(deployment: Path) -> list[Address | None]:
 
 
 def test_without_a_service_servers_and_file_are_changed(deployment, redis_pair):
-    done = admin.output("shard failover 2 --yes --dir", deployment)
-
-    assert "no service runs here" in done
+    assert "no service runs here" in admin.output("shard failover 2 --yes --dir", deployment)
     assert masters(deployment) == [Address(HOST, redis_pair.replica.port)] * 2
     assert replication(redis_pair.master)["role"] == "slave"
     assert list((deployment / "run").glob("failover-*.json")) == []
 
 
 def test_nobody_is_asked_in_a_pipe(deployment, redis_pair):
-    done = admin.error("shard failover 1 --dir", deployment, code=2)
-
-    assert "--yes" in done
+    assert "--yes" in admin.error("shard failover 1 --dir", deployment, code=2)
     assert replication(redis_pair.master)["role"] == "master"
 
 
@@ -101,6 +97,4 @@ def test_a_file_has_no_replica(tmp_path):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/shards.yaml").write_text("shards: {1: {}}")
 
-    done = admin.error("shard failover 1 --yes --dir", tmp_path)
-
-    assert "has no replica" in done
+    assert "has no replica" in admin.error("shard failover 1 --yes --dir", tmp_path)

@@ -82,8 +82,7 @@ def test_create_list_and_delete_a_queue(admin, client):
     assert admin("queue create by_admin").returncode == 0
     assert "by_admin" in admin("queue list").stdout.splitlines()
 
-    wrong = admin.error("queue delete by_admin", stdin="wrong\n")
-    assert "PASSWORD_INVALID" in wrong
+    assert "PASSWORD_INVALID" in admin.error("queue delete by_admin", stdin="wrong\n")
     assert "by_admin" in client.queue_names()
 
     assert admin("queue delete by_admin", stdin=f"{ADMIN_PASSWORD}\n").returncode == 0
@@ -169,8 +168,7 @@ def test_retry_makes_failed_jobs_pending(admin, client, queue):
 def test_delete_needs_yes_where_nobody_can_be_asked(admin, client, queue):
     fail_jobs(client, queue, 3)
 
-    refused = admin.error(f"job delete {queue} failed", stdin="y\n", code=2)
-    assert "--yes" in refused
+    assert "--yes" in admin.error(f"job delete {queue} failed", stdin="y\n", code=2)
     assert client.count(queue, JobState.FAILED) == 3
 
     assert admin.facts(f"job delete {queue} failed --yes") == {"deleted": 3}
