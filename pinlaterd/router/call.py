@@ -126,8 +126,10 @@ class Call(Answer, ShardCall):
 
     def reply(self, message: bytes, error: ErrorCode | None = None) -> bool:
         """Answer with a Thrift reply; False if nobody is there to read it."""
-        sent = self.send(message)
-        self._end(error)
+        sent = self.connection.answered(self, message)
+        self._on_end(self, error)
+        # The answer may wait for those before it; its request would take memory that nobody counts.
+        self.message = b""
         return sent
 
     def fail(self, error: BaseException) -> None:
@@ -143,18 +145,12 @@ class Call(Answer, ShardCall):
             if jobs:
                 # Jobs that a dequeue claimed and nobody gets are released, for others to claim.
                 self.on_undelivered = shard.release
-            if not self.send(payload) and jobs:
+            if not self.reply(payload) and jobs:
                 shard.release(payload)
-            self._end(None)
         elif status is Status.FAILED:
             self.reply(payload, codec.peek_error(payload))
         else:
             self.fail(failure([(shard, reply)]))
-
-    def _end(self, error: ErrorCode | None) -> None:
-        self._on_end(self, error)
-        # The answer may wait for those before it; its request would take memory that nobody counts.
-        self.message = b""
 
 
 # --- whether it may begin --------------------------------------------------------------------

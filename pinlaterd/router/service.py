@@ -111,7 +111,7 @@ class RouterService:
         ):
             # Small calls of one turn of the loop share a message: what a message costs on its
             # way, and what a commit costs, is several times what such a call costs.
-            self._enqueue_on(last, call)
+            self._enqueue_on_one_of([last], call)
         else:
             self._enqueue_on_one_of(self._shards.enqueueable(), call)
 
@@ -120,9 +120,6 @@ class RouterService:
             call.fail(no_place_to_enqueue(self._shards, call.refusals))
             return
         shard = self._last_enqueued = less_loaded(shards, self._shared.rng)
-        self._enqueue_on(shard, call)
-
-    def _enqueue_on(self, shard: ShardLink, call: Call) -> None:
         # Others may take it if this one goes. One that has gone was chosen for want of another.
         call.patient = not shard.healthy and shard.returning
         call.give_up = _NEVER

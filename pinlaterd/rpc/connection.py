@@ -94,7 +94,6 @@ class Answer:
 
     def send(self, message: bytes) -> bool:
         """False if nobody will get it: the client has gone, or the call is oneway."""
-        assert self.sent is None
         return self.connection.answered(self, message)
 
 
@@ -167,8 +166,16 @@ class Connection(asyncio.Protocol):
         reader = self._reader
         messages = reader.feed(data)
         self._received.finished += len(messages)
-        if len(messages) == 1 and self._is_first(reader):
-            self._begin(messages[0])
+        if len(messages) == 1 and not (
+            self.slots
+            or self._waiting
+            or self.oneway_calls
+            or self._unsent_high
+            or reader.buffer
+            or reader.failure is not None
+            or self.server.max_calls == 1  # then no more is read as it begins
+        ):
+            self._begin(messages[0])  # nothing is before or behind it
             return
         self._received.bytes += len(data)
         self._waiting.extend(messages)
@@ -223,6 +230,7 @@ class Connection(asyncio.Protocol):
     def answered(self, answer: Answer, message: bytes) -> bool:
         """`message` is the answer, which goes out once all earlier ones are. False if the client
         has gone."""
+        assert answer.sent is None
         if answer.oneway:
             self.oneway_calls -= 1
             if self._waiting:
@@ -271,18 +279,6 @@ class Connection(asyncio.Protocol):
             self._close_if_done()
         elif self._waiting or not self._reading or len(self.slots) >= self.server.max_calls:
             self._update_reading()
-
-    def _is_first(self, reader: FrameReader) -> bool:
-        """Whether a message that has just come, with nothing behind it, may be begun at once."""
-        return not (
-            self.slots
-            or self._waiting
-            or self.oneway_calls
-            or self._unsent_high
-            or reader.buffer
-            or reader.failure is not None
-            or self.server.max_calls == 1  # then no more is read as it begins
-        )
 
     def _is_idle(self) -> bool:
         return not (self.slots or self._waiting or self._reader.buffer)

@@ -24,6 +24,7 @@ from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState
 from pinlaterd.wire.envelope import (
+    MALFORMED,
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
@@ -33,7 +34,6 @@ from pinlaterd.wire.envelope import (
     Goodbye,
     GoodbyeAck,
     Hello,
-    MalformedEnvelope,
     Pulse,
     ReadyCounts,
     Replies,
@@ -346,6 +346,6 @@ def _read(frame: bytes) -> Frame | None:
     """None for what no router of this version sends."""
     try:
         return unpack(frame)
-    except MalformedEnvelope as error:
+    except MALFORMED as error:
         log.error("a router sent a message that can't be read (%s); ignored", error)
         return None

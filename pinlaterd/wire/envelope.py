@@ -146,10 +146,6 @@ class ShardFacts(NamedTuple):
     counts: tuple[ReadyCounts, ...]
 
 
-class MalformedEnvelope(Exception):
-    """Bytes that no pinlaterd process of this version sends."""
-
-
 # --- frames ---------------------------------------------------------------------------------
 
 
@@ -204,15 +200,9 @@ class GoodbyeAck(_Frame, tag=7):
 Frame = Hello | Calls | Welcome | Replies | Pulse | Goodbye | GoodbyeAck
 
 pack: Callable[[Frame], bytes] = msgspec.msgpack.Encoder().encode
-_unpack: Callable[[bytes], Frame] = msgspec.msgpack.Decoder(Frame).decode
-
-
-def unpack(frame: bytes) -> Frame:
-    """Raises MalformedEnvelope."""
-    try:
-        return _unpack(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedEnvelope(str(error)) from error
+unpack: Callable[[bytes], Frame] = msgspec.msgpack.Decoder(Frame).decode
+# What it raises for bytes that no pinlaterd process of this version sends.
+MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 def pack_calls(incarnation: int, calls: Iterable[ShardCall]) -> bytes:

@@ -26,6 +26,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from pinlaterd.clock import Clock
 from pinlaterd.wire.envelope import (
+    MALFORMED,
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
@@ -33,7 +34,6 @@ from pinlaterd.wire.envelope import (
     Goodbye,
     GoodbyeAck,
     Hello,
-    MalformedEnvelope,
     Op,
     Pulse,
     ReadyCounts,
@@ -263,7 +263,7 @@ class ShardLink:
                 self._heard()
             try:
                 self._take(frame)
-            except MalformedEnvelope:
+            except MALFORMED:
                 log.error("shard-%s sent a message that cannot be read; ignored", self.name)
             if socket.closed or not socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
                 return

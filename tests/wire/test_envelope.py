@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinlaterd.wire.envelope import (
+    MALFORMED,
     CallEntry,
     Calls,
     Frame,
     Goodbye,
     GoodbyeAck,
     Hello,
-    MalformedEnvelope,
     Op,
     Pulse,
     ReadyCounts,
@@ -74,14 +74,14 @@ def test_a_frame_comes_out_as_it_went_in(frame: Frame):
 
 @given(st.binary(max_size=200))
 def test_nonsense_is_malformed_and_nothing_worse(data):
-    with pytest.raises(MalformedEnvelope):
+    with pytest.raises(MALFORMED):
         unpack(data)
 
 
 def test_a_cut_off_message_is_malformed():
     frame = pack(Calls(1, [CallEntry(1, 1.0, b"message")]))
     for end in range(len(frame)):
-        with pytest.raises(MalformedEnvelope):
+        with pytest.raises(MALFORMED):
             unpack(frame[:end])
 
 
