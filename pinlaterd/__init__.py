@@ -19,8 +19,8 @@ Imports go downward only:
     router | shard | coordinator                              the processes
     client                                                    what applications import
     rpc | wire | engines                                      Thrift, ZeroMQ, storage
-    config | stats | lifecycle | log
-    model, errors, clock, text                                standard library only
+    config | stats | lifecycle
+    model, errors, clock                                      standard library only
 
 docs/architecture.md has the rest.
 """

@@ -23,7 +23,6 @@ from types import ModuleType
 
 import click
 
-from pinlaterd import log
 from pinlaterd.cli import command
 from pinlaterd.client import (
     Client,
@@ -37,7 +36,7 @@ from pinlaterd.client.handlers import CLEAN_UP_SECONDS, TO_THREAD
 from pinlaterd.client.worker import CONNECTIONS_A_QUEUE
 from pinlaterd.config.schema import LOG_LEVELS
 from pinlaterd.errors import DeploymentError, RequestError
-from pinlaterd.lifecycle import STOP_SIGNALS, ExitCode, StopSignal, end_with_parent
+from pinlaterd.lifecycle import STOP_SIGNALS, ExitCode, StopSignal, end_with_parent, set_up_log
 
 _PAUSE_SECONDS = 1.0
 _CONNECTIONS = 16  # for handlers, beside those that each queue needs
@@ -106,7 +105,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
         sys.exit(_run_reloaded([each for each in sys.argv[1:] if each != "--reload"]))
     if reload_parent is not None:
         begin_as_child(reload_parent)
-    log.set_up("worker", log_level)
+    set_up_log("worker", log_level)
     handlers = load_handlers(module, Path.cwd())
     names = _chosen(handlers, queues)
     with command.connect(max_connections=_CONNECTIONS + CONNECTIONS_A_QUEUE * len(names)) as client:
@@ -117,7 +116,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
                 queues=names,
                 concurrency=concurrency,
                 grace_seconds=grace_seconds,
-                set_up_process=partial(log.set_up, "worker", log_level),
+                set_up_process=partial(set_up_log, "worker", log_level),
             )
         except ValueError as error:
             command.fail(f"{module}: {error}")

@@ -19,7 +19,6 @@ import psutil
 import uvloop
 from aiohttp import web
 
-from pinlaterd import log as logs
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import NO_VERSION, ActiveConfig, Superseded, activate, load_active
@@ -30,7 +29,7 @@ from pinlaterd.coordinator.programs import ShardPrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding, Reload
 from pinlaterd.errors import ConfigError
-from pinlaterd.lifecycle import ExitCode, StopSignal, set_title
+from pinlaterd.lifecycle import ExitCode, StopSignal, count_dropped_lines, set_title, set_up_log
 from pinlaterd.stats import Stats, StatsSnapshot, empty
 from pinlaterd.wire.control import (
     ControlServer,
@@ -59,11 +58,11 @@ def run(etc: Path) -> int:
     try:
         active = load_active(etc)
     except ConfigError as error:
-        logs.set_up(_NAME, "info")
+        set_up_log(_NAME, "info")
         for problem in error.problems:
             log.error("%s", problem)
         return ExitCode.CONFIG
-    logs.set_up(_NAME, active.config.server.log_level)
+    set_up_log(_NAME, active.config.server.log_level)
     try:
         sole = layout.lock(layout.COORDINATOR_LOCK, patient=False)
     except BlockingIOError:
@@ -171,7 +170,7 @@ class Coordinator:
                     log.error("%s", failure)
             self._failure = failure
             self._stats.gauge("config_problems", len(self._config_problems()))
-            logs.count_dropped(self._stats.count)
+            count_dropped_lines(self._stats.count)
 
     def _activate(self, config: Config) -> ActiveConfig:
         """For all processes: first what they start from, then what they follow. Returns what is
@@ -190,7 +189,7 @@ class Coordinator:
         newcomers = config.shards.keys() - self._config.shards.keys()
         self._joining = (self._joining | newcomers) & config.shards.keys()
         self._config, self._config_version = config, active.version
-        logs.set_up(_NAME, config.server.log_level)
+        set_up_log(_NAME, config.server.log_level)
         self._rates.configure(config.queues)
         self._publish()  # and what follows for rates
         log.info("a changed configuration is active, version %d", active.version)

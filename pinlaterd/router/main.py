@@ -23,7 +23,6 @@ from random import Random
 import psutil
 import uvloop
 
-from pinlaterd import log as logs
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, load_active, read_active
@@ -32,8 +31,10 @@ from pinlaterd.lifecycle import (
     ExitCode,
     StopSignal,
     allow_open_files,
+    count_dropped_lines,
     prefer_throughput,
     set_title,
+    set_up_log,
 )
 from pinlaterd.router.call import Shared
 from pinlaterd.router.rate_limits import RateLimits, RateReporter, shares_at_start
@@ -80,12 +81,12 @@ def run(etc: Path) -> int:
     try:
         active = load_active(etc)
     except ConfigError as error:
-        logs.set_up(name, "info")
+        set_up_log(name, "info")
         for problem in error.problems:
             log.error("%s", problem)
         return ExitCode.CONFIG
     settings = active.config.server
-    logs.set_up(name, settings.log_level)
+    set_up_log(name, settings.log_level)
     allow_open_files(settings.max_connections + _SPARE_FILES, log.warning)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(name, active))
@@ -238,14 +239,14 @@ class Router:
             log.error("%s can't be read; keeping the last configuration", layout.CONFIG_FILE)
             return
         self._shared.settings = active.config.server
-        logs.set_up(self._name, active.config.server.log_level)
+        set_up_log(self._name, active.config.server.log_level)
         self._control.config_version = active.version
 
     def _report(self) -> None:
         self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)
         self._stats.gauge("router_calls_in_hand", self._service.admission.in_flight)
         self._stats.gauge("router_calls_waiting", self._service.admission.waiting)
-        logs.count_dropped(self._stats.count)
+        count_dropped_lines(self._stats.count)
         self._rates.show()
         self._report_state()
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pinlaterd import log as logs
 from pinlaterd.clock import Clock
 from pinlaterd.config.active import read_active
 from pinlaterd.config.layout import CONFIG_FILE, shard_program
 from pinlaterd.errors import ConfigError
-from pinlaterd.lifecycle import StopSignal
+from pinlaterd.lifecycle import StopSignal, count_dropped_lines, set_up_log
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState
@@ -71,7 +70,7 @@ def follow_updates(control: ControlClient, service: ShardService) -> bool:
     if active is None:
         log.error("%s can't be read; keeping the last configuration", CONFIG_FILE)
         return False
-    logs.set_up(shard_program(service.name), active.config.server.log_level)
+    set_up_log(shard_program(service.name), active.config.server.log_level)
     service.follow(active.config)
     control.config_version = active.version
     return True
@@ -322,7 +321,7 @@ class ShardLoop:
     def _report(self) -> None:
         service = self._service
         service.tick()
-        logs.count_dropped(self._stats.count)
+        count_dropped_lines(self._stats.count)
         service.searches.tick()
         if service.serving:
             facts = {

@@ -11,7 +11,6 @@ import select
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pinlaterd import log as logs
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, load_active
@@ -19,7 +18,7 @@ from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines import make_engine
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
-from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_title
+from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput, set_title, set_up_log
 from pinlaterd.shard.loop import ShardLoop, follow_updates
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.timekeeping import Timekeeper
@@ -53,11 +52,11 @@ def run(name: str, etc: Path, make: MakeEngine = make_engine) -> int:
             )
         engine = make(settings, config.server)
     except ConfigError as error:
-        logs.set_up(process, "info")
+        set_up_log(process, "info")
         for problem in error.problems:
             log.error("%s", problem)
         return ExitCode.CONFIG
-    logs.set_up(process, config.server.log_level)
+    set_up_log(process, config.server.log_level)
     stop = StopSignal()
     stop.catch()
     return _Shard(settings, active, engine, stop).run()

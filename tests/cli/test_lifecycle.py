@@ -103,9 +103,9 @@ def test_who_fails_at_once_under_supervisord_stays_a_moment(code, environment, l
 
 LOGGING = """
 import logging
-from pinlaterd import log
-log.set_up("shard-1", "info")
-log.set_up("shard-1", "info")
+from pinlaterd.lifecycle import set_up_log
+set_up_log("shard-1", "info")
+set_up_log("shard-1", "info")
 logging.getLogger("x").debug("unseen")
 logging.getLogger("x").warning("queue %s", "a\\n2026-01-01T00:00:00.000Z INFO forged")
 """
