@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pinlaterd.engines.mysql.connection import (
@@ -109,18 +110,17 @@ def test_rows_that_were_stored(db: Connection, rows: list[tuple[bytes, str, int,
         min_size=1,
     ),
     step=st.integers(0, 3),
-    room=st.sampled_from([0, 6, 30]),
 )
-def test_each_job_gets_its_own_claim(
-    db: Connection, claims: dict[int, tuple[str, int]], step: int, room: int
-):
+@example(claims={2**50: ("it's:", 9), 2**50 + 1: ("it's:", 10)}, step=1)
+def test_each_job_gets_its_own_claim(db: Connection, claims: dict[int, tuple[str, int]], step: int):
     """Whether their numbers grow as the ids do, or not, and whatever room there is for them."""
     even = {number: ("host:9010:1:web:", 7 + step * (number - 2**50)) for number in claims}
     db.execute(b"DELETE FROM literals.kept")
     ids = b", ".join(b"(%d)" % number for number in claims)
     db.execute(b"INSERT INTO literals.kept (local_id) VALUES " + ids)
 
-    for names in (claims, even, {**even, **dict(list(claims.items())[:2])}):
+    mixed = {**even, **dict(list(claims.items())[:2])}
+    for names, room in itertools.product((claims, even, mixed), (0, 6, 30)):
         texts = claims_of(sorted(names), names, room)
         found = dict(db.rows(b"SELECT local_id, %b FROM literals.kept" % texts))
         assert all(len(claim) >= room for claim in found.values())
