@@ -50,8 +50,8 @@ from pinlaterd.wire.control import (
     read_holdings,
     read_snapshot,
 )
+from pinlaterd.wire.envelope import new_context
 from pinlaterd.wire.link import LinkListener, ShardLink
-from pinlaterd.wire.socket import new_context
 
 log = logging.getLogger(__name__)
 

@@ -35,12 +35,13 @@ from pinlaterd.wire.envelope import (
     Hello,
     Pulse,
     ReadyCounts,
+    Received,
     Replies,
+    ShardEnd,
     Welcome,
     pack,
     unpack,
 )
-from pinlaterd.wire.socket import Received, ShardEnd
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState
-from pinlaterd.wire.socket import ShardEnd, new_context
+from pinlaterd.wire.envelope import ShardEnd, new_context
 
 log = logging.getLogger(__name__)
 

@@ -26,10 +26,13 @@ from zmq.utils.monitor import recv_monitor_message
 
 from pinlaterd.clock import Clock
 from pinlaterd.wire.envelope import (
+    HIGH_WATER_MESSAGES,
     MALFORMED,
+    NOBLOCK,
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
+    READABLE,
     GiveUp,
     Goodbye,
     GoodbyeAck,
@@ -61,10 +64,6 @@ _RECONNECT_MS = 50
 # How long an answer is waited for after its caller was told that it is late.
 _FORGET_AFTER_SECONDS = 60.0
 _RELEASE_SECONDS = 60.0
-_SEND_HIGH_WATER_MESSAGES = 1000
-# Plain numbers: arithmetic with pyzmq's enums costs as much as the calls that take them.
-_NOBLOCK = int(zmq.NOBLOCK)
-_READABLE = int(zmq.POLLIN)
 
 _DOWN = ReplyEntry(0, Status.REFUSED, b"is down")
 _FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in flight as it may have")
@@ -242,11 +241,11 @@ class ShardLink:
 
     def _send(self, frame: bytes) -> bool:
         try:
-            self._socket.send(frame, _NOBLOCK)
+            self._socket.send(frame, NOBLOCK)
         except zmq.Again:
             return False
         # What came in while we sent raises no new edge on the descriptor.
-        if self._socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
+        if self._socket.getsockopt(zmq.EVENTS) & READABLE:  # type: ignore[operator]
             self._loop.call_soon(self._readable)
         return True
 
@@ -256,7 +255,7 @@ class ShardLink:
         # costs less than the exception of another one.
         while not socket.closed:
             try:
-                frame = socket.recv(_NOBLOCK)
+                frame = socket.recv(NOBLOCK)
             except zmq.Again:
                 return
             if self._silent_sweeps:
@@ -265,7 +264,7 @@ class ShardLink:
                 self._take(frame)
             except MALFORMED:
                 log.error("shard-%s sent a message that cannot be read; ignored", self.name)
-            if socket.closed or not socket.getsockopt(zmq.EVENTS) & _READABLE:  # type: ignore[operator]
+            if socket.closed or not socket.getsockopt(zmq.EVENTS) & READABLE:  # type: ignore[operator]
                 return
 
     def _heard(self) -> None:
@@ -452,7 +451,7 @@ def _new_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     dealer.setsockopt(zmq.LINGER, 0)
     # Only onto a finished connection, so that a send that fails was never sent.
     dealer.setsockopt(zmq.IMMEDIATE, 1)
-    dealer.setsockopt(zmq.SNDHWM, _SEND_HIGH_WATER_MESSAGES)
+    dealer.setsockopt(zmq.SNDHWM, HIGH_WATER_MESSAGES)
     # Always as often: to look for a socket that is not there costs next to nothing, and calls
     # wait for a shard that comes back.
     dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)

@@ -26,9 +26,9 @@ from pinlaterd.wire.envelope import (
     ShardCall,
     ShardFacts,
     Status,
+    new_context,
 )
 from pinlaterd.wire.link import ShardLink
-from pinlaterd.wire.socket import new_context
 
 # How long an answer may take beyond the deadline: the shard judges that when it takes up the call.
 _GRACE_SECONDS = 5.0

@@ -27,12 +27,12 @@ from pinlaterd.wire.envelope import (
     Hello,
     Pulse,
     Replies,
+    ShardEnd,
     Status,
     Welcome,
     pack,
     unpack,
 )
-from pinlaterd.wire.socket import ShardEnd
 from tests.conftest import WaitUntil
 from tests.shard.conftest import Shard
 

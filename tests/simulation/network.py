@@ -17,7 +17,7 @@ from typing import Any
 
 import zmq
 
-from pinlaterd.wire.socket import Received
+from pinlaterd.wire.envelope import Received
 from tests.simulation.world import AsyncProcess, Process, World
 
 _CONNECT_SECONDS = 0.05
@@ -240,7 +240,7 @@ class SimulatedContext:
 
 
 class SimulatedShardEnd:
-    """Stands in for `wire.socket.ShardEnd`: the same promises, on virtual time."""
+    """Stands in for `wire.envelope.ShardEnd`: the same promises, on virtual time."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self._socket = RouterSocket(network, process)

@@ -26,9 +26,11 @@ from pinlaterd.wire.envelope import (
     Hello,
     Op,
     ReadyCounts,
+    Received,
     Replies,
     ReplyEntry,
     ShardCall,
+    ShardEnd,
     ShardFacts,
     Status,
     Welcome,
@@ -36,7 +38,6 @@ from pinlaterd.wire.envelope import (
     unpack,
 )
 from pinlaterd.wire.link import ShardLink
-from pinlaterd.wire.socket import Received, ShardEnd
 
 ENDPOINT = "ipc://s.ipc"
 RETURN_SECONDS = 3.0
