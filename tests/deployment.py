@@ -1,7 +1,7 @@
 """A real deployment for tests: every process under supervisord, in a folder of the test's own.
 
-It is started and stopped with the commands that operators use; only what no test looks at, its
-making and its end, does without a command's start. Processes are told from others' by their
+Operators' commands are run as such where their output matters; making it, `up` and `down` are
+called here, which saves the start of a process each time. Processes are told from others' by their
 current folder, which is the deployment's, so that whatever is left over is found.
 """
 
@@ -23,12 +23,13 @@ from typing import Any
 
 import psutil
 
-from pinlaterd.client import Client, ConnectionFailed, JobState, PinLaterError
+from pinlaterd.client import Client, ConnectionFailed, PinLaterError
 from pinlaterd.coordinator.programs import ProgramInfo, Supervisord, SupervisorError
+from pinlaterd.deployment import service
 from pinlaterd.deployment.files import Choices, write_deployment
 
 COMMAND_SECONDS = 90.0
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.05
 CALL_SECONDS = 10.0
 _STOP_SECONDS = 30.0
 # A store that a busy machine holds up for a second does not ail by that: a dequeue right after an
@@ -71,10 +72,14 @@ class Deployment:
             file.writelines(f"{key}: {value}\n" for key, value in settings.items())
 
     def up(self) -> None:
-        self.command("up", str(self.folder))
+        """Not for several threads at once: the current folder is the deployment's meanwhile."""
+        if self._environment:
+            self.command("up", str(self.folder))
+        else:
+            service.up(self.folder, tell=lambda _: None)
 
     def down(self) -> None:
-        self.command("down", str(self.folder))
+        service.down(self.folder, tell=lambda _: None)
 
     def command(self, *arguments: str) -> str:
         """Run `pinlaterd ARGUMENTS` and return what it says; AssertionError if it fails."""
@@ -213,8 +218,9 @@ class Deployment:
         try:
             with self.client() as client:
                 client.create_queue(_PROBE)
-                client.count(_PROBE, JobState.FAILED)
-            return bool(self.status()["healthy"])
+                status = self.status()
+                client.lookup([f"{_PROBE}:s{shard['name']}:p1:1" for shard in status["shards"]])
+            return bool(status["healthy"])
         except (PinLaterError, ConnectionFailed, OSError):
             return False
 
