@@ -19,11 +19,12 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Self
 
 import psutil
 
-from pinlaterd.client import Client, ConnectionFailed, PinLaterError
+from pinlaterd.client import Client, ConnectionFailed, JobState, PinLaterError
 from pinlaterd.coordinator.programs import ProgramInfo, Supervisord, SupervisorError
 from pinlaterd.deployment import service
 from pinlaterd.deployment.files import Choices, write_deployment
@@ -52,6 +53,15 @@ def frozen(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+@contextmanager
+def serving(folder: Path, **given: Any) -> Iterator[Deployment]:
+    """A deployment in `folder` that runs; `given`: as for `init`."""
+    deployment = Deployment(folder)
+    deployment.init(**given)
+    with deployment.running():
+        yield deployment
+
+
 class Deployment:
     """One deployment's folder and processes. `destroy` leaves no process, whatever happened."""
 
@@ -64,12 +74,40 @@ class Deployment:
 
     # --- commands -------------------------------------------------------------------------
 
-    def init(self, *, shards: int, settings: Mapping[str, object]) -> None:
-        """Write it; `settings` are those of pinlaterd.yaml that differ from the defaults."""
+    def init(
+        self,
+        *,
+        shards: int | Mapping[str, object] = 1,
+        settings: Mapping[str, object] = MappingProxyType({}),
+        queues: Mapping[str, object] | None = None,
+    ) -> None:
+        """Write it. `shards`: how many of SQLite, or what shards.yaml says of each. `settings`:
+        those of pinlaterd.yaml that differ from the defaults."""
         ports = {"port": self.port, "stats_port": self.stats_port}
-        write_deployment(self.folder, Choices("sqlite", shards, ports))
+        count = shards if isinstance(shards, int) else len(shards)
+        write_deployment(self.folder, Choices("sqlite", count, ports))
         with (self.folder / "etc/pinlaterd.yaml").open("a", encoding="utf-8") as file:
             file.writelines(f"{key}: {value}\n" for key, value in settings.items())
+        if isinstance(shards, Mapping):
+            self.write("shards", shards)
+        if queues is not None:
+            self.write("queues", queues)
+
+    def write(self, name: str, content: Mapping[str, object]) -> None:
+        """A new etc/NAME.yaml takes the old one's place."""
+        path = self.folder / f"etc/{name}.yaml"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({name: content}))
+        new.replace(path)
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Leaves no process."""
+        try:
+            self.up()
+            yield self
+        finally:
+            self.destroy()
 
     def up(self) -> None:
         """Not for several threads at once: the current folder is the deployment's meanwhile."""
@@ -218,9 +256,8 @@ class Deployment:
         try:
             with self.client() as client:
                 client.create_queue(_PROBE)
-                status = self.status()
-                client.lookup([f"{_PROBE}:s{shard['name']}:p1:1" for shard in status["shards"]])
-            return bool(status["healthy"])
+                client.count(_PROBE, JobState.FAILED)
+            return bool(self.status()["healthy"])
         except (PinLaterError, ConnectionFailed, OSError):
             return False
 

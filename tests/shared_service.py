@@ -14,7 +14,7 @@ import pytest
 
 from pinlaterd.client import Client
 from pinlaterd.config.password import hash_password
-from tests.deployment import PATIENT, Deployment
+from tests.deployment import PATIENT, Deployment, serving
 
 ADMIN_PASSWORD = "open sesame"
 # On this queue a claim times out so soon that tests can wait for it.
@@ -26,25 +26,14 @@ _numbers = itertools.count(1)
 
 @contextmanager
 def running_service(folder: Path) -> Iterator[Deployment]:
-    deployment = Deployment(folder)
-    deployment.init(
-        shards=2,
-        settings={
-            "admin_password_hash": hash_password(ADMIN_PASSWORD),
-            "monitor_interval_seconds": 0.1,
-            **PATIENT,
-        },
-    )
-    (deployment.folder / "etc/queues.yaml").write_text(
-        "queues:\n"
-        f"  {SHORT_CLAIMS_QUEUE}:\n"
-        f"    job_claimed_timeout_seconds: {SHORT_CLAIM_SECONDS}\n"
-    )
-    try:
-        deployment.up()
+    settings = {
+        "admin_password_hash": hash_password(ADMIN_PASSWORD),
+        "monitor_interval_seconds": 0.1,
+        **PATIENT,
+    }
+    queues = {SHORT_CLAIMS_QUEUE: {"job_claimed_timeout_seconds": SHORT_CLAIM_SECONDS}}
+    with serving(folder, shards=2, settings=settings, queues=queues) as deployment:
         yield deployment
-    finally:
-        deployment.destroy()
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ from tests.checker.clients import CLAIM_SECONDS
 from tests.checker.history import Record, Settings
 from tests.checker.shim import control_shim, load_shim
 from tests.deployment import Deployment, unused_port
-from tests.faults.stores.store import shard_settings, write_shards
+from tests.faults.stores.store import shard_settings
 from tests.servers.mariadb import MariaDB
 from tests.servers.mariadb_pair import MariaDBPair, fresh, servers_at
 from tests.servers.proxy import Proxy
@@ -229,15 +229,15 @@ class Site:
             "owner_lease_seconds": LEASE_SECONDS,
             "enqueue_split_jobs": SPLIT_JOBS,
         }
-        self.deployment.init(shards=len(SHARDS), settings=settings)
+        queues = {
+            queue: {"job_claimed_timeout_seconds": seconds}
+            for queue, seconds in CLAIM_SECONDS.items()
+        }
+        self.deployment.init(shards=len(SHARDS), settings=settings, queues=queues)
         self._mount_small_disk()
         if self.server is not None:
-            write_shards(self.deployment, dict.fromkeys(SHARDS, self._shard_settings()))
-        queues = "".join(
-            f"  {queue}:\n    job_claimed_timeout_seconds: {seconds}\n"
-            for queue, seconds in CLAIM_SECONDS.items()
-        )
-        (self.deployment.folder / "etc/queues.yaml").write_text(f"queues:\n{queues}")
+            shard = self._shard_settings()
+            self.deployment.write("shards", dict.fromkeys(SHARDS, shard))
         self._ends.callback(self.deployment.kill_all)
         self.deployment.up()
         self.client_proxy = Proxy(self.deployment.port)

@@ -84,11 +84,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     for jobs in parts_of(FAILED_JOBS):
         fail(engine, [Job(b"", attempts_allowed=1)] * jobs, now_ms)
     engine.close()
-    try:
-        deployment.up()
+    with deployment.running():
         yield deployment
-    finally:
-        deployment.destroy()
 
 
 def parts_of(jobs: int) -> list[int]:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import xmlrpc.client
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -444,9 +444,6 @@ class Deployment(deployment.Deployment):
         path = self.folder / "etc" / "pinlaterd.yaml"
         path.write_text(json.dumps((yaml.safe_load(path.read_text()) or {}) | settings))
 
-    def configure_queues(self, queues: Mapping[str, Mapping[str, object]]) -> None:
-        (self.folder / "etc" / "queues.yaml").write_text(json.dumps({"queues": queues}))
-
     def configure_shards(self, shards: Mapping[str, Mapping[str, object]]) -> None:
         """Add shards, or change settings of those that are there."""
         path = self.folder / "etc" / "shards.yaml"
@@ -455,7 +452,7 @@ class Deployment(deployment.Deployment):
         }
         for name, settings in shards.items():
             wanted.setdefault(name, {}).update(settings)
-        path.write_text(json.dumps({"shards": wanted}))
+        self.write("shards", wanted)
 
     def client(self, **options: Any) -> Client:  # type: ignore[override]
         return Client(self.api, self.port, **options)
@@ -478,16 +475,6 @@ class Deployment(deployment.Deployment):
     def start(self, program: str) -> None:
         """Not waiting until it serves."""
         self._supervisor.startProcess(program, False)
-
-
-@contextlib.contextmanager
-def running(deployment: Deployment) -> Iterator[Deployment]:
-    try:
-        deployment.up()
-        yield deployment
-        deployment.down()
-    finally:
-        deployment.destroy()
 
 
 def shard_of(descriptor: str) -> str:

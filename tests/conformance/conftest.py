@@ -28,7 +28,6 @@ from tests.conformance.api import (
     Client,
     Deployment,
     Interface,
-    running,
 )
 from tests.conftest import FreePort, ProgramPath
 from tests.deployment import PATIENT
@@ -120,8 +119,8 @@ def service(new_deployment: Callable[[], Deployment]) -> Iterator[Deployment]:
         monitor_batch_size=MONITOR_BATCH_SIZE,
         admin_password_hash=hash_password(ADMIN_PASSWORD),
     )
-    deployment.configure_queues(QUEUES)
-    with running(deployment):
+    deployment.write("queues", QUEUES)
+    with deployment.running():
         yield deployment
 
 
@@ -137,8 +136,8 @@ def mistreated(new_deployment: Callable[[], Deployment]) -> Iterator[Deployment]
         **PATIENT,
         admin_password_hash=hash_password(ADMIN_PASSWORD),
     )
-    deployment.configure_queues({"stood_by": {"job_claimed_timeout_seconds": 0.3}})
-    with running(deployment):
+    deployment.write("queues", {"stood_by": {"job_claimed_timeout_seconds": 0.3}})
+    with deployment.running():
         yield deployment
 
 

@@ -55,7 +55,7 @@ def grown(mistreated: Deployment) -> Grown:
         request_timeout_ms=PATIENCE_MS,
         shard_restart_grace_ms=PATIENCE_MS,
     )
-    deployment.configure_queues({PATIENT: {"job_claimed_timeout_seconds": 600}})
+    deployment.write("queues", {PATIENT: {"job_claimed_timeout_seconds": 600}})
     deployment.configure_shards({"1": DEQUEUE_ONLY, "4": deployment.shard_settings})
     deployment.up()
     return Grown(deployment, PATIENT, by_shard, states)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from tests.deployment import PATIENT, Deployment
+from tests.deployment import PATIENT, Deployment, serving
 from tests.faults.load import Load
 from tests.faults.small_disk import small_disk
 
@@ -25,12 +24,8 @@ SETTINGS = {
 
 @pytest.fixture(scope="package")
 def shared_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    deployment = make_deployment(tmp_path_factory.mktemp("d"), shards=3)
-    try:
-        deployment.up()
+    with serving(tmp_path_factory.mktemp("d"), shards=3, settings=SETTINGS) as deployment:
         yield deployment
-    finally:
-        deployment.destroy()
 
 
 @pytest.fixture
@@ -44,11 +39,14 @@ def deployment(shared_deployment: Deployment) -> Deployment:
 def new_deployment(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[..., Deployment]]:
-    """Writes a deployment of so many shards, of the test's own; it is not started."""
+    """Writes a deployment of the test's own; it is not started."""
     made: list[Deployment] = []
 
-    def make(shards: int, **settings: object) -> Deployment:
-        made.append(make_deployment(tmp_path_factory.mktemp("d"), shards=shards, **settings))
+    def make(
+        shards: int | Mapping[str, object], *, queues: Mapping[str, object] | None = None
+    ) -> Deployment:
+        made.append(Deployment(tmp_path_factory.mktemp("d")))
+        made[-1].init(shards=shards, settings=SETTINGS, queues=queues)
         return made[-1]
 
     yield make
@@ -68,9 +66,3 @@ def queue(deployment: Deployment, request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def load(deployment: Deployment, queue: str) -> Load:
     return Load(deployment, queue)
-
-
-def make_deployment(folder: Path, *, shards: int, **settings: object) -> Deployment:
-    deployment = Deployment(folder)
-    deployment.init(shards=shards, settings=SETTINGS | settings)
-    return deployment

@@ -39,6 +39,7 @@ _DEQUEUE_WAIT_MS = 100
 _MOST_UNFINISHED = 400
 _PAUSE_SECONDS = 0.01
 _DRAIN_SECONDS = 60.0
+_ADVANCE_SECONDS = 20.0
 CALL_SECONDS = 40.0  # longer than a test has its service take for a call
 _LOOKUP_JOBS = 500
 
@@ -100,11 +101,14 @@ class Load:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The load runs during the block; at its end all that is pending is worked off."""
+        """The load runs before, during and after the block; then all that is pending is worked
+        off."""
         for thread in (*self._enqueuers, *self._workers):
             thread.start()
         try:
+            self.advance()
             yield
+            self.advance()
             self._end(self._stop_enqueuing, self._enqueuers)
             self._drain()
         finally:
@@ -117,8 +121,12 @@ class Load:
         with self._lock:
             return sum(ending.confirmed for ending in self.endings)
 
-    def has_progressed(self, *, since: int) -> bool:
-        return self.progress() >= since + 20
+    def advance(self) -> None:
+        """Wait until the whole path has been gone again."""
+        since, deadline = self.progress(), time.monotonic() + _ADVANCE_SECONDS
+        while self.progress() < since + 20:
+            assert time.monotonic() < deadline, f"the load stands still: {self.errors[-1:]}"
+            time.sleep(_PAUSE_SECONDS)
 
     # --- the threads ----------------------------------------------------------------------
 

@@ -28,15 +28,10 @@ def damage(deployment: Deployment) -> None:
             hand.execute("DELETE FROM depths")
 
 
-def set_time_out(deployment: Deployment, seconds: int) -> None:
-    (deployment.folder / "etc/queues.yaml").write_text(
-        f"queues:\n  mail:\n    job_claimed_timeout_seconds: {seconds}\n"
-    )
-
-
 def test_a_damaged_file_is_counted_anew_told_of_and_repaired(new_deployment, wait_until):
-    deployment: Deployment = new_deployment(1)
-    set_time_out(deployment, 600)
+    deployment: Deployment = new_deployment(
+        1, queues={"mail": {"job_claimed_timeout_seconds": 600}}
+    )
     deployment.up()
 
     def in_progress() -> object:
@@ -55,7 +50,7 @@ def test_a_damaged_file_is_counted_anew_told_of_and_repaired(new_deployment, wai
 
         wait_until(lambda: CURE in warnings() and in_progress() == 1)
         assert CURE in deployment.admin("status")
-        set_time_out(deployment, 1)
+        deployment.write("queues", {"mail": {"job_claimed_timeout_seconds": 1}})
         again = client.dequeue("mail", limit=2, max_wait_ms=9_000)
         assert [job.descriptor for job in again] == [running.descriptor]
         client.ack("mail", succeeded=again)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -145,13 +144,11 @@ def deployment(cluster: Cluster) -> Deployment:
 
 
 @contextmanager
-def loaded(load: Load, wait_until: WaitUntil) -> Iterator[None]:
-    """Load before, during and after the block."""
+def loaded(load: Load) -> Iterator[None]:
+    """Load before, during and after the block, all of it serving at the end."""
     with load.running():
-        wait_until(partial(load.has_progressed, since=load.progress()))
         yield
         load.deployment.wait_until_serving(seconds=BACK_SECONDS)
-        wait_until(partial(load.has_progressed, since=load.progress()))
 
 
 def newest_id(cluster: Cluster, queue: str, shard: str) -> int:
@@ -170,7 +167,7 @@ def test_mysql_shards_fail_over_under_load_and_back(cluster, load, queue, wait_u
         client.create_queue("ids")
     before = newest_id(cluster, "ids", "m1")
 
-    with loaded(load, wait_until):
+    with loaded(load):
         done = cluster.failover("m1")
 
     load.check(claims_may_be_lost=True)
@@ -191,10 +188,10 @@ def test_mysql_shards_fail_over_under_load_and_back(cluster, load, queue, wait_u
     assert cluster.masters()["m1"] == old
 
 
-def test_redis_shards_fail_over_under_load(cluster, load, wait_until):
+def test_redis_shards_fail_over_under_load(cluster, load):
     new = f"{HOST}:{cluster.redis.replica.port}"
 
-    with loaded(load, wait_until):
+    with loaded(load):
         cluster.failover("r")
 
     load.check(claims_may_be_lost=True)
@@ -202,11 +199,11 @@ def test_redis_shards_fail_over_under_load(cluster, load, wait_until):
     assert "r" in shards_of(load.acknowledged)
 
 
-def test_sentinels_are_asked_for_a_failover_under_load(cluster, load, wait_until):
+def test_sentinels_are_asked_for_a_failover_under_load(cluster, load):
     watched = cluster.watched
     before = cluster.masters()["s"]
 
-    with loaded(load, wait_until):
+    with loaded(load):
         done = cluster.failover("s")
 
     load.check(claims_may_be_lost=True)
@@ -282,7 +279,7 @@ def test_a_command_killed_in_its_midst_is_gone_on_with(cluster, load, queue, wai
     """Killed while it waits for a replica that can't go on: writes are stopped by then."""
     old, new = cluster.mysql.primary, cluster.mysql.replica
     wait_until(lambda: replica_status(new)["Slave_IO_Running"] == "Yes")
-    with loaded(load, wait_until):
+    with loaded(load):
         with cursor_of(new) as blocker:
             blocker.execute("FLUSH TABLES WITH READ LOCK")
             command = subprocess.Popen(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 
 import pytest
 
@@ -28,7 +27,6 @@ def test_a_frozen_shard_costs_its_own_jobs_only(
     aside = f"{queue}_aside"
     with load.running(), deployment.client() as client:
         client.create_queue(aside)
-        wait_until(partial(load.has_progressed, since=0))
         wait_until(lambda: "3" in shards_of(load.acknowledged))
         held_up = next(job for job in list(load.acknowledged) if shards_of([job]) == {"3"})
 
@@ -42,24 +40,20 @@ def test_a_frozen_shard_costs_its_own_jobs_only(
             while time.monotonic() < enough or len(shards_of(descriptors)) < 2:
                 descriptors += client.enqueue(aside, [b"x"])
             assert shards_of(descriptors) == {"1", "2"}
-            wait_until(partial(load.has_progressed, since=load.progress()))
+            load.advance()
 
         deployment.wait_until_serving(seconds=BACK_SECONDS)
-        wait_until(partial(load.has_progressed, since=load.progress()))
 
     load.check(claims_may_be_lost=True)
 
 
 def test_a_frozen_router_loses_nothing(deployment: Deployment, load: Load, wait_until):
     with load.running():
-        wait_until(partial(load.has_progressed, since=0))
-
         with frozen(deployment.pid_of("router")):
             frozen_at = time.monotonic()
             wait_until(lambda: time.monotonic() > frozen_at + FROZEN_SECONDS)
 
         deployment.wait_until_serving(seconds=BACK_SECONDS)
-        wait_until(partial(load.has_progressed, since=load.progress()))
 
     load.check(claims_may_be_lost=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -32,8 +31,6 @@ def test_a_full_disk_loses_nothing_and_is_got_over(
 ):
     filler = deployment.folder / "data/filler"
     with load.running():
-        wait_until(partial(load.has_progressed, since=0))
-
         fill(filler)
         wait_until(lambda: len(load.errors) >= 10)
         # Who enqueues is told what, where and how to mend it.
@@ -41,7 +38,6 @@ def test_a_full_disk_loses_nothing_and_is_got_over(
         filler.unlink()
 
         deployment.wait_until_serving()
-        wait_until(partial(load.has_progressed, since=load.progress()))
 
     load.check(claims_may_be_lost=True)
 

@@ -10,7 +10,6 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -27,48 +26,33 @@ pytestmark = pytest.mark.service
 BACK_SECONDS = 20.0  # two on a quiet machine
 
 
-def _progresses(load: Load, wait_until: WaitUntil) -> None:
-    wait_until(partial(load.has_progressed, since=load.progress()))
-
-
 @pytest.mark.parametrize("program", ["router", "shard-2"])
 def test_a_killed_process_loses_nothing(deployment: Deployment, load: Load, program, wait_until):
     with load.running():
-        _progresses(load, wait_until)
-
         killed = deployment.kill(program)
 
         wait_until(lambda: deployment.pids().get(program, killed) != killed)
         deployment.wait_until_serving(seconds=BACK_SECONDS)
-        _progresses(load, wait_until)
 
     load.check(claims_may_be_lost=True)
 
 
 def test_a_killed_coordinator_is_not_noticed(deployment: Deployment, load: Load, wait_until):
     with load.running():
-        _progresses(load, wait_until)
-
         killed = deployment.kill("coordinator")
         wait_until(lambda: deployment.pids().get("coordinator", killed) != killed)
         deployment.wait_until_serving(seconds=BACK_SECONDS)
-
-        _progresses(load, wait_until)
 
     load.check()
     assert load.errors == []
 
 
-def test_a_router_that_starts_without_a_coordinator_serves(
-    deployment: Deployment, load: Load, wait_until
-):
+def test_a_router_that_starts_without_a_coordinator_serves(deployment: Deployment, load: Load):
     coordinator = deployment.pid_of("coordinator")
     os.kill(coordinator, signal.SIGSTOP)
     try:
         with load.running():
-            _progresses(load, wait_until)
             deployment.kill("router")
-            _progresses(load, wait_until)
     finally:
         os.kill(coordinator, signal.SIGCONT)
 
@@ -80,7 +64,7 @@ def test_a_shard_killed_again_and_again_loses_nothing(
 ):
     with load.running():
         for _ in range(2):
-            _progresses(load, wait_until)
+            load.advance()
             killed = deployment.kill("shard-1")
             wait_until(lambda pid=killed: deployment.pids().get("shard-1", pid) != pid)
         deployment.wait_until_serving(seconds=BACK_SECONDS)
@@ -90,28 +74,23 @@ def test_a_shard_killed_again_and_again_loses_nothing(
 
 def test_all_processes_killed_at_once_lose_nothing(deployment: Deployment, load: Load, wait_until):
     with load.running():
-        _progresses(load, wait_until)
-
         deployment.kill_programs()
 
         deployment.wait_until_serving(seconds=BACK_SECONDS)
-        _progresses(load, wait_until)
 
     load.check(claims_may_be_lost=True)
 
 
 def test_the_service_goes_on_without_supervisord_and_up_takes_over(
-    deployment: Deployment, load: Load, wait_until
+    deployment: Deployment, load: Load
 ):
     programs = set(deployment.pids())
     with load.running():
         os.kill(deployment.supervisord_pid(), signal.SIGKILL)
-        _progresses(load, wait_until)
+        load.advance()
         assert load.errors == []
 
         deployment.up()
-
-        _progresses(load, wait_until)
 
     load.check(claims_may_be_lost=True)
     assert set(deployment.pids()) == programs
@@ -120,16 +99,12 @@ def test_the_service_goes_on_without_supervisord_and_up_takes_over(
     assert {process.pid for process in deployment.processes()} == family
 
 
-def test_everything_killed_comes_back_with_up(deployment: Deployment, load: Load, wait_until):
+def test_everything_killed_comes_back_with_up(deployment: Deployment, load: Load):
     with load.running():
-        _progresses(load, wait_until)
-
         # supervisord first, or it would start what it sees end
         os.kill(deployment.supervisord_pid(), signal.SIGKILL)
         deployment.kill_all()
         deployment.up()
-
-        _progresses(load, wait_until)
 
     load.check(claims_may_be_lost=True)
 
@@ -238,9 +213,7 @@ def test_a_killed_shard_answers_at_once_however_many_jobs_it_holds(
 def test_a_claim_whose_answer_died_with_the_router_comes_back_after_its_time_out(
     new_deployment, wait_until
 ):
-    deployment = new_deployment(1)
-    with (deployment.folder / "etc/queues.yaml").open("w") as file:
-        file.write("queues:\n  brief:\n    job_claimed_timeout_seconds: 1\n")
+    deployment = new_deployment(1, queues={"brief": {"job_claimed_timeout_seconds": 1}})
     deployment.up()
     with deployment.client() as client:
         client.create_queue("brief")

@@ -10,14 +10,15 @@ import pytest
 
 from pinlaterd.client import JobState
 from tests.deployment import Deployment
-from tests.faults.conftest import make_deployment
+from tests.faults.conftest import SETTINGS
 
 pytestmark = pytest.mark.service
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory) -> Iterator[Deployment]:
-    deployment = make_deployment(tmp_path_factory.mktemp("d"), shards=2)
+    deployment = Deployment(tmp_path_factory.mktemp("d"))
+    deployment.init(shards=2, settings=SETTINGS)
     yield deployment
     deployment.destroy()
 

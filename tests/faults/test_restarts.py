@@ -6,19 +6,17 @@ import json
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import pytest
 
 from pinlaterd.client import ConnectionFailed, JobState, PinLaterError
 from pinlaterd.config.layout import handover_program
 from pinlaterd.errors import OutcomeUnknown
-from tests.conftest import WaitUntil
-from tests.deployment import Deployment
+from tests.deployment import Deployment, serving
 from tests.faults.callers import Callers
-from tests.faults.conftest import make_deployment
+from tests.faults.conftest import SETTINGS
 from tests.faults.load import CALL_SECONDS, Load
 
 pytestmark = pytest.mark.service
@@ -34,13 +32,9 @@ PATIENCE = {"request_timeout_ms": 30_000, "shard_restart_grace_ms": 30_000}
 @pytest.fixture(scope="module")
 def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """One shard behind two routers."""
-    folder = tmp_path_factory.mktemp("d")
-    deployment = make_deployment(folder, shards=1, routers=len(ROUTERS), **PATIENCE)
-    try:
-        deployment.up()
+    settings = SETTINGS | PATIENCE | {"routers": len(ROUTERS)}
+    with serving(tmp_path_factory.mktemp("d"), settings=settings) as deployment:
         yield deployment
-    finally:
-        deployment.destroy()
 
 
 @pytest.fixture
@@ -57,12 +51,10 @@ def pair_load(pair: Deployment, request: pytest.FixtureRequest) -> Load:
 
 
 @contextmanager
-def _unnoticed(load: Load, wait_until: WaitUntil) -> Iterator[None]:
+def _unnoticed(load: Load) -> Iterator[None]:
     """What happens during the block costs `load` neither a job nor an error."""
     with load.running():
-        wait_until(partial(load.has_progressed, since=0))
         yield
-        wait_until(partial(load.has_progressed, since=load.progress()))
     load.check()
     assert load.errors == []
 
@@ -98,23 +90,23 @@ def _asking(deployment: Deployment, queue: str) -> Iterator[None]:
 # --- shards -----------------------------------------------------------------------------------
 
 
-def test_each_shard_in_turn(new_deployment: Callable[..., Deployment], wait_until):
-    deployment = new_deployment(3, **PATIENCE)
-    deployment.up()
-    with deployment.client() as client:
-        client.create_queue("q")
-    load = Load(deployment, "q")
+def test_each_shard_in_turn(tmp_path_factory: pytest.TempPathFactory):
+    settings = SETTINGS | PATIENCE
+    with serving(tmp_path_factory.mktemp("d"), shards=3, settings=settings) as deployment:
+        with deployment.client() as client:
+            client.create_queue("q")
+        load = Load(deployment, "q")
 
-    with _unnoticed(load, wait_until):
-        for shard in ("shard-1", "shard-2", "shard-3"):
-            deployment.supervisorctl("restart", shard)
-            wait_until(partial(load.has_progressed, since=load.progress()))
+        with _unnoticed(load):
+            for shard in ("shard-1", "shard-2", "shard-3"):
+                deployment.supervisorctl("restart", shard)
+                load.advance()
 
 
-def test_the_only_shard(pair: Deployment, pair_load: Load, wait_until):
+def test_the_only_shard(pair: Deployment, pair_load: Load):
     before = pair.pid_of("shard-1")
 
-    with _unnoticed(pair_load, wait_until), _asking(pair, pair_load.queue):
+    with _unnoticed(pair_load), _asking(pair, pair_load.queue):
         [done] = json.loads(pair.admin("restart", "shard", "all", "--json"))
         pair.supervisorctl("restart", "shard-1")
 
@@ -144,13 +136,11 @@ def test_calls_that_come_after_a_kill_wait_for_the_successor(pair: Deployment, w
 # --- routers ----------------------------------------------------------------------------------
 
 
-def test_routers_that_clients_connect_to_all_the_time(
-    pair: Deployment, pair_load: Load, wait_until
-):
+def test_routers_that_clients_connect_to_all_the_time(pair: Deployment, pair_load: Load):
     before = pair.pids()
     callers = Callers(pair.port)
 
-    with _unnoticed(pair_load, wait_until), callers.running():
+    with _unnoticed(pair_load), callers.running():
         done = json.loads(pair.admin("restart", "router", "--json"))
 
     assert callers.errors == []
@@ -208,10 +198,10 @@ def test_a_router_that_can_not_start_leaves_the_old_one_as_it_is(pair: Deploymen
 # --- the coordinator --------------------------------------------------------------------------
 
 
-def test_the_coordinator(pair: Deployment, pair_load: Load, wait_until):
+def test_the_coordinator(pair: Deployment, pair_load: Load):
     before = pair.pids()
 
-    with _unnoticed(pair_load, wait_until):
+    with _unnoticed(pair_load):
         told = pair.admin("restart", "coordinator")
 
     after = pair.pids()
@@ -240,12 +230,9 @@ def test_a_router_restarted_by_supervisorctl_finishes_what_is_in_hand(
     deployment: Deployment, load: Load, wait_until
 ):
     with load.running():
-        wait_until(partial(load.has_progressed, since=0))
-
         deployment.supervisorctl("restart", "router")
 
         deployment.wait_until_serving()
-        wait_until(partial(load.has_progressed, since=load.progress()))
 
     load.check()
     # A clean end leaves no call half done, nor a claim that nobody got.

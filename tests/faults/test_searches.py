@@ -21,7 +21,7 @@ from pinlaterd.client import Client, Job, JobState, calls
 from pinlaterd.errors import PinLaterError
 from pinlaterd.model import CallContext, ScanResult
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment
+from tests.deployment import Deployment, serving
 
 pytestmark = pytest.mark.service
 
@@ -39,10 +39,8 @@ ROUND_TRIPS = 100
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("service"))
-    deployment.init(shards=1, settings={"request_timeout_ms": round(REQUEST_SECONDS * 1000)})
-    try:
-        deployment.up()
+    settings = {"request_timeout_ms": round(REQUEST_SECONDS * 1000)}
+    with serving(tmp_path_factory.mktemp("service"), settings=settings) as deployment:
         deployment.wait_until_serving()  # starts the searcher, which takes a busy machine long
         with deployment.client() as client:
             client.create_queue(QUEUE)
@@ -50,8 +48,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
             for at in range(0, JOBS, 100):
                 client.enqueue(QUEUE, [_job(number) for number in range(at, at + 100)])
         yield deployment
-    finally:
-        deployment.destroy()
 
 
 def _job(number: int) -> Job:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 
 import pytest
 
-from tests.deployment import Deployment
+from tests.deployment import Deployment, frozen
 from tests.faults.load import Load
 
 pytestmark = pytest.mark.service
@@ -20,16 +17,6 @@ def _states(deployment: Deployment) -> dict[int | None, str]:
     """The processes of shard 1 by pid, as the coordinator sees them."""
     processes = deployment.status()["processes"]
     return {p["pid"]: p["state"] for p in processes if p["name"] == "shard-1"}
-
-
-@contextmanager
-def _supervisord_looks_away(deployment: Deployment) -> Iterator[None]:
-    pid = deployment.supervisord_pid()
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_standby_takes_over_when_the_owner_is_killed(
@@ -42,19 +29,17 @@ def test_a_standby_takes_over_when_the_owner_is_killed(
         assert _states(deployment)[owner] == "serving"
 
         with load.running():
-            wait_until(partial(load.has_progressed, since=0))
-            with _supervisord_looks_away(deployment):
+            with frozen(deployment.supervisord_pid()):
                 os.kill(owner, signal.SIGKILL)
                 wait_until(lambda: _states(deployment).get(standby.pid) == "serving")
                 deployment.wait_until_serving()
-                wait_until(partial(load.has_progressed, since=load.progress()))
+                load.advance()
             # supervisord starts its own again, which now stands by
             wait_until(lambda: deployment.pids().get("shard-1", owner) != owner)
             wait_until(
                 lambda: _states(deployment).get(deployment.pids().get("shard-1")) == "standby"
             )
             assert _states(deployment)[standby.pid] == "serving"
-            wait_until(partial(load.has_progressed, since=load.progress()))
         load.check(claims_may_be_lost=True)
     finally:
         standby.terminate()

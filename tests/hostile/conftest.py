@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from pinlaterd.client import ClaimedJob, ConnectionFailed, Job, PinLaterError
-from tests.deployment import Deployment
+from tests.deployment import Deployment, serving
 
 MIB = 1024 * 1024
 GROWTH_BYTES = 50 * MIB  # for good
@@ -69,22 +69,16 @@ class Bystander:
 
 
 @contextmanager
-def serving(deployment: Deployment) -> Iterator[Deployment]:
-    """With the queue that is attacked."""
-    try:
-        deployment.up()
+def attacked(folder: Path, shards: int | Mapping[str, object]) -> Iterator[Deployment]:
+    with serving(folder, shards=shards, settings=SETTINGS) as deployment:
         with deployment.client() as client:
             client.create_queue(QUEUE)
         yield deployment
-    finally:
-        deployment.destroy()
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("d"))
-    deployment.init(shards=2, settings=SETTINGS)
-    with serving(deployment):
+    with attacked(tmp_path_factory.mktemp("d"), 2) as deployment:
         yield deployment
 
 

@@ -29,7 +29,7 @@ from pinlaterd.rpc import codec
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.hostile.calls import field, head, text
-from tests.hostile.conftest import MIB, QUEUE, SETTINGS, Bystander, peak_bytes, serving
+from tests.hostile.conftest import MIB, QUEUE, Bystander, attacked, peak_bytes
 from tests.hostile.wire import RawConnection
 from tests.rpc.thrift_bytes import LIST, STRING, STRUCT
 from tests.servers.redis import RedisServer, new_shard, redis_program, redis_server
@@ -132,12 +132,9 @@ def test_the_error_says_what_to_do(deployment: Deployment):
 def redis_deployment(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("d"))
-    deployment.init(shards=1, settings=SETTINGS)
-    master = f"{{host: 127.0.0.1, port: {redis_server.port}}}"
-    shards = "".join(f"  {new_shard()}: {{engine: redis, master: {master}}}\n" for _ in range(2))
-    (deployment.folder / "etc/shards.yaml").write_text(f"shards:\n{shards}")
-    with serving(deployment):
+    settings = {"engine": "redis", "master": {"host": "127.0.0.1", "port": redis_server.port}}
+    shards = {new_shard(): settings for _ in range(2)}
+    with attacked(tmp_path_factory.mktemp("d"), shards) as deployment:
         yield deployment
 
 

@@ -11,7 +11,7 @@ import pytest
 from pinlaterd.client import Client
 from pinlaterd.config.load import ConfigFiles
 from tests.conftest import POLL_SECONDS
-from tests.deployment import PATIENT, Deployment
+from tests.deployment import PATIENT, Deployment, serving
 from tests.faults.load import Load
 
 SETTINGS = {"request_timeout_ms": 5000, "monitor_interval_seconds": 0.2, **PATIENT}
@@ -85,13 +85,8 @@ def serves(status: Mapping[str, Any], *names: str) -> bool:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    deployment = Deployment(tmp_path_factory.mktemp("d"))
-    deployment.init(shards=2, settings=SETTINGS)
-    try:
-        deployment.up()
+    with serving(tmp_path_factory.mktemp("d"), shards=2, settings=SETTINGS) as deployment:
         yield Live(deployment)
-    finally:
-        deployment.destroy()
 
 
 @pytest.fixture

@@ -16,17 +16,11 @@ pytestmark = pytest.mark.service
 THREE = f"{BASE}  3: {{}}\n"
 
 
-def goes_on(load, wait_until):
-    done = load.progress()
-    wait_until(lambda: load.has_progressed(since=done))
-
-
 def test_new_shard_has_every_queue_before_its_first_job(
     live, client, queue, load, wait_until, record_property
 ):
     pids = live.deployment.pids()
     with load.running():
-        goes_on(load, wait_until)
         live.shards(THREE)
         record_property("added", live.wait_until_followed(lambda s: serves(s, "1", "2", "3")))
         wait_until(lambda: "3" in shards_of(load.acknowledged))
@@ -42,7 +36,7 @@ def test_new_shard_that_can_not_serve_disturbs_nobody(live, client, queue, load,
             f"{BASE}  3: {{engine: mysql, master: {{host: 127.0.0.1, port: 1}}, user: u}}\n"
         )
         live.wait_until(lambda s: "shard-3 is starting" in s["problems"])
-        goes_on(load, wait_until)
+        load.advance()
         assert client.count(queue, JobState.FAILED) == 0  # a call that needs all shards
     assert load.errors == []
 
@@ -64,11 +58,9 @@ def test_empty_shard_is_removed(live, client, queue, load, wait_until, record_pr
     live.shards(f"{BASE}  3: {{dequeue_only: true}}\n")
     live.wait_until_followed(lambda s: is_dequeue_only(s, "3"))
     with load.running():
-        goes_on(load, wait_until)
         live.shards(BASE)
         record_property("removed", live.wait_until(lambda s: serves(s, "1", "2")))
         wait_until(lambda: "shard-3" not in live.deployment.programs())
-        goes_on(load, wait_until)
     assert load.errors == []
 
 
@@ -104,7 +96,6 @@ def test_another_address_is_another_store(live, client, queue, load, wait_until,
     other = live.deployment.folder / "data/other.sqlite"
     router = live.deployment.pid_of("router")
     with load.running():
-        goes_on(load, wait_until)
         began = time.monotonic()
         live.shards("shards:\n  1: {file: data/other.sqlite}\n  2: {}\n")
         live.wait_until_followed(
@@ -114,7 +105,7 @@ def test_another_address_is_another_store(live, client, queue, load, wait_until,
             )
         )
         record_property("moved", time.monotonic() - began)
-        goes_on(load, wait_until)
+        load.advance()
         wait_until(lambda: "1" in shards_of(client.enqueue(queue, [Job(b"there")])))
     with sqlite3.connect(f"file:{other}?mode=ro", uri=True) as store:
         assert store.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

@@ -9,7 +9,6 @@ file of its own, so that they run side by side.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from pinlaterd.client import AckInfo, CheckpointInfo, ClaimedJob, Client, Job, JobRecord, JobState
 from pinlaterd.model import JobDescriptor
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment
+from tests.deployment import Deployment, serving
 
 PRIORITIES = (1, 2, 3)
 HOUR_MS = 3_600_000
@@ -310,15 +309,9 @@ def _now_ms() -> int:
 @contextmanager
 def running(folder: Path, shard: Mapping[str, object]) -> Iterator[Deployment]:
     """A service of SHARDS, each with these settings of etc/shards.yaml."""
-    deployment = Deployment(folder)
-    deployment.init(shards=1, settings={"owner_lease_seconds": LEASE_SECONDS})
-    shards = json.dumps({"shards": {name: dict(shard) for name in SHARDS}})
-    (deployment.folder / "etc/shards.yaml").write_text(shards)
-    try:
-        deployment.up()
+    shards, settings = dict.fromkeys(SHARDS, shard), {"owner_lease_seconds": LEASE_SECONDS}
+    with serving(folder, shards=shards, settings=settings) as deployment:
         yield deployment
-    finally:
-        deployment.destroy()
 
 
 def check_service(deployment: Deployment, seed: int, wait_until: WaitUntil, keeps: Keeps) -> None:

@@ -28,7 +28,7 @@ def new_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewDepl
     def start(*, rates: Mapping[str, float], **settings: object) -> Deployment:
         deployment = Deployment(tmp_path_factory.mktemp("d"))
         made.append(deployment)
-        deployment.init(shards=1, settings=settings)
+        deployment.init(settings=settings)
         write_rates(deployment, rates)
         deployment.up()
         with deployment.client() as client:
@@ -72,8 +72,6 @@ def pull() -> Iterator[Callable[..., Puller]]:
 
 
 def write_rates(deployment: Deployment, rates: Mapping[str, float]) -> None:
-    lines = [f"  {queue}: {{max_jobs_per_second: {rate}}}\n" for queue, rate in rates.items()]
-    path = deployment.folder / "etc/queues.yaml"
-    new = path.with_suffix(".new")
-    new.write_text("queues:\n" + "".join(lines))
-    new.replace(path)
+    deployment.write(
+        "queues", {queue: {"max_jobs_per_second": rate} for queue, rate in rates.items()}
+    )

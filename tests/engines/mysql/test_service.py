@@ -69,14 +69,11 @@ def service(
         shards=1, settings={"mysql_num_db_per_queue": 2, "monitor_interval_seconds": 0.1}
     )
     (deployment.folder / "etc/shards.yaml").write_text(_pinlaters_json(mariadb))
-    try:
-        deployment.up()
+    with deployment.running():
         yield deployment
-    finally:
-        deployment.destroy()
-        for shard in SHARDS:
-            stranger.execute(f"DROP DATABASE IF EXISTS `plq_{shard}_{QUEUE}`")
-            stranger.execute(f"DROP DATABASE IF EXISTS `plm_{shard}`")
+    for shard in SHARDS:
+        stranger.execute(f"DROP DATABASE IF EXISTS `plq_{shard}_{QUEUE}`")
+        stranger.execute(f"DROP DATABASE IF EXISTS `plm_{shard}`")
 
 
 def test_pinlaters_jobs_are_served_with_pinlaters_configuration(service: Deployment):

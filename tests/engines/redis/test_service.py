@@ -62,11 +62,8 @@ def service(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> It
     settings = {"owner_lease_seconds": LEASE_SECONDS, "monitor_interval_seconds": 0.1}
     deployment.init(shards=2, settings=settings)
     (deployment.folder / "etc/shards.yaml").write_text(_pinlaters_json(server))
-    try:
-        deployment.up()
+    with deployment.running():
         yield deployment
-    finally:
-        deployment.destroy()
 
 
 @pytest.fixture

@@ -6,16 +6,14 @@ and an error tell which store they are about: `mysql`, `redis`, and `sqlite`, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 
 import pytest
 
-from tests.conftest import FreePort, ProgramPath, WaitUntil
-from tests.deployment import Deployment
-from tests.faults.load import Load
-from tests.faults.stores.store import ENGINES, SETTINGS, Store, shard_settings, write_shards
+from tests.conftest import FreePort, ProgramPath
+from tests.deployment import Deployment, serving
+from tests.faults.stores.store import ENGINES, SETTINGS, Store, shard_settings
 from tests.servers.mariadb import MariaDB, start_mariadb
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer, redis_program
@@ -52,26 +50,14 @@ def stores(
 def shared_deployment(
     stores: Mapping[str, Store], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("d"))
-    deployment.init(shards=1, settings=SETTINGS)
-    shards = {"sqlite": {"engine": "sqlite"}} | {
+    shards: dict[str, Mapping[str, object]] = {"sqlite": {}} | {
         name: shard_settings(name, store.proxy.port) for name, store in stores.items()
     }
-    write_shards(deployment, shards)
-    try:
-        deployment.up()
+    with serving(tmp_path_factory.mktemp("d"), shards=shards, settings=SETTINGS) as deployment:
         yield deployment
-    finally:
-        deployment.destroy()
 
 
 @pytest.fixture(params=ENGINES)
 def store(request: pytest.FixtureRequest, stores: Mapping[str, Store]) -> Store:
     """The one that the test disturbs."""
     return stores[request.param]
-
-
-@pytest.fixture
-def progresses(load: Load, wait_until: WaitUntil) -> Callable[[], None]:
-    """Waits until the whole path has been gone again."""
-    return lambda: wait_until(partial(load.has_progressed, since=load.progress()))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from pinlaterd.client import JobState
 from tests.deployment import Deployment
@@ -58,11 +56,6 @@ def shard_settings(engine: str, port: int) -> Mapping[str, object]:
     master = {"engine": engine, "master": {"host": HOST, "port": port}}
     user = {"user": mariadb.USER, "passwd": mariadb.PASSWD} if engine == "mysql" else {}
     return master | user
-
-
-def write_shards(deployment: Deployment, shards: Mapping[str, Mapping[str, object]]) -> None:
-    path: Path = deployment.folder / "etc/shards.yaml"
-    path.write_text("shards: " + json.dumps(shards))
 
 
 def facts_of(deployment: Deployment, store: Store) -> Mapping[str, str]:

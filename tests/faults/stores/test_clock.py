@@ -17,7 +17,7 @@ from pinlaterd.client import ClaimedJob, Client, Job, JobState
 from tests.conftest import ProgramPath, WaitUntil
 from tests.deployment import Deployment, frozen
 from tests.faults.load import shards_of
-from tests.faults.stores.store import SETTINGS, Store, shard_settings, write_shards
+from tests.faults.stores.store import SETTINGS, Store, shard_settings
 
 pytestmark = pytest.mark.service
 
@@ -62,30 +62,22 @@ def deployment(
     clock: SteppedClock, stores: Mapping[str, Store], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
     deployment = Deployment(tmp_path_factory.mktemp("d"))
-    deployment.init(shards=1, settings=SETTINGS)
-    shards = {"csqlite": {"engine": "sqlite"}} | {
+    shards: dict[str, Mapping[str, object]] = {"csqlite": {}} | {
         f"c{name}": shard_settings(name, store.proxy.port) for name, store in stores.items()
     }
-    write_shards(deployment, shards)
-    etc = deployment.folder / "etc"
-    (etc / "queues.yaml").write_text(
-        "queues:\n"
-        + "".join(
-            f"  {name}:\n    job_claimed_timeout_seconds: {seconds}\n"
-            for name, seconds in (("brief", BRIEF_SECONDS), ("away", AWAY_SECONDS - 1))
-        )
-    )
-    conf = etc / "supervisord.conf"
+    queues = {
+        name: {"job_claimed_timeout_seconds": seconds}
+        for name, seconds in (("brief", BRIEF_SECONDS), ("away", AWAY_SECONDS - 1))
+    }
+    deployment.init(shards=shards, settings=SETTINGS, queues=queues)
+    conf = deployment.folder / "etc/supervisord.conf"
     text = conf.read_text().replace(
         "[supervisord]\n", f"[supervisord]\nenvironment = {clock.environment()}\n"
     )
     conf.write_text(text)
-    try:
-        deployment.up()
+    with deployment.running():
         yield deployment
-    finally:
         clock.step(0)
-        deployment.destroy()
 
 
 def on_every_shard(client: Client, queue: str, job: Callable[[], Job]) -> list[str]:

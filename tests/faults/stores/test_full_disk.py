@@ -7,17 +7,16 @@ aborts. What starts it again on a real machine is the system; here it is the tes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pinlaterd.client import PinLaterError
 from tests.conftest import FreePort, ProgramPath, WaitUntil
-from tests.deployment import Deployment
+from tests.deployment import Deployment, serving
 from tests.faults.load import Load
 from tests.faults.small_disk import SmallDisk, fill
-from tests.faults.stores.store import SETTINGS, check_in_time, shard_settings, write_shards
+from tests.faults.stores.store import SETTINGS, check_in_time, shard_settings
 from tests.servers.mariadb import MariaDB, start_mariadb
 
 pytestmark = pytest.mark.service
@@ -44,14 +43,9 @@ def server(
 
 @pytest.fixture
 def deployment(server: MariaDB, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    deployment = Deployment(tmp_path_factory.mktemp("d"))
-    deployment.init(shards=1, settings=SETTINGS)
-    write_shards(deployment, {"mysql": shard_settings("mysql", server.port)})
-    try:
-        deployment.up()
+    shards = {"mysql": shard_settings("mysql", server.port)}
+    with serving(tmp_path_factory.mktemp("d"), shards=shards, settings=SETTINGS) as deployment:
         yield deployment
-    finally:
-        deployment.destroy()
 
 
 def test_a_full_disk_loses_nothing_and_is_got_over(
@@ -65,8 +59,6 @@ def test_a_full_disk_loses_nothing_and_is_got_over(
         return deployment.is_serving()
 
     with load.running():
-        wait_until(partial(load.has_progressed, since=0))
-
         fill(filler)
         with deployment.client() as client, pytest.raises(PinLaterError):
             client.enqueue(load.queue, [BODY])
@@ -74,7 +66,6 @@ def test_a_full_disk_loses_nothing_and_is_got_over(
         filler.unlink()
 
         wait_until(is_back, seconds=40)
-        wait_until(partial(load.has_progressed, since=load.progress()))
 
     load.check(claims_may_be_lost=True)
     check_in_time(load)

@@ -11,7 +11,7 @@ from pinlaterd.errors import Overloaded
 from tests.conftest import FreePort, WaitUntil
 from tests.deployment import Deployment
 from tests.faults.load import Load, shards_of
-from tests.faults.stores.store import Store, check_in_time, shard_settings, write_shards
+from tests.faults.stores.store import Store, check_in_time, shard_settings
 from tests.servers.redis import RedisServer
 
 pytestmark = pytest.mark.service
@@ -33,7 +33,6 @@ def test_enqueues_go_elsewhere_and_what_is_there_is_worked_off(
     deployment: Deployment,
     load: Load,
     stores: dict[str, Store],
-    progresses: Callable[[], None],
     wait_until: WaitUntil,
 ):
     server = stores["redis"].server
@@ -48,17 +47,16 @@ def test_enqueues_go_elsewhere_and_what_is_there_is_worked_off(
         wait_until(takes_jobs)
         _fill(server)
         try:
-            progresses()
+            load.advance()
             there = client.dequeue(aside, limit=WAITING)
             assert "redis" in shards_of(job.descriptor for job in there)
             new = [client.enqueue(aside, [b"x"])[0] for _ in range(WAITING)]
             assert shards_of(new) <= {"sqlite", "mysql"}
             client.ack(aside, succeeded=there)
-            progresses()
+            load.advance()
         finally:
             _make_room(server)
         wait_until(takes_jobs)
-        progresses()
 
     load.check()
     check_in_time(load)
@@ -75,17 +73,14 @@ def alone(
     """A server of one shard, and a client of the service that has no other."""
     server = RedisServer(redis_program, tmp_path_factory.mktemp("r"), free_port())
     server.start()
-    deployment = new_deployment(1)
-    write_shards(deployment, {"redis": shard_settings("redis", server.port)})
+    deployment = new_deployment({"redis": shard_settings("redis", server.port)})
     deployment.up()
     with deployment.client() as client:
         yield server, client
     server.stop()
 
 
-def test_the_only_shard_rejects_enqueues_and_goes_on(
-    alone: tuple[RedisServer, Client], wait_until: WaitUntil
-):
+def test_the_only_shard_rejects_enqueues_and_goes_on(alone: tuple[RedisServer, Client]):
     server, client = alone
     client.create_queue("mail")
     descriptors = client.enqueue("mail", [b"x" * 1_000] * WAITING)

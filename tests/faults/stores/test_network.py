@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -47,7 +47,6 @@ def test_a_slow_network(
     deployment: Deployment,
     load: Load,
     store: Store,
-    progresses: Callable[[], None],
     wait_until: WaitUntil,
 ):
     """The shard says so, and gets no new work as long as it lasts."""
@@ -65,7 +64,6 @@ def test_a_slow_network(
 
         store.proxy.delay_seconds = 0
         wait_until(lambda: not health_warning())
-        progresses()
 
     load.check()
     assert load.errors == []
@@ -75,7 +73,6 @@ def test_connections_that_are_cut_in_the_middle_of_commits(
     deployment: Deployment,
     load: Load,
     store: Store,
-    progresses: Callable[[], None],
     wait_until: WaitUntil,
 ):
     shard = deployment.pid_of(f"shard-{store.shard}")
@@ -87,7 +84,7 @@ def test_connections_that_are_cut_in_the_middle_of_commits(
             store.proxy.cut_at(COMMITS[store.shard], how)
             wait_until(partial(_is_cut, store, before))
             deployment.wait_until_serving(seconds=BACK_SECONDS)
-            progresses()
+            load.advance()
 
     load.check(claims_may_be_lost=True)
     check_calls(load, disturbed=[store])
@@ -105,13 +102,11 @@ def test_a_network_that_swallows_everything(
     deployment: Deployment,
     load: Load,
     store: Store,
-    progresses: Callable[[], None],
     wait_until: WaitUntil,
 ):
     """For longer than the lease: the server has ended the connection meanwhile, or the lease."""
     shard = deployment.pid_of(f"shard-{store.shard}")
     with load.running():
-        progresses()
         store.proxy.hold()
         held_until = time.monotonic() + 1.5 * LEASE_SECONDS
         wait_until(lambda: facts_of(deployment, store).get("store warning"))
@@ -120,7 +115,6 @@ def test_a_network_that_swallows_everything(
         store.proxy.go_on()
 
         deployment.wait_until_serving(seconds=BACK_SECONDS)
-        progresses()
 
     load.check(claims_may_be_lost=True)
     check_calls(load, disturbed=[store])

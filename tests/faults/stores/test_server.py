@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 import pytest
 
@@ -28,19 +27,16 @@ def test_a_killed_server(
     deployment: Deployment,
     load: Load,
     store: Store,
-    progresses: Callable[[], None],
     wait_until: WaitUntil,
 ):
     with load.running():
-        progresses()
         store.server.kill()
         wait_until(lambda: store.shard in _in_trouble(deployment))
-        progresses()
+        load.advance()
         check_others_serve(deployment, f"{load.queue}_aside", without=[store])
 
         store.server.start()
         deployment.wait_until_serving(seconds=BACK_SECONDS)
-        progresses()
 
     load.check(claims_may_be_lost=True)
     check_calls(load, disturbed=[store])
@@ -57,17 +53,15 @@ def test_servers_that_hang(
     aside = f"{queue}_aside"
     load = Load(deployment, queue, rest_seconds=0.1)
     with load.running():
-        wait_until(partial(load.has_progressed, since=0))
         with stores["mysql"].frozen(), stores["redis"].frozen():
             frozen_until = time.monotonic() + FROZEN_SECONDS
             wait_until(lambda: _in_trouble(deployment) == shards.keys())
             check_others_serve(deployment, aside, without=stores.values())
             while time.monotonic() < frozen_until:
                 check_work_goes_elsewhere(deployment, aside, without=stores.values())
-            wait_until(partial(load.has_progressed, since=load.progress()))
+            load.advance()
 
         deployment.wait_until_serving(seconds=BACK_SECONDS)
-        wait_until(partial(load.has_progressed, since=load.progress()))
 
     load.check(claims_may_be_lost=True)
     check_calls(load, disturbed=stores.values())

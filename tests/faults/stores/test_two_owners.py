@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -35,7 +35,6 @@ def test_an_owner_that_froze_cannot_write_after_another_took_over(
     load: Load,
     store: Store,
     standby: subprocess.Popen[bytes],
-    progresses: Callable[[], None],
     wait_until: WaitUntil,
 ):
     program = f"shard-{store.shard}"
@@ -45,10 +44,9 @@ def test_an_owner_that_froze_cannot_write_after_another_took_over(
     wait_until(lambda: states().get(standby.pid) == "standby")
     assert states()[owner] == "serving"
     with load.running():
-        progresses()
         with frozen(owner):
             wait_until(lambda: states().get(standby.pid) == "serving")
-            progresses()
+            load.advance()
         # It ends, and the one that supervisord starts instead stands by.
         wait_until(lambda: deployment.pids().get(program, owner) != owner)
         wait_until(lambda: states().get(deployment.pids().get(program)) == "standby")
@@ -57,7 +55,6 @@ def test_an_owner_that_froze_cannot_write_after_another_took_over(
         # Who connects now finds the owner, too.
         deployment.kill("router")
         deployment.wait_until_serving(seconds=BACK_SECONDS)
-        progresses()
 
     load.check(claims_may_be_lost=True)
     standby.terminate()
