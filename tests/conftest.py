@@ -33,7 +33,7 @@ settings.load_profile("pinlaterd")
 POLL_SECONDS = 0.01
 _MOST_POLL_SECONDS = 0.05
 API_TEST = re.compile(r"tests/conformance/test_api_(\w+)\.py::.*[\[-](sqlite|mysql|redis)[\]-]")
-MYSQL_PARTS = "cdeqsu"  # first letters of the files that begin the second part and so on
+MYSQL_PARTS = "ds"  # first letters of the files that begin the second part and so on
 # What takes longest, in that order: begun last, it would run alone.
 LONG_GROUPS = (
     "checker/test_promises.py",
@@ -50,8 +50,9 @@ LONG_GROUPS = (
     "simulation/test_simulation.py",
     "faults/test_failover.py",
     "faults/stores/test_two_owners.py",
-    "Thrift interface, mysql 6",
+    "Thrift interface, mysql 3",
     "Thrift interface, mysql 1",
+    "Thrift interface, mysql 2",
     "properties/test_engine_model_mysql.py",
     "faults/stores/test_clock.py",
     "faults/stores/test_server.py",

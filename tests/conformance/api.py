@@ -6,7 +6,8 @@ Thrift's own Python library with code that the Thrift compiler generated from th
 file; `Wire` sends what no well-behaved library can be made to send. Neither relies on pinlaterd's
 own code, so that a mistake there cannot hide itself.
 
-The suite runs once for every engine in BACKENDS; a line joins one.
+The suite runs once for every engine in BACKENDS, but for what is marked `one_engine`; a line joins
+one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import pytest
 import yaml
 from supervisor.xmlrpc import SupervisorTransport
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
@@ -94,6 +96,10 @@ BACKENDS = (
     Backend("redis", queue_name_characters=64, status_characters=3000, ack_replaces_status=True),
     Backend("sqlite", queue_name_characters=64, status_characters=5000),
 )
+
+
+# What routers and shards decide before they ask a store, or do alike whatever it is.
+one_engine = pytest.mark.one_engine
 
 
 class Refused(Exception):

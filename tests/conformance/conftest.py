@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -40,6 +41,16 @@ __all__ = ["redis_program"]
 NewStore = Callable[[Path], Mapping[str, object]]
 
 _numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that are marked `one_engine` run on the last one."""
+    items[:] = [
+        item
+        for item in items
+        if not item.get_closest_marker("one_engine")
+        or cast("pytest.Function", item).callspec.params["backend"] is BACKENDS[-1]
+    ]
 
 
 @pytest.fixture(scope="package", params=BACKENDS, ids=[backend.engine for backend in BACKENDS])

@@ -18,6 +18,7 @@ from tests.conformance.api import (
     Client,
     Deployment,
     Refused,
+    one_engine,
 )
 from tests.conftest import WaitUntil
 
@@ -174,6 +175,7 @@ def test_several_shards(client: Client, queue):
     assert [infos[d].attemptsRemaining for d in taken[1::2]] == [1] * len(taken[1::2])
 
 
+@one_engine
 @pytest.mark.parametrize(
     "bad",
     [
@@ -218,6 +220,7 @@ def test_one_that_is_no_number_fails_alone_among_others_of_its_length(client: Cl
     assert client.info(good).jobState == SUCCEEDED
 
 
+@one_engine
 def test_bad_retry_delay_fails_alone(client: Client, queue):
     good, bad = client.enqueue(queue, b"good", b"bad")
     client.dequeue(queue, 2)
@@ -229,5 +232,6 @@ def test_bad_retry_delay_fails_alone(client: Client, queue):
     assert client.info(bad).jobState == IN_PROGRESS
 
 
+@one_engine
 def test_empty_ack(client: Client, queue):
     client.ack(queue)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.conformance.api import KIB, PENDING, SUCCEEDED, Client, Refused
+from tests.conformance.api import KIB, PENDING, SUCCEEDED, Client, Refused, one_engine
 
 pytestmark = pytest.mark.service
 
@@ -43,6 +43,7 @@ def test_pattern(client: Client, queue, pattern, matching):
     assert {info.body for info in left.values()} == set(bodies) - matching
 
 
+@one_engine
 @pytest.mark.parametrize("pattern", ["(", "[a", "a**", r"(a)\1", "(?=a)b", "(?<name>a", "x{1001}"])
 def test_bad_pattern(client: Client, queue, pattern):
     client.enqueue(queue, b"aab")

@@ -15,6 +15,7 @@ from tests.conformance.api import (
     Client,
     Deployment,
     Refused,
+    one_engine,
 )
 from tests.conftest import WaitUntil
 
@@ -217,6 +218,7 @@ def test_several_shards(client: Client, queue):
     assert {d: info.body.decode() for d, info in infos.items()} == {d: d for d in taken}
 
 
+@one_engine
 @pytest.mark.parametrize(
     "bad", ["", "nonsense", "other_queue:s1:p1:1", "{queue}:s99:p1:1", "{queue}:s1:p1:x"]
 )
@@ -236,6 +238,7 @@ def test_bad_descriptors_fail_alone(client: Client, queue, bad):
     assert {info.body for info in client.lookup(*taken, body=True).values()} == {b"new"}
 
 
+@one_engine
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

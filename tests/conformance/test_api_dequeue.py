@@ -25,6 +25,7 @@ from tests.conformance.api import (
     Client,
     Deployment,
     Refused,
+    one_engine,
     priority_of,
     shard_of,
 )
@@ -155,6 +156,7 @@ def test_earliest_run_after_first(client: Client, queue):
         assert times == sorted(times)
 
 
+@one_engine
 @pytest.mark.parametrize(
     ("coverage", "shards"), [(0.0001, 1), (0.34, 1), (0.5, 2), (0.67, 2), (0.9, 3), (1.0, 3)]
 )
@@ -168,6 +170,7 @@ def test_coverage(client: Client, queue, coverage, shards):
     assert len({shard_of(d) for d in taken}) == shards
 
 
+@one_engine
 def test_coverage_chooses_at_random(client: Client, queue):
     client.enqueue_on_every_shard(queue)
 
@@ -244,6 +247,7 @@ def test_acks_are_carried_out_whatever_becomes_of_the_dequeue(client: Client, qu
     assert {info.jobState for info in client.lookup(*descriptors).values()} == {SUCCEEDED}
 
 
+@one_engine
 @pytest.mark.parametrize(
     "bad", ["nonsense", "other_queue:s1:p1:1", "{queue}:s99:p1:1", "{queue}:s1:p1:x", ""]
 )
@@ -308,6 +312,7 @@ def test_acks_may_be_of_another_queue(client: Client, queue, new_queue, shards):
     assert {info.jobState for info in client.lookup(*acked).values()} == {SUCCEEDED}
 
 
+@one_engine
 @pytest.mark.parametrize("shards", [0, 1, SHARDS])
 @pytest.mark.parametrize(
     ("limit", "fields", "says"),
@@ -334,6 +339,7 @@ def test_an_invalid_dequeue_claims_nothing_and_its_acks_are_carried_out(
     assert client.info(waiting).jobState == PENDING
 
 
+@one_engine
 @pytest.mark.parametrize("shards", [1, SHARDS])
 @pytest.mark.parametrize(
     ("refusing", "code"),
@@ -349,6 +355,7 @@ def test_acks_of_a_refused_dequeue_are_carried_out(client: Client, queue, shards
     assert {info.jobState for info in client.lookup(*acked).values()} == {SUCCEEDED}
 
 
+@one_engine
 def test_acks_of_an_unknown_queue_fail_and_nothing_is_claimed(client: Client, queue):
     (descriptor,) = client.enqueue(queue, b"job")
     acks = client.ack_request("no_such_queue", ["no_such_queue:s1:p1:1"])

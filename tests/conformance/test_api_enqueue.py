@@ -20,6 +20,7 @@ from tests.conformance.api import (
     Deployment,
     Interface,
     Refused,
+    one_engine,
     shard_of,
 )
 
@@ -40,6 +41,7 @@ def test_descriptors(client: Client, queue):
     assert len(set(descriptors)) == 12
 
 
+@one_engine
 def test_request_goes_into_one_shard(client: Client, queue):
     for _ in range(5):
         descriptors = client.enqueue(queue, *[b"job"] * SPLIT_JOBS)
@@ -48,6 +50,7 @@ def test_request_goes_into_one_shard(client: Client, queue):
         assert len({shard_of(d) for d in descriptors}) == 1
 
 
+@one_engine
 def test_large_request_is_split(client: Client, queue):
     bodies = [b"%d" % n for n in range(2500)]
 
@@ -60,6 +63,7 @@ def test_large_request_is_split(client: Client, queue):
     assert max(by_shard.values()) <= SPLIT_JOBS
 
 
+@one_engine
 def test_shards_share_the_load_evenly(service: Deployment, api: Interface, client: Client, queue):
     calls = 300
     message = api.message("enqueueJobs", client.enqueue_request(queue, b"job"))
@@ -71,6 +75,7 @@ def test_shards_share_the_load_evenly(service: Deployment, api: Interface, clien
     assert min(by_shard[shard] for shard in ("1", "2", "3")) >= 60
 
 
+@one_engine
 @pytest.mark.parametrize("priority", [0, 4, -1, 127])
 def test_priority_outside_the_levels(client: Client, queue, priority):
     with pytest.raises(Refused, match=rf"^PRIORITY_NOT_SUPPORTED: .*{priority}.* 1 to 3"):
@@ -79,6 +84,7 @@ def test_priority_outside_the_levels(client: Client, queue, priority):
     assert client.count(queue) == 0
 
 
+@one_engine
 @pytest.mark.parametrize(
     ("body", "fields", "says"),
     [
@@ -97,6 +103,7 @@ def test_rejected(client: Client, queue, body, fields, says):
     assert client.count(queue) == 0
 
 
+@one_engine
 @pytest.mark.parametrize("source", ["s" * 121, "ü" * 61])
 def test_source_too_long(service: Deployment, client: Client, queue, source):
     with (
@@ -108,6 +115,7 @@ def test_source_too_long(service: Deployment, client: Client, queue, source):
     assert client.count(queue) == 0
 
 
+@one_engine
 @pytest.mark.parametrize(
     ("fields", "code"),
     [({"priority": 4}, "PRIORITY_NOT_SUPPORTED"), ({"numAttemptsAllowed": 0}, "ENQUEUE_REJECTED")],
@@ -160,6 +168,7 @@ def test_bad_calls_do_not_disturb_good_ones(
     assert client.count(queue) == len(descriptors) == 30
 
 
+@one_engine
 def test_empty_list(client: Client, queue):
     assert client.enqueue(queue) == []
 

@@ -18,6 +18,7 @@ from tests.conformance.api import (
     SUCCEEDED,
     Client,
     Refused,
+    one_engine,
 )
 
 pytestmark = pytest.mark.service
@@ -52,6 +53,7 @@ def test_lookup_leaves_out_what_is_unknown(client: Client, queue):
         assert client.lookup(one) == {}
 
 
+@one_engine
 def test_lookup_of_nothing(client: Client):
     assert client.lookup() == {}
 
@@ -101,6 +103,7 @@ def test_count_by_priority(client: Client, queue):
     assert client.count(queue) == 8
 
 
+@one_engine
 @pytest.mark.parametrize("priority", [0, 4, -1])
 def test_count_of_a_priority_outside_the_levels(client: Client, queue, priority):
     with pytest.raises(Refused, match=r"^PRIORITY_NOT_SUPPORTED: "):

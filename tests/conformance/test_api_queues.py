@@ -18,6 +18,7 @@ from tests.conformance.api import (
     Client,
     Deployment,
     Refused,
+    one_engine,
 )
 
 pytestmark = pytest.mark.service
@@ -36,6 +37,7 @@ def test_create_is_idempotent(client: Client, queue):
     assert client.info(descriptor).jobState == PENDING
 
 
+@one_engine
 @pytest.mark.parametrize(
     "name",
     [
@@ -92,6 +94,7 @@ def test_delete_drops_queue_and_jobs_on_every_shard(service: Deployment, client:
             other.dequeue(queue)
 
 
+@one_engine
 @pytest.mark.parametrize("password", ["", "wrong horse", ADMIN_PASSWORD + " "])
 def test_delete_with_a_wrong_password(client: Client, queue, password):
     (descriptor,) = client.enqueue(queue, b"kept")
@@ -123,6 +126,7 @@ def test_new_queue_of_an_old_name_is_empty_and_reuses_no_descriptor(client: Clie
     assert client.lookup(*old) == {}
 
 
+@one_engine
 def test_unknown_queue(client: Client):
     calls = [
         lambda: client.enqueue("nowhere", b"job"),

@@ -19,6 +19,7 @@ from tests.conformance.api import (
     Client,
     Deployment,
     Refused,
+    one_engine,
 )
 from tests.conftest import WaitUntil
 
@@ -179,6 +180,7 @@ def test_effects_are_visible_on_every_connection(service: Deployment, client: Cl
             assert other.count(queue, IN_PROGRESS) == 0
 
 
+@one_engine
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
@@ -199,6 +201,7 @@ def test_mistakes(client: Client, queue, fields, error):
     assert client.count(queue, FAILED) == 1
 
 
+@one_engine
 @pytest.mark.parametrize(
     ("fields", "says"),
     [

@@ -18,6 +18,7 @@ from tests.conformance.api import (
     SUCCEEDED,
     Client,
     Refused,
+    one_engine,
     priority_of,
 )
 
@@ -179,6 +180,7 @@ def test_future_jobs(client: Client, queue):
     assert descriptors_of(client.scan(queue, scanFutureJobs=True).scannedJobs) == [latest, later]
 
 
+@one_engine
 @pytest.mark.parametrize(
     "continuation", ["", "1", "nonsense", "0 OR 1=1", "v1:1:2:3", "v1:x:1:1:1", "🚀", "9" * 1000]
 )
@@ -187,6 +189,7 @@ def test_bad_continuation(client: Client, queue, continuation):
         client.scan(queue, continuation=continuation)
 
 
+@one_engine
 @pytest.mark.parametrize(
     ("fields", "error"),
     [

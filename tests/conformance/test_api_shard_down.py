@@ -31,6 +31,7 @@ from tests.conformance.api import (
     Refused,
     Wire,
     local_id_of,
+    one_engine,
     shard_of,
 )
 from tests.conftest import WaitUntil
@@ -115,6 +116,7 @@ def without_shard_2(service: Deployment, wait_until: WaitUntil) -> Iterator[Scen
             )
 
 
+@one_engine
 class TestWithoutShard2:
     """None of these changes what another one needs."""
 
@@ -184,6 +186,7 @@ class TestWithoutShard2:
         assert client.dequeue(without_shard_2.queue, 10) == {}
 
 
+@one_engine
 def test_shard_catches_up(service: Deployment, client: Client, wait_until: WaitUntil):
     client.create("before")
     by_shard = client.enqueue_on_every_shard("before")
@@ -200,6 +203,7 @@ def test_shard_catches_up(service: Deployment, client: Client, wait_until: WaitU
     assert set(client.enqueue_on_every_shard("meanwhile")) == {"1", "2", "3"}
 
 
+@one_engine
 def test_no_healthy_shard(service: Deployment, client: Client, wait_until: WaitUntil):
     client.create("everywhere")
     (descriptor,) = client.enqueue("everywhere", b"job")

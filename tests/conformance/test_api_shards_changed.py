@@ -15,11 +15,12 @@ from tests.conformance.api import (
     Client,
     Deployment,
     Refused,
+    one_engine,
     shard_of,
 )
 from tests.conftest import WaitUntil
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, one_engine]
 
 DEQUEUE_ONLY = {"dequeue_only": True}
 PATIENT = "patient"

@@ -23,6 +23,7 @@ from tests.conformance.api import (
     Deployment,
     Interface,
     Refused,
+    one_engine,
 )
 from tests.conftest import WaitUntil
 
@@ -32,6 +33,7 @@ NOT_UTF8 = b"caf\xe9"
 ALL_BYTES = bytes(range(256))
 
 
+@one_engine
 @pytest.mark.parametrize(
     "form",
     [{}, {"strict": False}, {"framed": False}, {"compact": True}],
@@ -49,6 +51,7 @@ def test_kinds_of_protocol(service: Deployment, queue, form):
         assert queue in client.names()
 
 
+@one_engine
 def test_pipelined_calls_are_answered_in_order(service: Deployment, api: Interface, client, queue):
     calls = [
         ("enqueueJobs", client.enqueue_request(queue, *[b"job"] * 50)),
@@ -73,6 +76,7 @@ def test_pipelined_calls_are_answered_in_order(service: Deployment, api: Interfa
     assert [answer.method for answer in answers] == [call[0] for call in calls] * rounds
 
 
+@one_engine
 def test_more_pipelined_calls_than_are_worked_on_at_a_time(service: Deployment, api: Interface):
     calls = MAX_CALLS_PER_CONNECTION * 5
     with service.wire() as wire:
@@ -81,6 +85,7 @@ def test_more_pipelined_calls_than_are_worked_on_at_a_time(service: Deployment, 
         assert [wire.receive().seqid for _ in range(calls)] == list(range(calls))
 
 
+@one_engine
 def test_slow_call_is_not_overtaken(service: Deployment, api: Interface, client, queue):
     with service.wire() as wire:
         waiting = client.dequeue_request(queue, 1, maxWaitMillis=60_000)
@@ -94,6 +99,7 @@ def test_slow_call_is_not_overtaken(service: Deployment, api: Interface, client,
         assert [wire.receive().seqid for _ in range(2)] == [1, 2]
 
 
+@one_engine
 @pytest.mark.parametrize("method", ["no_such_method", "__can__finagle__trace__v3__", ""])
 def test_unknown_method(service: Deployment, api: Interface, method):
     with service.wire() as wire:
@@ -106,6 +112,7 @@ def test_unknown_method(service: Deployment, api: Interface, method):
         assert wire.receive().seqid == 8
 
 
+@one_engine
 def test_unknown_method_unframed(service: Deployment, api: Interface):
     """Where its end is can only be known by reading its arguments."""
     with service.wire() as wire:
@@ -116,6 +123,7 @@ def test_unknown_method_unframed(service: Deployment, api: Interface):
     assert isinstance(replies[1].value, set)
 
 
+@one_engine
 def test_oneway_call_gets_no_answer(service: Deployment, api: Interface, client, queue):
     request = client.enqueue_request(queue, b"sent one way")
     with service.wire() as wire:
@@ -151,6 +159,7 @@ def test_oneway_dequeue_claims_nothing(
     assert taken[descriptor].remaining == 2
 
 
+@one_engine
 def test_frame_beyond_the_limit_closes_its_connection_only(
     service: Deployment, api: Interface, client: Client, queue, wait_until: WaitUntil
 ):
@@ -171,6 +180,7 @@ def test_large_frame_is_read(client: Client, queue):
     assert [client.info(d, body=True).body for d in descriptors] == bodies
 
 
+@one_engine
 def test_frame_in_pieces(service: Deployment, api: Interface, queue):
     message = api.message("getQueueNames", seqid=3)
     with service.wire() as wire:
@@ -214,6 +224,7 @@ def write_unknown_fields(protocol: TBinaryProtocol) -> None:
     protocol.writeBool(True)
 
 
+@one_engine
 def test_unknown_fields_are_skipped(service: Deployment, client: Client, queue):
     def arguments(protocol: TBinaryProtocol) -> None:
         write_unknown_fields(protocol)
@@ -237,6 +248,7 @@ def test_unknown_fields_are_skipped(service: Deployment, client: Client, queue):
     assert client.info(descriptor, body=True).body == b"from the future"
 
 
+@one_engine
 @pytest.mark.parametrize(
     ("method", "missing", "code"),
     [
@@ -256,6 +268,7 @@ def test_missing_argument_is_named(service: Deployment, method, missing, code):
     assert missing in refused.message
 
 
+@one_engine
 def test_missing_field_is_named(service: Deployment, api: Interface, client: Client, queue):
     jobs = [client.job(b"good"), api.types.PinLaterJob(priority=2)]
     with service.wire() as wire:
@@ -272,6 +285,7 @@ def test_missing_field_is_named(service: Deployment, api: Interface, client: Cli
     assert client.count(queue) == 0
 
 
+@one_engine
 @pytest.mark.parametrize("state", [4, -1, 2**31 - 1])
 def test_unknown_state_is_an_invalid_request(client: Client, queue, state):
     for call in (client.count, client.scan, client.delete_jobs):
@@ -279,6 +293,7 @@ def test_unknown_state_is_an_invalid_request(client: Client, queue, state):
             call(queue, state)
 
 
+@one_engine
 def test_text_that_is_not_utf8_is_an_invalid_enqueue(service: Deployment, client: Client, queue):
     requests = [
         (client, NOT_UTF8, b"job"),
@@ -292,6 +307,7 @@ def test_text_that_is_not_utf8_is_an_invalid_enqueue(service: Deployment, client
     assert client.count(queue) == 0
 
 
+@one_engine
 def test_text_that_is_not_utf8_is_an_invalid_request(service: Deployment, client: Client, queue):
     (descriptor,) = client.enqueue(queue, b"job")
     client.dequeue(queue)

@@ -22,6 +22,7 @@ from tests.conformance.api import (
     Interface,
     Wire,
     claimed,
+    one_engine,
 )
 from tests.conftest import WaitUntil
 from tests.deployment import frozen
@@ -67,6 +68,7 @@ def test_woken_by_an_enqueue(client: Client, queue, waiter):
         assert waiting.result().keys() == set(descriptors)
 
 
+@one_engine
 def test_one_job_wakes_one_waiter(client: Client, queue, waiter):
     waiting = [waiter(queue) for _ in range(4)]
 
@@ -124,6 +126,7 @@ def test_woken_by_a_job_that_is_pending_again(client: Client, queue, waiter, wak
     assert waiting.result()[descriptor].remaining == remaining
 
 
+@one_engine
 @pytest.mark.parametrize("max_wait_ms", [300, LONG_MS])
 def test_answers_empty_when_the_wait_is_over(client: Client, queue, max_wait_ms):
     started = time.monotonic()
@@ -136,6 +139,7 @@ def test_answers_empty_when_the_wait_is_over(client: Client, queue, max_wait_ms)
     assert waited_ms < LONG_MS / 20
 
 
+@one_engine
 def test_ready_job_does_not_wait(client: Client, queue):
     def is_quick() -> bool:
         client.enqueue(queue, b"job")
@@ -160,6 +164,7 @@ def test_acks_of_a_waiting_dequeue_are_not_held_up(
         assert wire.silent(0)
 
 
+@one_engine
 def test_client_gone_while_it_waits(client: Client, queue, waiter):
     for _ in range(5):
         waiter(queue).wire.close()
