@@ -47,8 +47,9 @@ _LINES_A_LOOK = 16
 # Of all keys, what one line leaves to the others; and what a full memory frees at least by
 # shortening lines, as it walks over all of them.
 _OTHERS_PART, _FREED_PART = 4, 8
-# Of the bytes in memory: keys take one part in so many, payloads one in so many.
-_KEYS_PART, _PAYLOADS_PART = 4, 2
+# What keys and payloads take of the bytes in memory; the rest is for what a deep queue costs beside
+# them: the store's own cache, and batches on their way.
+_KEYS_PART, _PAYLOADS_PART = 0.25, 0.4
 # A PendingKey with its two numbers and its places in two deques (CPython 3.11).
 KEY_BYTES = 128
 # A Payload, the header of its body and what allocators add (CPython 3.11).
@@ -160,11 +161,11 @@ class ReadyIndex:
     ) -> None:
         self._read_pending = read_pending
         self._levels = levels
-        self._max_keys = max_keys = most_bytes // _KEYS_PART // KEY_BYTES
+        self._max_keys = max_keys = int(most_bytes * _KEYS_PART) // KEY_BYTES
         self._line_keys = max(1, max_keys - max_keys // _OTHERS_PART)
         self._read_keys = min(READ_KEYS, self._line_keys)
         self._least_read_keys = min(_LEAST_READ_KEYS, self._read_keys)
-        self._max_payload_bytes = most_bytes // _PAYLOADS_PART
+        self._max_payload_bytes = int(most_bytes * _PAYLOADS_PART)
         self._max_run_after_ms = max_run_after_ms
         self._queues: dict[str, list[_Line]] = {}
         self._held = 0  # keys
