@@ -1,7 +1,7 @@
 """One shard: the one process that owns one store, and serves the Thrift calls on its jobs.
 
-process      wires the parts together and runs them
-loop         wait -> take what is there -> service -> send replies; slices of other work between
+process      wires the parts together and runs the loop: wait -> take what is there -> service ->
+             send replies; slices of other work between
 service      calls in, answers out, one commit for many calls; no sockets
 operations   enqueue, ack, checkpoint, release: each checks its call, builds its store operation,
              and turns the result into the answer;  dequeue: the same, by the ready index
