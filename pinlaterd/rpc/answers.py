@@ -11,8 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from pinlaterd.model import ClaimedJob, DequeueResult, Payload
-from pinlaterd.rpc.binary import U32, pack_u32
-from pinlaterd.rpc.interface import headers
+from pinlaterd.rpc.interface import U32, headers, pack_u32
 from pinlaterd.rpc.peek import Unusual
 from pinlaterd.rpc.structs import SHORT_TEXT, sized
 

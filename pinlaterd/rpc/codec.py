@@ -58,9 +58,9 @@ from pinlaterd.rpc.answers import (
     read_dequeue_result,
     read_descriptors,
 )
-from pinlaterd.rpc.binary import I32, MessageType, pack_i32, pack_u32
 from pinlaterd.rpc.interface import (
     APPLICATION_ERROR,
+    I32,
     METHODS,
     STRUCTS,
     ApplicationErrorBody,
@@ -68,8 +68,11 @@ from pinlaterd.rpc.interface import (
     DequeueMetadata,
     DequeueResponse,
     ErrorBody,
+    MessageType,
     ResultBody,
     Struct,
+    pack_i32,
+    pack_u32,
 )
 from pinlaterd.rpc.peek import (
     CALL_HEADS,

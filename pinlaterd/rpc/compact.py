@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.binary import MAX_DEPTH, U32, VERSION_1, TType, pack_u32
+from pinlaterd.rpc.interface import MAX_DEPTH, U32, VERSION_1, TType, pack_u32
 from pinlaterd.rpc.peek import read_message_head
 
 PROTOCOL_ID: Final = 0x82  # the first byte of each message

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.binary import pack_u32
 from pinlaterd.rpc.compact import from_binary
 from pinlaterd.rpc.framing import FrameReader
+from pinlaterd.rpc.interface import pack_u32
 
 if TYPE_CHECKING:
     from pinlaterd.rpc.server import ThriftServer

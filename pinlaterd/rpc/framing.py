@@ -20,7 +20,7 @@ from typing import Final
 from pinlaterd.config.schema import MOST_FRAME_BYTES
 from pinlaterd.errors import ProtocolError
 from pinlaterd.rpc import compact
-from pinlaterd.rpc.binary import U32, BeyondEnd, Walk, walk_message
+from pinlaterd.rpc.interface import U32, BeyondEnd, Walk, walk_message
 
 _UNFRAMED: Final = b"\x80\x01"
 

@@ -16,17 +16,18 @@ from typing import Final, NamedTuple
 
 from pinlaterd.errors import ProtocolError
 from pinlaterd.model import Method
-from pinlaterd.rpc.binary import (
+from pinlaterd.rpc.interface import (
     I32,
+    METHODS,
     STRICT_CALL,
     STRICT_REPLY,
     U32,
     VERSION_1,
     MessageType,
+    headers,
     pack_i32,
     pack_u32,
 )
-from pinlaterd.rpc.interface import METHODS, headers
 
 
 class Unusual(Exception):
@@ -51,9 +52,9 @@ ACKS: Final = _acks + FIRST_TEXT
 
 _LOOSE_TAIL: Final = struct.Struct(">Bi")
 _TAG3_U32: Final = struct.Struct(">3sI").unpack_from
-_TAG3_I32: Final = struct.Struct(">3si").unpack_from
-_TAG4_U32: Final = struct.Struct(">4sI").unpack_from
-_TAG6_U32: Final = struct.Struct(">6sI").unpack_from
+TAG3_I32: Final = struct.Struct(">3si").unpack_from
+TAG4_U32: Final = struct.Struct(">4sI").unpack_from
+TAG6_U32: Final = struct.Struct(">6sI").unpack_from
 
 _new: Final = tuple.__new__  # a NamedTuple's own constructor costs three times as much
 
@@ -177,7 +178,7 @@ def peek(message: bytes) -> Peek:
     if find is None:
         return Peek(head, method, False, None, 0, 0, None)
     try:
-        tag, length = _TAG6_U32(message, at)
+        tag, length = TAG6_U32(message, at)
         at += 10 + length
         if tag != CONTEXT_SOURCE:
             raise Unusual
@@ -189,7 +190,7 @@ def peek(message: bytes) -> Peek:
         at += 1
         queue = None
         if method is not _LOOKUP:
-            tag, length = _TAG6_U32(message, at)
+            tag, length = TAG6_U32(message, at)
             if tag != REQUEST_TEXT:
                 raise Unusual
             begin = at + 10
@@ -205,7 +206,7 @@ def peek(message: bytes) -> Peek:
 
 
 def _jobs(message: bytes, at: int) -> _Found:
-    tag, count = _TAG4_U32(message, at)
+    tag, count = TAG4_U32(message, at)
     if tag != JOBS:
         raise Unusual
     return count, 0, None
@@ -217,7 +218,7 @@ def _lists(message: bytes, at: int) -> _Found:
 
 
 def _dequeue(message: bytes, at: int) -> _Found:
-    tag, limit = _TAG3_I32(message, at)
+    tag, limit = TAG3_I32(message, at)
     if tag != LIMIT:
         raise Unusual
     at += 7

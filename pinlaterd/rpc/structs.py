@@ -18,17 +18,18 @@ from functools import cache
 from typing import Any, Final
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.binary import (
+from pinlaterd.rpc.interface import (
     FIXED_SIZE,
     FORMATS,
     LEAST_SIZE,
     U32,
+    Struct,
     TType,
+    Type,
     pack_u32,
     skip_value,
     type_name,
 )
-from pinlaterd.rpc.interface import Struct, Type
 
 # What the length of a list can't exceed.
 UNLIMITED: Final = 1 << 31

@@ -26,8 +26,7 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
 )
-from pinlaterd.rpc.binary import U32, pack_u32
-from pinlaterd.rpc.interface import STRUCTS, headers
+from pinlaterd.rpc.interface import I32, STRUCTS, U32, headers, pack_u32
 from pinlaterd.rpc.peek import (
     ACKS,
     CONTEXT_SOURCE,
@@ -41,15 +40,14 @@ from pinlaterd.rpc.peek import (
     REQUEST_ID,
     REQUEST_TEXT,
     SUCCEEDED,
+    TAG3_I32,
+    TAG4_U32,
+    TAG6_U32,
     Unusual,
     read_call_head,
 )
 
-_TAG3_I32: Final = struct.Struct(">3si").unpack_from
-_TAG4_U32: Final = struct.Struct(">4sI").unpack_from
-_TAG6_U32: Final = struct.Struct(">6sI").unpack_from
 _I8: Final = struct.Struct(">b").unpack_from
-_I32: Final = struct.Struct(">i").unpack_from
 _I64: Final = struct.Struct(">q").unpack_from
 _F64: Final = struct.Struct(">d").unpack_from
 
@@ -82,7 +80,7 @@ _ACK_REST: Final[_AckRest] = tuple(STRUCTS["PinLaterJobAckInfo"].defaults[1:])
 def read_enqueue(message: bytes, at: int, most: int) -> tuple[CallContext, EnqueueRequest]:
     """The arguments of enqueueJobs that begin at `at`; declined with more than `most` jobs."""
     context, queue, at = _context_and_queue(message, at)
-    tag, count = _TAG4_U32(message, at)
+    tag, count = TAG4_U32(message, at)
     if tag != JOBS or count > most:
         raise Unusual
     jobs, at = read_jobs(message, at + 8, count)
@@ -103,7 +101,7 @@ def read_ack(message: bytes, at: int, most: int) -> tuple[CallContext, AckReques
 def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, DequeueRequest]:
     """The arguments of dequeueJobs; declined if a list of acks has more than `most` elements."""
     context, queue, at = _context_and_queue(message, at)
-    tag, limit = _TAG3_I32(message, at)
+    tag, limit = TAG3_I32(message, at)
     if tag != LIMIT:
         raise Unusual
     at += 7
@@ -119,7 +117,7 @@ def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, Deque
         (coverage,) = _F64(message, at + 3)
         at += 11
     if message.startswith(MAX_WAIT, at):
-        (max_wait_ms,) = _I32(message, at + 3)
+        (max_wait_ms,) = I32(message, at + 3)
         at += 7
     if message[at:] != _END_ALL:
         raise Unusual
@@ -128,7 +126,7 @@ def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, Deque
 
 def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
     """The context, and the request up to its first field, the queue's name."""
-    tag, length = _TAG6_U32(message, at)
+    tag, length = TAG6_U32(message, at)
     if tag != CONTEXT_SOURCE:
         raise Unusual
     begin = at + 10
@@ -195,7 +193,7 @@ def _job_rest(message: bytes, at: int) -> tuple[_JobRest, int]:
         at += 11
         tag = message[at : at + 3]
     if tag == _ATTEMPTS:
-        (attempts,) = _I32(message, at + 3)
+        (attempts,) = I32(message, at + 3)
         at += 7
         tag = message[at : at + 3]
     if tag == _CUSTOM_STATUS:
@@ -338,7 +336,7 @@ def enqueue_parts(
     UNUSUAL, perhaps only at the end: until then nothing may be carried out."""
     _, _, at = read_call_head(message)
     _, _, at = _context_and_queue(message, at)
-    tag, count = _TAG4_U32(message, at)
+    tag, count = TAG4_U32(message, at)
     if tag != JOBS or count > most_elements:
         raise Unusual
     head, begin = message[: at + 4], at + 8

@@ -6,8 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pinlaterd.rpc.binary import TType
-from pinlaterd.rpc.interface import METHODS, Struct, Type
+from pinlaterd.rpc.interface import METHODS, Struct, TType, Type
 from tests.rpc.thrift_bytes import (
     BOOL,
     BYTE,

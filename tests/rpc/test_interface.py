@@ -9,8 +9,7 @@ import pytest
 
 from pinlaterd.errors import ErrorCode
 from pinlaterd.model import CONTINUATION_END, CONTINUATION_START, JobState
-from pinlaterd.rpc.binary import TType
-from pinlaterd.rpc.interface import INTERFACE, INTERFACE_FILE, STRUCTS
+from pinlaterd.rpc.interface import INTERFACE, INTERFACE_FILE, STRUCTS, TType
 
 
 def test_enums_and_constants_are_those_of_the_code():
