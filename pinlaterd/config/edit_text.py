@@ -41,7 +41,7 @@ class Text:
         self.tree = plain(self.root) or {}
         self._mark = _BYTE_ORDER_MARK if data.startswith(_BYTE_ORDER_MARK) else b""
         self._text = data.removeprefix(_BYTE_ORDER_MARK).decode()
-        self._quotes = self.root is not None and self.root.flow  # JSON, or like it
+        self._quotes = bool(re.match(r'\s*\{\s*["}]', self._text))  # JSON, or like it
         self._newline = "\r\n" if "\r\n" in self._text else "\n"
         self._changes: list[tuple[int, int, str]] = []  # from, to, what comes in between
 
