@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pinlaterd.config.active import active_files
 from pinlaterd.config.document import DocumentError
 from pinlaterd.config.edit_text import Text, Value
-from pinlaterd.config.layout import QUEUES_FILE, SHARDS_FILE, write_beside
+from pinlaterd.config.layout import QUEUES_FILE, SHARDS_FILE, sync_folder, write_beside
 from pinlaterd.config.load import (
     ABANDON,
     LIMIT,
@@ -337,7 +337,6 @@ def _replace(path: Path, before: bytes, after: bytes) -> None:
             temporary.rename(target)
         finally:
             temporary.unlink(missing_ok=True)
-        with _open_folder(target.parent) as folder:
-            os.fsync(folder)
+        sync_folder(target.parent)
     except OSError as error:
         raise ConfigError([f"{path}: can't be written: {error.strerror}"]) from error

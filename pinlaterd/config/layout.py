@@ -148,6 +148,15 @@ def write_beside(
     return temporary
 
 
+def sync_folder(folder: Path) -> None:
+    """Make the entries of new and renamed files durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class FileWatch(Generic[T]):
     """Sees when files that people write have changed, once their author is done: they count when
     they are the same at two looks. Edited in place, replaced, a link turned elsewhere, deleted and

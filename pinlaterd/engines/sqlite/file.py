@@ -16,7 +16,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from typing import BinaryIO
 
+from pinlaterd.config.layout import lock
 from pinlaterd.engines.base import Limits
 from pinlaterd.engines.sqlite.runs import PUT_RUN, Run, claimed, merged
 from pinlaterd.errors import (
@@ -224,37 +226,26 @@ class OwnerLock:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._fd: int | None = None
+        self._held: BinaryIO | None = None
 
     def acquire(self) -> None:
         """Take the lock, or raise ShardOwned at once, naming the holder. OSError if unusable."""
         # Beside the file itself, whichever symbolic links lead to it.
         path = Path(f"{self._file.resolve()}.lock")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._held = lock(path, patient=False)
         except BlockingIOError:
-            holder = _pid_in(fd)
-            os.close(fd)
-            who = f"process {holder}" if holder else "another process"
-            raise ShardOwned(f"{path} is locked by {who}, which owns this shard") from None
-        except OSError:
-            os.close(fd)
-            raise
-        self._fd = fd
+            pid = path.read_bytes().strip()
+            holder = f"process {int(pid)}" if pid.isdigit() else "another process"
+            raise ShardOwned(f"{path} is locked by {holder}, which owns this shard") from None
         # The pid is only for the message above: a full disk must not keep the shard down.
         with contextlib.suppress(OSError):
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            os.ftruncate(self._held.fileno(), 0)
+            os.pwrite(self._held.fileno(), f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Let go, for children that may have inherited it too. Safe to repeat."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
-
-
-def _pid_in(fd: int) -> int | None:
-    text = os.pread(fd, 20, 0).strip()
-    return int(text) if text.isdigit() else None
+        held, self._held = self._held, None
+        if held is not None:
+            fcntl.flock(held, fcntl.LOCK_UN)
+            held.close()

@@ -9,7 +9,6 @@ mark of local ids) changes only once a commit has succeeded.
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pinlaterd.clock import Clock
+from pinlaterd.config.layout import sync_folder
 from pinlaterd.engines.base import Ownership, first_local_id
 from pinlaterd.engines.counts import Counts, Depths
 from pinlaterd.engines.sqlite.file import (
@@ -117,7 +117,7 @@ class Store:
             self._lock.acquire()
             try:
                 self._db = connect_owner(self.path)
-                _sync_folder(self.path.parent)
+                sync_folder(self.path.parent)  # SQLite syncs the files only
                 self._failure = ""
                 self._load()
                 return self._take_over(now_ms)
@@ -261,12 +261,3 @@ class Store:
     def name_of(self, queue_id: int) -> str:
         names = (name for name, known_id in self.queue_ids.items() if known_id == queue_id)
         return next(names, f"number {queue_id}")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the entries of new files durable: SQLite syncs the files only."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
