@@ -41,10 +41,11 @@ _MOST_PAUSED = 16
 _KEEP_SECONDS = 60.0
 # After so long a search passes its turn on; slices are shorter than that, most of the time.
 _TURN_SECONDS = 0.01
-# How often it offers the processor to others. Routers and shards are SCHED_BATCH: when one wakes
-# up, the kernel lets a search go on until its next tick (4 ms) unless it yields.
-_YIELD_SECONDS = 0.00025
-# Where others took the processor for long it goes on for a longer while, too: each yield may count
+# It works and rests in turn. Where searches keep every core busy, calls take several times as long
+# at whatever priority, since what wakes up finds no idle core. And routers and shards are
+# SCHED_BATCH: when one wakes up, the kernel lets a search go on until its next tick (4 ms) or rest.
+_WORK_SECONDS = _REST_SECONDS = 0.00025
+# Where others took the processor for long it works for a longer while, too: each rest may count
 # against it (Linux 6.18), and it has to end on a busy machine.
 _BUSY_SHARE = 1 / 50
 
@@ -233,7 +234,7 @@ class _Process:
         self._running: dict[int, _Search] = {}
         self._paused: list[_Search] = []  # the longest paused first
         self._of_thread = threading.local()
-        self._yield_at = 0.0
+        self._rest_at = 0.0
         self._threads = ThreadPoolExecutor(MOST_SEARCHES + _MOST_PAUSED + 1)
 
     def begin(self, number: int, call: SearchCall) -> None:
@@ -262,10 +263,10 @@ class _Process:
         return searcher
 
     def _between_slices(self) -> None:
-        if (began := time.monotonic()) >= self._yield_at:
-            os.sched_yield()
+        if (began := time.monotonic()) >= self._rest_at:
+            time.sleep(_REST_SECONDS)
             now = time.monotonic()
-            self._yield_at = now + max(_YIELD_SECONDS, (now - began) * _BUSY_SHARE)
+            self._rest_at = now + max(_WORK_SECONDS, (now - began) * _BUSY_SHARE)
         self._of_thread.search.between_slices()
 
     def forget(self, search: _Search) -> None:
