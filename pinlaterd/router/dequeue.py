@@ -7,7 +7,7 @@ very call: each claim names the lowest priority it may take; one that brings not
 answer says that nothing is left, has found a moment at which nothing was there.
 
 Dequeues that wait for jobs (`maxWaitMillis`) are woken by the counts that shards publish: as many
-as jobs are ready, so that one job does not stir a thousand workers. Relies on `routing` for
+as jobs are ready, so that one job does not stir a thousand workers. Relies on `shards` for
 choices, on `fan_out` for the acks.
 """
 
@@ -23,7 +23,6 @@ from typing import TypeVar, cast
 
 from pinlaterd.errors import DequeueRateLimited, InvalidRequest, NoHealthyShards
 from pinlaterd.model import ClaimedJob, DequeueRequest, DequeueResult, JobDescriptor, Method
-from pinlaterd.router import routing
 from pinlaterd.router.call import (
     Admission,
     Call,
@@ -35,6 +34,7 @@ from pinlaterd.router.call import (
     true_dry_run,
 )
 from pinlaterd.router.fan_out import FanOut
+from pinlaterd.router.shards import best_level, cover, plan_round, ready_through
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import MAX_WAIT, UNUSUAL
 from pinlaterd.rpc.tuned import dequeue_without_acks
@@ -73,7 +73,7 @@ class Dequeuer:
         shards = self._shards.preferred()
         if len(shards) < 2:
             return shards[0] if shards else None
-        levels = [routing.best_level(shard.ready_counts(queue)) for shard in shards]
+        levels = [best_level(shard.ready_counts(queue)) for shard in shards]
         best = min(levels)
         candidates = [shard for shard, level in zip(shards, levels, strict=True) if level == best]
         return candidates[int(self._shared.rng.random() * len(candidates))]
@@ -248,7 +248,7 @@ class Gathering:
         shards = self._shared.shards.preferred()
         if not shards:
             raise NoHealthyShards
-        covered = routing.cover(shards, self.request.coverage, self._shared.rng)
+        covered = cover(shards, self.request.coverage, self._shared.rng)
         self.covered = dict.fromkeys(covered, 0)
 
     def begin_with(self, shard: ShardLink, reply: ReplyEntry) -> None:
@@ -306,8 +306,8 @@ class Gathering:
             self._level = min([levels, *others])
             return [(asked[0], wanted)]
         counts = [shard.ready_counts(self.request.queue) for shard in asked]
-        ready = [routing.ready_through(numbers, self._level) for numbers in counts]
-        return [(asked[place], jobs) for place, jobs in routing.plan_round(ready, wanted)]
+        ready = [ready_through(numbers, self._level) for numbers in counts]
+        return [(asked[place], jobs) for place, jobs in plan_round(ready, wanted)]
 
     def _ask(self, portions: Sequence[tuple[ShardLink, int]]) -> None:
         """Ask each shard for its portion at once."""
@@ -386,7 +386,7 @@ class Gathering:
         """It holds nothing ready of priorities 1 to `level`, and what it has published since it
         answered is true: what comes later another call is about to take."""
         if shard in self.covered:
-            published = routing.best_level(shard.ready_counts(self.request.queue))
+            published = best_level(shard.ready_counts(self.request.queue))
             self.covered[shard] = max(published, level)
 
     @property

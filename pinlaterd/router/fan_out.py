@@ -5,17 +5,19 @@ and deletes over all shards need every one of them, and name those that are miss
 checkpoints and look-ups need only the shards that their descriptors name. A call that
 needs a shard that has gone a moment ago waits for it, so nothing fails while a shard is restarted.
 
-Relies on `routing` to split and merge, on `rpc` for bytes, on `shards` for whom to ask.
+Splitting and merging is pure. Relies on `rpc` for bytes, on `shards` for whom to ask.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import struct
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from pinlaterd.config.password import verify_password
 from pinlaterd.errors import (
@@ -29,14 +31,18 @@ from pinlaterd.errors import (
     ShardConnectionFailed,
 )
 from pinlaterd.model import (
+    CONTINUATION_END,
     CONTINUATION_START,
     QUEUE_NAME,
+    AckInfo,
     AckRequest,
+    CheckpointInfo,
     CheckpointRequest,
     CountRequest,
     CreateQueueRequest,
     DeleteJobsRequest,
     DeleteQueueRequest,
+    JobDescriptor,
     JobRecord,
     LookupRequest,
     Method,
@@ -48,7 +54,6 @@ from pinlaterd.model import (
     ScanRequest,
     ScanResult,
 )
-from pinlaterd.router import routing
 from pinlaterd.router.call import Call, Query, Shared, let_others_go_on, results_of
 from pinlaterd.router.split_enqueue import SplitEnqueue
 from pinlaterd.rpc import codec
@@ -57,6 +62,10 @@ from pinlaterd.rpc.tuned import ack_parts, ack_slices
 from pinlaterd.wire.envelope import Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 
+S = TypeVar("S")
+_Item = TypeVar("_Item", AckInfo, CheckpointInfo)
+# The most that a descriptor's local id has.
+_ID_DIGITS = 19
 _DELETE_TRIES = 3
 _LARGEST_I32 = 2**31 - 1
 _CarryOut = Callable[[Query, Any], Coroutine[Any, Any, Result]]
@@ -178,7 +187,7 @@ class FanOut:
         slices = ack_slices(call.message, most)
         try:
             context, request = next(slices)
-            acks = routing.AcksByShard(request.queue, self._shards.by_name)
+            acks = AcksByShard(request.queue, self._shards.by_name)
             for _, request in slices:
                 acks.add(request)
                 await let_others_go_on(len(call.message))
@@ -190,11 +199,11 @@ class FanOut:
             await self._send_acks(Query(Method.ACK, context, call.deadline), acks)
 
     async def ack(self, query: Query, request: AckRequest) -> None:
-        acks = routing.AcksByShard(request.queue, self._shards.by_name)
+        acks = AcksByShard(request.queue, self._shards.by_name)
         acks.add(request)
         await self._send_acks(query, acks)
 
-    async def _send_acks(self, query: Query, acks: routing.AcksByShard[ShardLink]) -> None:
+    async def _send_acks(self, query: Query, acks: AcksByShard[ShardLink]) -> None:
         """Each shard's acks to it. Those that can go nowhere fail alone, after all the others."""
         if not self._shards.knows_queue(acks.queue):
             # Let a shard say what is wrong with the queue, also when there is nothing to ack.
@@ -205,24 +214,24 @@ class FanOut:
         )
         results_of(query.method, list(zip(requests, replies, strict=True)))
         if acks.bad:
-            raise InvalidRequest(routing.describe_bad(acks.bad))
+            raise InvalidRequest(describe_bad(acks.bad))
 
     async def _checkpoint(self, query: Query, request: CheckpointRequest) -> None:
         if not self._shards.knows_queue(request.queue):
             await self._ask_one(query, CheckpointRequest(request.queue, ()))
-        by_shard, bad = routing.checkpoints_by_shard(
+        by_shard, bad = checkpoints_by_shard(
             request.checkpoints, request.queue, self._shards.by_name
         )
         await query.ask(
             (shard, CheckpointRequest(request.queue, items)) for shard, items in by_shard.items()
         )
         if bad:
-            raise InvalidRequest(routing.describe_bad(bad))
+            raise InvalidRequest(describe_bad(bad))
 
     async def _lookup(self, query: Query, request: LookupRequest) -> Mapping[str, JobRecord]:
         if not self._shards.by_name:
             raise NoHealthyShards  # which shards there are is not known yet
-        by_shard = routing.lookups_by_shard(request.descriptors, self._shards.by_name)
+        by_shard = lookups_by_shard(request.descriptors, self._shards.by_name)
         replies = await query.replies(
             (shard, LookupRequest(descriptors, request.include_body))
             for shard, descriptors in by_shard.items()
@@ -249,7 +258,7 @@ class FanOut:
             raise ContinuationInvalid(request.continuation)
         limit = min(request.limit, self._shared.settings.scan_limit)
         results = await query.ask(zip(self._every(), repeat(request._replace(limit=limit))))
-        return routing.merge_scans(cast("list[ScanResult]", results), limit)
+        return merge_scans(cast("list[ScanResult]", results), limit)
 
     async def _retry_failed(self, query: Query, request: RetryFailedRequest) -> int:
         """The oldest over all shards, a bounded number at a time."""
@@ -280,7 +289,7 @@ class FanOut:
             for shard, reply in replies
             if self._is_known(shard)
         }
-        return routing.share_of_oldest(candidates, wanted)
+        return share_of_oldest(candidates, wanted)
 
     async def _delete_jobs(self, query: Query, request: DeleteJobsRequest) -> int:
         """Each shard an equal part of what is left to do, so that together they never delete more
@@ -364,3 +373,119 @@ async def _ask_in_turn(shard: ShardLink, calls: Iterable[ShardCall]) -> ReplyEnt
 def _check_queue_name(queue: str) -> None:
     if QUEUE_NAME.match(queue) is None:
         raise QueueNameInvalid(queue)
+
+
+# --- splitting ------------------------------------------------------------------------------
+
+
+def _shard_of(descriptor: str, queue: str, shards: Mapping[str, S]) -> S | None:
+    parsed = JobDescriptor.parse(descriptor)
+    return shards.get(parsed.shard) if parsed is not None and parsed.queue == queue else None
+
+
+def _sort(
+    items: Iterable[_Item], queue: str, shards: Mapping[str, S], by_shard: dict[S, list[_Item]]
+) -> list[str]:
+    """Add each item to those of its shard; returns the descriptors that name no job of these."""
+    bad = []
+    # Jobs that are named together mostly have all but their local ids in common: what comes before
+    # those is understood once.
+    known: dict[str, list[_Item]] = {}
+    for item in items:
+        descriptor = item.descriptor
+        head, _, id_text = descriptor.rpartition(":")
+        plain = id_text.isdigit() and id_text.isascii() and len(id_text) <= _ID_DIGITS
+        if plain and head in known:
+            known[head].append(item)
+        elif (shard := _shard_of(descriptor, queue, shards)) is None:
+            bad.append(descriptor)
+        else:
+            known[head] = by_shard.setdefault(shard, [])
+            known[head].append(item)
+    return bad
+
+
+class AcksByShard(Generic[S]):
+    """Acks by shard, as they come in; `bad`: the descriptors that are malformed or name no job of
+    `shards`."""
+
+    def __init__(self, queue: str, shards: Mapping[str, S]) -> None:
+        self.queue = queue
+        self.bad: list[str] = []
+        self._shards = shards
+        self._succeeded: dict[S, list[AckInfo]] = {}
+        self._failed: dict[S, list[AckInfo]] = {}
+
+    def add(self, request: AckRequest) -> None:
+        self.bad += _sort(request.succeeded, self.queue, self._shards, self._succeeded)
+        self.bad += _sort(request.failed, self.queue, self._shards, self._failed)
+
+    def requests(self) -> dict[S, AckRequest]:
+        succeeded, failed = self._succeeded, self._failed
+        return {
+            shard: AckRequest(self.queue, succeeded.get(shard, ()), failed.get(shard, ()))
+            for shard in {**succeeded, **failed}
+        }
+
+
+def checkpoints_by_shard(
+    checkpoints: Sequence[CheckpointInfo], queue: str, shards: Mapping[str, S]
+) -> tuple[dict[S, list[CheckpointInfo]], list[str]]:
+    by_shard: dict[S, list[CheckpointInfo]] = {}
+    return by_shard, _sort(checkpoints, queue, shards, by_shard)
+
+
+def lookups_by_shard(descriptors: Iterable[str], shards: Mapping[str, S]) -> dict[S, list[str]]:
+    """The descriptors of each shard; those of no shard of ours are left out."""
+    by_shard: dict[S, list[str]] = defaultdict(list)
+    for descriptor in dict.fromkeys(descriptors):
+        parsed = JobDescriptor.parse(descriptor)
+        if parsed is not None and parsed.shard in shards:
+            by_shard[shards[parsed.shard]].append(descriptor)
+    return by_shard
+
+
+def describe_bad(descriptors: Sequence[str]) -> str:
+    """The message for acks and checkpoints that can be carried out nowhere."""
+    shown = ", ".join(repr(descriptor[:200]) for descriptor in descriptors[:10])
+    more = f" and {len(descriptors) - 10} more" if len(descriptors) > 10 else ""
+    return (
+        f"not job descriptors of this queue and its shards: {shown}{more}; "
+        "the other jobs of the call were carried out"
+    )
+
+
+# --- merging --------------------------------------------------------------------------------
+
+
+def share_of_oldest(candidates: Mapping[S, Sequence[int]], limit: int) -> dict[S, int]:
+    """How many of the `limit` oldest come from each sorted list of ages; those of none left out."""
+    tagged = ([(age, index) for age in ages] for index, ages in enumerate(candidates.values()))
+    shards = list(candidates)
+    shares: dict[S, int] = defaultdict(int)
+    for taken, (_, index) in enumerate(heapq.merge(*tagged)):
+        if taken == limit:
+            break
+        shares[shards[index]] += 1
+    return shares
+
+
+def _scan_key(job: JobRecord) -> ScanKey:
+    parsed = JobDescriptor.parse(job.descriptor)
+    assert parsed is not None, job.descriptor
+    return ScanKey(job.run_after_ms, parsed.shard, parsed.priority, parsed.local_id)
+
+
+def merge_scans(results: Sequence[ScanResult], limit: int) -> ScanResult:
+    """The first `limit` of what the shards found, and where to go on. A shard that has not finished
+    knows nothing of what comes behind its continuation: there the merged answer ends."""
+    keyed = sorted(
+        ((_scan_key(job), job) for result in results for job in result.jobs),
+        key=lambda pair: pair[0].sort_key(),
+    )
+    ends = [key for result in results if (key := ScanKey.parse_token(result.continuation))]
+    end = min(ends, key=ScanKey.sort_key, default=None)
+    known = [pair for pair in keyed if end is None or pair[0].sort_key() <= end.sort_key()]
+    if len(known) > limit:
+        known, end = known[:limit], known[limit - 1][0]
+    return ScanResult([job for _, job in known], end.token() if end else CONTINUATION_END)

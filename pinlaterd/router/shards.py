@@ -1,4 +1,5 @@
-"""The shards that a router knows: who they are, who is healthy, what queues there are.
+"""The shards that a router knows: who they are, who is healthy, what queues there are; and the
+choice among them, by pure functions.
 
 Relies on `wire` (a link to each shard) and follows the coordinator's snapshots.
 """
@@ -10,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from random import Random
+from typing import NamedTuple, TypeVar
 
 from pinlaterd.wire.control import ShardEntry
 from pinlaterd.wire.envelope import (
@@ -30,6 +32,7 @@ _CREATE_AGAIN_SECONDS = 1.0
 _REMOVAL_SECONDS = 2.0  # for the calls that a removed shard has in flight
 
 
+S = TypeVar("S")
 Connect = Callable[[str, LinkListener], ShardLink]
 
 
@@ -217,6 +220,9 @@ def _best(shards: Collection[ShardLink]) -> list[ShardLink]:
     )
 
 
+# --- choosing -------------------------------------------------------------------------------
+
+
 def less_loaded(shards: Sequence[ShardLink], rng: Random) -> ShardLink:
     """The better of two chosen at random, by calls in flight.
 
@@ -232,3 +238,55 @@ def less_loaded(shards: Sequence[ShardLink], rng: Random) -> ShardLink:
         second += 1
     one, other = shards[first], shards[second]
     return one if one.calls_in_flight <= other.calls_in_flight else other
+
+
+def cover(shards: Sequence[S], coverage: float, rng: Random) -> list[S]:
+    """max(1, round(coverage x shards)) of them, of which a random one is the first."""
+    count = len(shards)
+    if coverage < 1:
+        return rng.sample(shards, max(1, round(coverage * count)))
+    at = int(rng.random() * count)
+    return [*shards[at:], *shards[:at]]
+
+
+ALL_LEVELS = 1 << 16  # more priorities than there can be
+
+
+def best_level(counts: Sequence[int]) -> int:
+    """How many priorities, from the highest, hold nothing ready: 0 if priority 1 does hold some."""
+    for level, count in enumerate(counts):
+        if count:
+            return level
+    return ALL_LEVELS
+
+
+def ready_through(counts: Sequence[int], level: int) -> int:
+    """Jobs ready at priorities 1 to `level`."""
+    return sum(counts[:level])
+
+
+class Portion(NamedTuple):
+    """How many jobs to ask of the shard at `place`; 0 asks only what it holds."""
+
+    place: int
+    jobs: int
+
+
+def plan_round(ready: Sequence[int], wanted: int) -> list[Portion]:
+    """Whom to ask for `wanted` jobs of a level, given how many each shard may hold.
+
+    One shard is asked for all if its hint says that it has as many; else the portions follow the
+    hints. Where no hint says anything, all are asked what they hold: those answers are the hints
+    of the next round, and if they all are zero, its end. Together never more than `wanted` are
+    asked for, so that nothing is claimed in vain.
+    """
+    enough = [index for index, count in enumerate(ready) if count >= wanted]
+    if enough:
+        return [Portion(enough[0], wanted)]
+    portions = []
+    remaining = wanted
+    for index, count in enumerate(ready):
+        jobs = min(count, remaining)
+        remaining -= jobs
+        portions.append(Portion(index, jobs))
+    return portions

@@ -22,7 +22,6 @@ from pinlaterd.errors import (
     RequestError,
 )
 from pinlaterd.model import Method
-from pinlaterd.router import routing
 from pinlaterd.router.call import (
     AllRefused,
     Call,
@@ -50,7 +49,7 @@ class SplitEnqueue:
         self._call = call
         self._shared = shared
         self._most_elements = settings.max_jobs_per_call
-        self._sizes_of = partial(routing.split_evenly, most=settings.enqueue_split_jobs)
+        self._sizes_of = partial(split_evenly, most=settings.enqueue_split_jobs)
         # Parts that together have about as many jobs as a shard may have at a time.
         self._parts_at_a_time = max(1, SLICE // settings.enqueue_split_jobs)
         self._shards: Sequence[ShardLink] = shared.shards.enqueueable()
@@ -174,3 +173,10 @@ def _all_stored(
         raise AllRefused(first.refusals) if isinstance(first, AllRefused) else first
     why = "; ".join(dict.fromkeys(error.message for error in errors))
     raise EnqueuedInPart(descriptors, why) from errors[0]
+
+
+def split_evenly(count: int, most: int) -> list[int]:
+    """`count` items in as few parts of at most `most` as possible, nearly equal; of none, one."""
+    parts = max(1, -(-count // most))
+    size, larger = divmod(count, parts)
+    return [size + 1] * larger + [size] * (parts - larger)

@@ -311,7 +311,7 @@ def _waits_for_the_silent() -> None:
 
 def _any_priority() -> None:
     """Each shard gives the best that it has, whatever the others hold."""
-    from pinlaterd.router import routing
+    from pinlaterd.router import dequeue
     from pinlaterd.router.dequeue import Gathering
 
     ask = Gathering._ask
@@ -322,7 +322,7 @@ def _any_priority() -> None:
         self._level = level
 
     _replace(Gathering, "_ask", ask_for_any)
-    _replace(routing, "ready_through", lambda counts, _: sum(counts))
+    _replace(dequeue, "ready_through", lambda counts, _: sum(counts))
 
 
 _EXPLAINED = "every job is explained"

@@ -19,8 +19,9 @@ from pinlaterd.model import (
     ScanKey,
     ScanResult,
 )
-from pinlaterd.router import routing
-from pinlaterd.router.shards import less_loaded
+from pinlaterd.router.fan_out import AcksByShard, merge_scans, share_of_oldest
+from pinlaterd.router.shards import ALL_LEVELS, best_level, cover, less_loaded, plan_round
+from pinlaterd.router.split_enqueue import split_evenly
 from pinlaterd.wire.link import ShardLink
 
 
@@ -41,31 +42,31 @@ def test_the_less_loaded_of_two_is_chosen():
 
 @given(st.integers(1, 20), st.floats(0.0001, 1.0))
 def test_coverage_is_a_rounded_share_of_distinct_shards(count, coverage):
-    covered = routing.cover(range(count), coverage, Random(1))
+    covered = cover(range(count), coverage, Random(1))
 
     assert len(covered) == len(set(covered)) == max(1, round(coverage * count))
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(1, 100))
 def test_a_round_never_asks_for_more_than_is_wanted(ready, wanted):
-    portions = routing.plan_round(ready, wanted)
+    portions = plan_round(ready, wanted)
 
     assert sum(jobs for _, jobs in portions) <= wanted
     assert all(jobs >= 0 for _, jobs in portions)
 
 
 def test_one_shard_that_may_have_all_is_asked_alone():
-    assert routing.plan_round([3, 100, 100], 50) == [(1, 50)]
+    assert plan_round([3, 100, 100], 50) == [(1, 50)]
 
 
 def test_without_hints_all_are_asked_what_they_hold():
-    assert routing.plan_round([0, 0], 10) == [(0, 0), (1, 0)]
+    assert plan_round([0, 0], 10) == [(0, 0), (1, 0)]
 
 
 def test_best_level_counts_the_empty_priorities():
-    assert routing.best_level((0, 0, 4)) == 2
-    assert routing.best_level((1, 0, 4)) == 0
-    assert routing.best_level((0, 0, 0)) == routing.ALL_LEVELS
+    assert best_level((0, 0, 4)) == 2
+    assert best_level((1, 0, 4)) == 0
+    assert best_level((0, 0, 0)) == ALL_LEVELS
 
 
 def test_acks_are_divided_by_shard_and_the_bad_ones_named():
@@ -75,7 +76,7 @@ def test_acks_are_divided_by_shard_and_the_bad_ones_named():
         failed=[AckInfo("mail:s1:p2:3"), AckInfo("other:s1:p1:4"), AckInfo("mail:s9:p1:5")],
     )
 
-    divided = routing.AcksByShard("mail", {"1": "one", "2": "two"})
+    divided = AcksByShard("mail", {"1": "one", "2": "two"})
     divided.add(request)
     requests = divided.requests()
 
@@ -87,7 +88,7 @@ def test_acks_are_divided_by_shard_and_the_bad_ones_named():
 
 @given(st.integers(1, 100_000), st.integers(1, 1000))
 def test_parts_are_few_full_and_nearly_equal(count, most):
-    parts = routing.split_evenly(count, most)
+    parts = split_evenly(count, most)
 
     assert sum(parts) == count
     assert max(parts) <= most
@@ -99,7 +100,7 @@ def test_parts_are_few_full_and_nearly_equal(count, most):
     st.lists(st.lists(st.integers(0, 50)).map(sorted), min_size=1, max_size=5), st.integers(0, 60)
 )
 def test_shares_are_those_of_the_oldest(candidates, limit):
-    shares = routing.share_of_oldest(dict(enumerate(candidates)), limit)
+    shares = share_of_oldest(dict(enumerate(candidates)), limit)
 
     taken = sorted(age for place, share in shares.items() for age in candidates[place][:share])
     assert taken == sorted(age for ages in candidates for age in ages)[:limit]
@@ -110,7 +111,7 @@ def test_merged_scans_go_on_right_behind_the_last_job():
     one = ScanResult([record(30, "1"), record(10, "1")])
     two = ScanResult([record(30, "2"), record(20, "2")])
 
-    merged = routing.merge_scans([one, two], limit=3)
+    merged = merge_scans([one, two], limit=3)
 
     assert [job.descriptor for job in merged.jobs] == ["q:s1:p1:1", "q:s2:p1:1", "q:s2:p1:1"]
     assert [job.run_after_ms for job in merged.jobs] == [30, 30, 20]
@@ -118,7 +119,7 @@ def test_merged_scans_go_on_right_behind_the_last_job():
 
 
 def test_a_scan_that_found_all_has_ended():
-    merged = routing.merge_scans([ScanResult([record(5, "1")]), ScanResult([])], limit=10)
+    merged = merge_scans([ScanResult([record(5, "1")]), ScanResult([])], limit=10)
 
     assert merged.continuation == CONTINUATION_END
 
@@ -146,7 +147,7 @@ def test_a_scan_ends_where_a_shard_that_has_not_finished_does():
     unfinished = ScanResult([record(30, "1")], ScanKey(30, "1", 1, 1).token())
     whole = ScanResult([record(40, "2"), record(20, "2")])
 
-    merged = routing.merge_scans([unfinished, whole], limit=10)
+    merged = merge_scans([unfinished, whole], limit=10)
 
     assert [job.run_after_ms for job in merged.jobs] == [40, 30]
     assert merged.continuation == unfinished.continuation
