@@ -241,6 +241,15 @@ class Deployment:
         """What the coordinator says: /status.json."""
         return self._page("/status.json")
 
+    def processes_called(self, program: str) -> Mapping[int, Mapping[str, Any]]:
+        """What the coordinator says of each, by pid: there may be a standby."""
+        found = self.status()["processes"]
+        return {process["pid"]: process for process in found if process["name"] == program}
+
+    def states_of(self, program: str) -> Mapping[int, str]:
+        """The states of its processes, by pid."""
+        return {pid: process["state"] for pid, process in self.processes_called(program).items()}
+
     def stats(self) -> Mapping[str, Any]:
         """All figures: /stats.json."""
         return self._page("/stats.json")

@@ -15,6 +15,7 @@ CHOKING_PATTERN = r"(x+x+)+y"
 CHOKING_BODY = b"x" * 64 * KIB
 
 
+@one_engine
 @pytest.mark.parametrize(
     ("pattern", "matching"),
     [
@@ -55,6 +56,7 @@ def test_bad_pattern(client: Client, queue, pattern):
     assert client.count(queue) == 1
 
 
+@one_engine
 def test_pattern_that_others_choke_on(client: Client, queue):
     client.enqueue(queue, CHOKING_BODY)
 
@@ -74,6 +76,7 @@ def test_pattern_is_never_code(client: Client, queue, pattern):
     assert client.count(queue) == 1
 
 
+@one_engine
 def test_scan_goes_on_where_the_last_match_was(client: Client, queue):
     now_ms = int(time.time() * 1000)
     client.enqueue_on_every_shard(

@@ -83,6 +83,7 @@ def test_lookup_in_every_state(client: Client, queue):
     assert states == list(STATES)
 
 
+@one_engine
 def test_count_by_state(client: Client, queue):
     client.enqueue_on_every_shard(queue, lambda _: client.job(b"", numAttemptsAllowed=1), each=4)
     taken = list(client.dequeue(queue, 7))
@@ -94,6 +95,7 @@ def test_count_by_state(client: Client, queue):
     assert counts == {PENDING: pending, IN_PROGRESS: 2, SUCCEEDED: 2, FAILED: 3}
 
 
+@one_engine
 def test_count_by_priority(client: Client, queue):
     for priority, jobs in ((1, 3), (2, 5)):
         for _ in range(jobs):
@@ -110,6 +112,7 @@ def test_count_of_a_priority_outside_the_levels(client: Client, queue, priority)
         client.count(queue, priority=priority)
 
 
+@one_engine
 def test_count_of_future_jobs(client: Client, queue):
     far_ms = int(time.time() * 1000) + 1_000_000
     client.enqueue_on_every_shard(queue, each=2)

@@ -61,6 +61,7 @@ def spread(client: Client, queue) -> list[str]:
     return sorted(infos, key=lambda d: -infos[d].runAfterTimestampMillis)
 
 
+@one_engine
 def test_order(client: Client, queue, spread):
     assert descriptors_of(client.scan(queue, limit=1000).scannedJobs) == spread
 
@@ -73,6 +74,7 @@ def test_continuation(client: Client, queue, spread, limit):
     assert all(len(page) == limit for page in scanned[:-1])
 
 
+@one_engine
 def test_continuation_among_equal_times(client: Client, queue):
     same_ms = int(time.time() * 1000) - 1000
     by_shard = client.enqueue_on_every_shard(
@@ -87,6 +89,7 @@ def test_continuation_among_equal_times(client: Client, queue):
         assert set(seen) == set(flat(by_shard))
 
 
+@one_engine
 def test_continuation_while_jobs_come_and_go(client: Client, queue, spread):
     """What was there throughout is met once, in order, whatever joins or leaves around it."""
     seen: list[str] = []
@@ -107,6 +110,7 @@ def test_continuation_while_jobs_come_and_go(client: Client, queue, spread):
     assert [descriptor for descriptor in seen if descriptor in stayed] == stayed
 
 
+@one_engine
 def test_continuation_from_a_job_that_is_gone(client: Client, queue, spread):
     answer = client.scan(queue, limit=3)
     assert client.delete_jobs(queue, PENDING) == len(spread)
@@ -117,6 +121,7 @@ def test_continuation_from_a_job_that_is_gone(client: Client, queue, spread):
     assert descriptors_of(rest.scannedJobs) == [left]
 
 
+@one_engine
 def test_end(client: Client, queue, spread):
     assert client.scan(queue, limit=len(spread)).continuation == END
     assert client.scan(queue, limit=len(spread) + 1).continuation == END
@@ -124,6 +129,7 @@ def test_end(client: Client, queue, spread):
     assert (nothing.scannedJobs, nothing.continuation) == ([], END)
 
 
+@one_engine
 def test_default_limit(client: Client, queue):
     client.enqueue(queue, *[b""] * 150)
 
@@ -134,6 +140,7 @@ def test_default_limit(client: Client, queue):
     assert len(rest.scannedJobs) == 50
 
 
+@one_engine
 def test_what_is_shown(client: Client, queue):
     (descriptor,) = client.enqueue(queue, client.job(b"body", priority=2, customStatus="new"))
     client.dequeue(queue)
@@ -144,6 +151,7 @@ def test_what_is_shown(client: Client, queue):
     assert info == client.info(descriptor)
 
 
+@one_engine
 def test_by_state(client: Client, queue):
     client.enqueue(queue, *[client.job(b"", numAttemptsAllowed=1)] * 3)
     running, succeeded, failed = client.dequeue(queue, 3)
@@ -155,6 +163,7 @@ def test_by_state(client: Client, queue):
     assert scanned == {0: [pending], 1: [running], 2: [succeeded], 3: [failed]}
 
 
+@one_engine
 def test_by_priority(client: Client, queue):
     jobs = client.enqueue_on_every_shard(
         queue, lambda n: client.job(b"", priority=1 + n % 3), each=3
@@ -168,6 +177,7 @@ def test_by_priority(client: Client, queue):
         assert sorted(descriptors_of(found)) == sorted(descriptors)
 
 
+@one_engine
 def test_future_jobs(client: Client, queue):
     far_ms = int(time.time() * 1000) + 1_000_000
     (now,) = client.enqueue(queue, b"")

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 
 from pinlaterd.model import CallContext, Method, QueueNamesRequest
 from pinlaterd.rpc import codec
+from tests.hostile.wire import RawConnection
+from tests.rpc.thrift_bytes import framed
 
 _ANSWER_SECONDS = 20.0
 # Between connecting and calling, in turn: a connection may be met by the end in any state.
 _PAUSES_SECONDS = (0.0, 0.0, 0.0, 0.01, 0.1)
-_LENGTH = struct.Struct(">I")
 _AT_ONCE = struct.pack("ii", 1, 0)
 
 
@@ -63,20 +64,13 @@ class Callers:
         message = codec.encode_call(
             Method.QUEUE_NAMES, 1, CallContext("caller"), QueueNamesRequest()
         )
-        with socket.create_connection(("127.0.0.1", self._port), _ANSWER_SECONDS) as connection:
+        with RawConnection(self._port) as connection:
+            connection.socket.settimeout(_ANSWER_SECONDS)
             # Gone at once: thousands that linger would use up the ports.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             self._stop.wait(pause)
-            connection.sendall(_LENGTH.pack(len(message)) + message)
-            (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
-            codec.decode_reply(Method.QUEUE_NAMES, _receive(connection, length))
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    received = bytearray()
-    while len(received) < size:
-        chunk = connection.recv(size - len(received))
-        if not chunk:
-            raise ConnectionError("closed before the answer")
-        received += chunk
-    return bytes(received)
+            connection.send(framed(message))
+            answer = connection.receive_message()
+            if answer is None:
+                raise ConnectionError("closed before the answer")
+            codec.decode_reply(Method.QUEUE_NAMES, answer)

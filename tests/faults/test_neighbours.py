@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,8 @@ from pinlaterd.rpc import codec
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment, frozen
 from tests.faults.load import shards_of
+from tests.hostile.wire import RawConnection
+from tests.rpc.thrift_bytes import framed
 from tests.shared_service import queue, running_service
 
 __all__ = ["queue"]
@@ -65,10 +66,6 @@ def in_threads(count: int, body: Callable[[threading.Event], None]) -> Iterator[
 def wait_until_time(moment: float) -> None:
     """Monotonic seconds."""
     threading.Event().wait(max(0.0, moment - time.monotonic()))
-
-
-def framed(message: bytes) -> bytes:
-    return len(message).to_bytes(4, "big") + message
 
 
 def longest_gap(moments: list[float], begin: float, end: float) -> float:
@@ -164,14 +161,12 @@ def test_long_polls_of_some_refuse_nobody_elses_calls(
     usual = _pair_p99(client, other)
     with ExitStack() as connections:
         for _ in range(POLLERS):
-            poller = socket.create_connection(("127.0.0.1", service.port))
-            connections.enter_context(poller)
+            poller = connections.enter_context(RawConnection(service.port))
             # Only of calls with small answers may a client have many in hand.
-            poller.sendall(small * SMALL_CALLS)
-            with poller.makefile("rb") as answers:
-                for _ in range(SMALL_CALLS):
-                    answers.read(int.from_bytes(answers.read(4), "big"))
-            poller.sendall(poll * POLLS_A_CONNECTION)
+            poller.send(small * SMALL_CALLS)
+            for _ in range(SMALL_CALLS):
+                assert poller.receive_message()
+            poller.send(poll * POLLS_A_CONNECTION)
         wait_until(lambda: waiting() == POLLERS * WAITING_A_CONNECTION)
 
         tries = (_pair_p99(client, other) for _ in range(TRIES))

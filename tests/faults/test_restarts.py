@@ -163,7 +163,7 @@ def test_a_restart_that_is_killed_in_the_middle_can_be_mended(pair: Deployment, 
         wait_until(lambda: HANDOVER in pair.pids())
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        wait_until(lambda: (HANDOVER, "serving") in _states(pair))
+        wait_until(lambda: "serving" in pair.states_of(HANDOVER).values())
         pair.supervisorctl("stop", ROUTERS[0])
         assert pair.status()["healthy"]
 
@@ -171,10 +171,6 @@ def test_a_restart_that_is_killed_in_the_middle_can_be_mended(pair: Deployment, 
 
     assert callers.errors == []
     assert pair.pids().keys() == programs
-
-
-def _states(deployment: Deployment) -> set[tuple[str, str]]:
-    return {(process["name"], process["state"]) for process in deployment.status()["processes"]}
 
 
 def test_a_router_that_can_not_start_leaves_the_old_one_as_it_is(pair: Deployment):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 
 import pytest
 
@@ -13,37 +14,30 @@ from tests.faults.load import Load
 pytestmark = pytest.mark.service
 
 
-def _states(deployment: Deployment) -> dict[int | None, str]:
-    """The processes of shard 1 by pid, as the coordinator sees them."""
-    processes = deployment.status()["processes"]
-    return {p["pid"]: p["state"] for p in processes if p["name"] == "shard-1"}
-
-
 def test_a_standby_takes_over_when_the_owner_is_killed(
     deployment: Deployment, load: Load, wait_until
 ):
     owner = deployment.pid_of("shard-1")
+    states = partial(deployment.states_of, "shard-1")
     standby = deployment.start_process("shard", "1")
     try:
-        wait_until(lambda: _states(deployment).get(standby.pid) == "standby")
-        assert _states(deployment)[owner] == "serving"
+        wait_until(lambda: states().get(standby.pid) == "standby")
+        assert states()[owner] == "serving"
 
         with load.running():
             with frozen(deployment.supervisord_pid()):
                 os.kill(owner, signal.SIGKILL)
-                wait_until(lambda: _states(deployment).get(standby.pid) == "serving")
+                wait_until(lambda: states().get(standby.pid) == "serving")
                 deployment.wait_until_serving()
                 load.advance()
             # supervisord starts its own again, which now stands by
             wait_until(lambda: deployment.pids().get("shard-1", owner) != owner)
-            wait_until(
-                lambda: _states(deployment).get(deployment.pids().get("shard-1")) == "standby"
-            )
-            assert _states(deployment)[standby.pid] == "serving"
+            wait_until(lambda: states().get(deployment.pids().get("shard-1", 0)) == "standby")
+            assert states()[standby.pid] == "serving"
         load.check(claims_may_be_lost=True)
     finally:
         standby.terminate()
         standby.wait()
 
     deployment.wait_until_serving()
-    assert _states(deployment)[deployment.pid_of("shard-1")] == "serving"
+    assert states()[deployment.pid_of("shard-1")] == "serving"

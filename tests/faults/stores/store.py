@@ -60,11 +60,8 @@ def shard_settings(engine: str, port: int) -> Mapping[str, object]:
 
 def facts_of(deployment: Deployment, store: Store) -> Mapping[str, str]:
     """What the shard's process says of itself."""
-    for process in deployment.status()["processes"]:
-        if process["name"] == f"shard-{store.shard}":
-            facts: Mapping[str, str] = process["facts"]
-            return facts
-    return {}
+    found = deployment.processes_called(f"shard-{store.shard}").values()
+    return {name: fact for process in found for name, fact in process["facts"].items()}
 
 
 # --- what has to hold whatever happens to a store ------------------------------------------------

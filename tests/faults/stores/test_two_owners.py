@@ -24,12 +24,6 @@ def standby(deployment: Deployment, store: Store) -> Iterator[subprocess.Popen[b
     process.wait()
 
 
-def _states(deployment: Deployment, program: str) -> dict[int | None, str]:
-    """By pid."""
-    processes = deployment.status()["processes"]
-    return {p["pid"]: p["state"] for p in processes if p["name"] == program}
-
-
 def test_an_owner_that_froze_cannot_write_after_another_took_over(
     deployment: Deployment,
     load: Load,
@@ -39,7 +33,7 @@ def test_an_owner_that_froze_cannot_write_after_another_took_over(
 ):
     program = f"shard-{store.shard}"
     owner = deployment.pid_of(program)
-    states = partial(_states, deployment, program)
+    states = partial(deployment.states_of, program)
 
     wait_until(lambda: states().get(standby.pid) == "standby")
     assert states()[owner] == "serving"
@@ -49,7 +43,7 @@ def test_an_owner_that_froze_cannot_write_after_another_took_over(
             load.advance()
         # It ends, and the one that supervisord starts instead stands by.
         wait_until(lambda: deployment.pids().get(program, owner) != owner)
-        wait_until(lambda: states().get(deployment.pids().get(program)) == "standby")
+        wait_until(lambda: states().get(deployment.pids().get(program, 0)) == "standby")
         assert states()[standby.pid] == "serving"
 
         # Who connects now finds the owner, too.
@@ -70,7 +64,7 @@ def test_an_owner_that_froze_and_owns_its_store_again_is_found_by_new_routers(
     wait_until: WaitUntil,
 ):
     program = f"shard-{store.shard}"
-    states = partial(_states, deployment, program)
+    states = partial(deployment.states_of, program)
     wait_until(lambda: states().get(standby.pid) == "standby")
 
     with frozen(deployment.pid_of(program)):
