@@ -251,11 +251,11 @@ def _missing(config: Config) -> Sequence[str]:
 
     Raises DeploymentError for what the coordinator refuses to carry out."""
     try:
-        status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
-    except (ConnectionFailed, PinLaterError):
+        status = _fetch_status()
+    except ConnectionFailed:
         return [COORDINATOR]
     if status["problems"]:
-        return [str(problem).split(" is ")[0] for problem in status["problems"]]
+        return [problem.split(" is ")[0] for problem in status["problems"]]
     # Of the files as they are now: another command may edit them meanwhile.
     if status["config_judged"] != ConfigFiles(ETC).digest:
         # what it says of the files before these is no matter
