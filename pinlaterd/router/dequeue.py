@@ -24,6 +24,7 @@ from typing import TypeVar, cast
 from pinlaterd.errors import DequeueRateLimited, InvalidRequest, NoHealthyShards
 from pinlaterd.model import ClaimedJob, DequeueRequest, DequeueResult, JobDescriptor, Method
 from pinlaterd.router.call import (
+    DEQUEUE,
     Admission,
     Call,
     Query,
@@ -38,10 +39,11 @@ from pinlaterd.router.shards import best_level, cover, plan_round, ready_through
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import MAX_WAIT, UNUSUAL
 from pinlaterd.rpc.tuned import dequeue_without_acks
-from pinlaterd.wire.envelope import GiveUp, ReplyEntry, ShardCall, Status
+from pinlaterd.wire.envelope import DONE, GiveUp, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 
 T = TypeVar("T")
+_FAILED = Status.FAILED  # see envelope.DONE
 # Whether maxWaitMillis is given and not 0, or a text looks like it.
 may_wait = re.compile(re.escape(MAX_WAIT) + rb"(?!\x00{4})").search
 
@@ -119,7 +121,7 @@ class Dequeuer:
                 await self._fan_out.ack(Query(Method.ACK, context, call.deadline), request.acks)
             _check(request)
         own = request._replace(acks=None, coverage=1.0, max_wait_ms=0)
-        message = codec.encode_call(Method.DEQUEUE, call.peek.head.seqid, context, own)
+        message = codec.encode_call(DEQUEUE, call.peek.head.seqid, context, own)
         gathering = Gathering(self._shared, call, request, message)
         try:
             if first is not None:
@@ -350,8 +352,8 @@ class Gathering:
     def _look_at_failures(self, replies: Replies) -> None:
         """Raises what ends the dequeue: what a shard has against it, or that nobody confirmed that
         there is nothing."""
-        failed = [(shard, reply) for shard, reply in replies if reply.status is Status.FAILED]
-        results_of(Method.DEQUEUE, failed)
+        failed = [pair for pair in replies if pair[1].status is _FAILED]
+        results_of(DEQUEUE, failed)
         if self.covered or self._parts:
             return
         silent = all(reply.status is Status.SILENT for reply in self._failures.values())
@@ -364,7 +366,7 @@ class Gathering:
     def _take(self, shard: ShardLink, reply: ReplyEntry) -> None:
         """Take a shard's jobs. One that fails is left out: what it may have claimed in vain ends by
         its time-out."""
-        if reply.status is not Status.DONE:
+        if reply.status is not DONE:
             self.covered.pop(shard, None)
             known = self._failures.get(shard)
             if known is None or known.status is Status.SILENT:
@@ -409,7 +411,7 @@ class Gathering:
                 return payload
         jobs: list[ClaimedJob] = []
         for _, payload in self._parts:
-            jobs += cast("DequeueResult", codec.decode_reply(Method.DEQUEUE, payload)).jobs
+            jobs += cast("DequeueResult", codec.decode_reply(DEQUEUE, payload)).jobs
         if self.request.dry_run:
             jobs.sort(key=_priority)
             del jobs[self.request.limit :]

@@ -180,7 +180,7 @@ class RouterService:
         if granted < call.peek.limit:
             return True
         # A dry run claims nothing, and may be whole all the same.
-        if not reply.jobs and codec.peek_jobs(reply.payload) >= granted:
+        if not call.claims and codec.peek_jobs(reply.payload) >= granted:
             return False
         if len(self._shards.by_name) > 1 or any(shard.ready_counts(call.peek.queue or "")):
             return True
