@@ -25,6 +25,7 @@ from pinlaterd.model import JobState
 from pinlaterd.shard.state import ShardState
 from pinlaterd.shard.tasks import Pace, Steps
 from pinlaterd.shard.timekeeping import Timekeeper
+from pinlaterd.stats import STATES
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +40,6 @@ _REREAD_SECONDS, _QUEUES_IN_TURN = 60.0, 100
 _LATE_PART = 0.01
 # What maintenance ends: claims by time-out, jobs when their time to live has.
 _ENDING = (JobState.IN_PROGRESS, JobState.SUCCEEDED, JobState.FAILED)
-_STATE_NAMES = {
-    JobState.PENDING: "pending",
-    JobState.IN_PROGRESS: "in_progress",
-    JobState.SUCCEEDED: "succeeded",
-    JobState.FAILED: "failed",
-}
 # Calls wait for a refresh: it ends after so many queues, or so much time.
 _MOST_QUEUES, _MOST_SECONDS = 1_000, 0.02
 
@@ -102,14 +97,14 @@ class QueueGauges:
         if depths is None:
             self._counting.add(queue)
             self.holding[queue] = frozenset(JobState)
-            for name in (*_STATE_NAMES.values(), "scheduled"):
+            for name in (*STATES, "scheduled"):
                 stats.drop_gauge(f"{queue}_{name}")
             return
         totals = dict.fromkeys(JobState, 0)
         for (_, job_state), jobs in depths.items():
             totals[job_state] += jobs
         for job_state, jobs in totals.items():
-            stats.gauge(f"{queue}_{_STATE_NAMES[job_state]}", jobs)
+            stats.gauge(f"{queue}_{job_state.name.lower()}", jobs)
         self.holding[queue] = {held for held in _ENDING if totals[held]}
         if not self.holding[queue]:
             del self.holding[queue]
@@ -334,7 +329,7 @@ class Maintenance:
         before_ms = self._clock.now_ms() - round(ttl_hours * _MS_AN_HOUR)
         jobs = self._engine.collect_garbage(queue, state, updated_before_ms=before_ms, limit=limit)
         if jobs:
-            self._state.stats.count(f"{queue}_{_STATE_NAMES[state]}_gc", jobs)
+            self._state.stats.count(f"{queue}_{state.name.lower()}_gc", jobs)
             self._state.changed.add(queue)
         if jobs < limit:
             late_seconds = ttl_hours * _MS_AN_HOUR / 1000 * _LATE_PART
