@@ -246,8 +246,9 @@ class Load:
     def _has_pending(self, client: Client) -> bool:
         try:
             return client.count(self.queue, JobState.PENDING) > 0
-        except PinLaterError:
-            return True  # a shard's first search starts a process, which takes a busy machine long
+        except (PinLaterError, ConnectionFailed):
+            # A process may be away still; a shard's first search takes a busy machine long.
+            return True
 
     def _end(self, stop: threading.Event, threads: list[threading.Thread]) -> None:
         stop.set()

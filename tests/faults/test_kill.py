@@ -47,12 +47,15 @@ def test_a_killed_coordinator_is_not_noticed(deployment: Deployment, load: Load,
     assert load.errors == []
 
 
-def test_a_router_that_starts_without_a_coordinator_serves(deployment: Deployment, load: Load):
+def test_a_router_that_starts_without_a_coordinator_serves(
+    deployment: Deployment, load: Load, wait_until
+):
     coordinator = deployment.pid_of("coordinator")
     os.kill(coordinator, signal.SIGSTOP)
     try:
         with load.running():
-            deployment.kill("router")
+            killed = deployment.kill("router")
+            wait_until(lambda: deployment.pids().get("router", killed) != killed)
     finally:
         os.kill(coordinator, signal.SIGCONT)
 
