@@ -7,15 +7,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import psutil
-import yaml
 
 from pinlaterd.client import Client
-from pinlaterd.config import layout
 from tests import deployment
 
 ROOT = Path(__file__).parent.parent
@@ -52,17 +49,14 @@ class Deployment(deployment.Deployment):
         queues: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         super().__init__(Path(tempfile.mkdtemp(prefix="service-", dir=parent)))
-        self.init(shards=shards, settings=settings or {})
-        etc = self.folder / layout.ETC
-        if shard is not None:
-            named = {str(number): deepcopy(shard) for number in range(1, shards + 1)}
-            (etc / layout.SHARDS_FILE).write_text(yaml.safe_dump({"shards": named}))
-        if queues:
-            (etc / layout.QUEUES_FILE).write_text(yaml.safe_dump({"queues": queues}))
+        each = None if shard is None else {str(n): shard for n in range(1, shards + 1)}
+        self.init(shards=each or shards, settings=settings or {}, queues=queues)
 
     def __enter__(self) -> Self:
         try:
-            self.up()
+            # A process of its own imports from where `patched` says, and writes that into the
+            # definitions of the programs.
+            self.command("up", str(self.folder))
         except BaseException as error:
             self.__exit__()
             if isinstance(error, AssertionError):  # the command failed
