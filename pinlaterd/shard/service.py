@@ -128,8 +128,9 @@ class ShardService:
 
         Calls in flight that have changed nothing (look-ups, searches, dry runs) stay unanswered:
         routers have a successor carry them out. Else the answer is how far the call got."""
+        if self.serving:
+            self.time.note()
         self.serving = False
-        self.time.note()
         self._tasks.stop()
         self._batches.leave_dry_runs()
         self._abandon(ShardConnectionFailed([self.name], _CLOSED_MEANWHILE))

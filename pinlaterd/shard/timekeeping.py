@@ -169,7 +169,7 @@ class Timekeeper:
 
     def note(self) -> None:
         """For a successor; nothing before `begin`."""
-        if self._file is None or self._alive is None:
+        if self._file is None or not self._begun:
             return
         self.awake()
         elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()

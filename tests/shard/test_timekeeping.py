@@ -222,6 +222,17 @@ def test_a_step_and_then_a_restart_end_no_claim(tmp_path):
     assert successor.claimed_before_ms(10_000) > claimed_ms
 
 
+def test_an_orderly_end_notes_all_that_was_served(
+    make_shard: MakeShard, clock: FakeClock, tmp_path
+):
+    file = tmp_path / "shard-1.clock"
+    shard = make_shard("s1", timekeeper=Timekeeper(clock, file))
+    clock.advance(3)
+    shard.service.close()
+
+    assert json.loads(file.read_text())["elapsed"] == clock.elapsed()
+
+
 def test_what_was_noted_in_another_boot_is_not_used(tmp_path):
     clock, file = FakeClock(), tmp_path / "shard-1.clock"
     now_ms = clock.now_ms()
