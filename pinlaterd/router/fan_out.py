@@ -55,7 +55,6 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.router.call import Call, Query, Shared, let_others_go_on, results_of
-from pinlaterd.router.split_enqueue import SplitEnqueue
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import UNUSUAL
 from pinlaterd.rpc.tuned import ack_parts, ack_slices
@@ -100,10 +99,7 @@ class FanOut:
         answer: Result = None
         method = call.peek.method
         assert method is not None
-        if method is Method.ENQUEUE:
-            enqueue = SplitEnqueue(call, self._shared)
-            answer = await enqueue.carry_out()
-        elif method is Method.ACK:
+        if method is Method.ACK:
             await self._ack_in_slices(call)
         else:
             _, context, request = call.decode(self._shared.settings.max_jobs_per_call)
