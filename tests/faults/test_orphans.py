@@ -34,12 +34,17 @@ def busy(deployment: Deployment) -> Deployment:
     return deployment
 
 
-def test_down_leaves_no_process(busy):
+def test_down_leaves_no_process_and_up_finds_the_jobs(busy):
+    with busy.client() as client:
+        client.enqueue("q", [b"abc"])
     assert len(busy.processes()) >= 5  # supervisord, coordinator, router, two shards, searchers
 
     busy.down()
 
     assert busy.processes() == []
+    busy.up()
+    with busy.client() as client:
+        assert [job.body for job in client.dequeue("q", limit=10)] == [b"abc"]
 
 
 def test_down_finds_what_a_killed_supervisord_left_behind(busy):
@@ -68,14 +73,3 @@ def test_a_killed_shard_takes_its_searcher_along(busy, wait_until):
     assert searchers
 
     wait_until(lambda: not any(searcher in busy.processes() for searcher in searchers))
-
-
-def test_down_and_up_keep_the_jobs(busy):
-    with busy.client() as client:
-        client.enqueue("q", [b"abc"])
-
-    busy.down()
-    busy.up()
-
-    with busy.client() as client:
-        assert [job.body for job in client.dequeue("q", limit=10)] == [b"abc"]

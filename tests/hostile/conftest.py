@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from pinlaterd.client import ClaimedJob, ConnectionFailed, Job, PinLaterError
+from tests.conftest import WaitUntil
 from tests.deployment import Deployment, serving
 
 MIB = 1024 * 1024
@@ -82,25 +83,31 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         yield deployment
 
 
-@pytest.fixture(autouse=True)
-def unharmed(deployment: Deployment, wait_until) -> Iterator[Bystander]:
-    """What every hostile test leaves: the same processes, no larger, and no other client hurt."""
-    pids = deployment.pids()
-    assert len(pids) == 4, pids
-    sizes = {name: _rss_bytes(pid) for name, pid in pids.items()}
-    for pid in pids.values():
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak is counted from now
+@pytest.fixture
+def bystander(deployment: Deployment, wait_until: WaitUntil) -> Iterator[Bystander]:
+    """Another client, which is not hurt. The peaks of processes are counted from its start."""
+    for pid in deployment.pids().values():
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
     bystander = Bystander(deployment)
     bystander.start()
     wait_until(lambda: bystander.calls > 3)
-
     yield bystander
-
     calls = bystander.calls
     wait_until(lambda: bystander.calls > calls + 3)
     bystander.stop()
     assert bystander.errors == []
     assert max(bystander.seconds) < SLOWEST_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def unharmed(deployment: Deployment, bystander: Bystander, wait_until) -> Iterator[Bystander]:
+    """What every hostile test leaves: the same processes, no larger."""
+    pids = deployment.pids()
+    assert len(pids) == 4, pids
+    sizes = {name: _rss_bytes(pid) for name, pid in pids.items()}
+
+    yield bystander
+
     assert deployment.pids() == pids
     for name, pid in pids.items():
         wait_until(lambda n=name, p=pid: _rss_bytes(p) < sizes[n] + GROWTH_BYTES)
