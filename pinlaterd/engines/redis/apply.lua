@@ -126,7 +126,7 @@ if count > 0 then
   end
 
   local function succeed(queue, priority, ranges, named, text, missed)
-    local ids, names = spell_out(ranges, named)
+    local ids, names = ids_of(ranges), claims_of(ranges)
     local running = set_key(queue, priority, IN_PROGRESS)
     local held, ended = redis.call('ZMSCORE', running, unpack(ids)), {}
     local prefix, known_score, digits, ms, is_ours = job_key(queue, ''), nil, nil, nil, nil
@@ -159,9 +159,9 @@ if count > 0 then
     end
   end
 
-  local function fail(queue, priority, ranges, named, text, missed, retry_ms)
-    local ids, names = spell_out(ranges, named)
-    for at, id in ipairs(ids) do
+  local function fail(queue, priority, ranges, _, text, missed, retry_ms)
+    local names = claims_of(ranges)
+    for at, id in ipairs(ids_of(ranges)) do
       local job = jobs.take_held(queue, priority, id, names[at])
       local status = job and (text == '' and job.cs or text)
       if not job then
@@ -281,28 +281,28 @@ end
 -- that were not made, as the job is not PENDING.
 count = take_number()
 if count > 0 then
-  -- Whether these jobs are the first of a set, in its order. They mostly are: the ready index has
-  -- the same order.
-  local function are_first(set, ranges, size)
+  -- The ids of these jobs, if they are the first of a set, in its order; else nil. They mostly are:
+  -- the ready index has the same order.
+  local function first_ids(set, ranges, size)
     local first = redis.call('ZRANGE', set, 0, size - 1)
     if #first < size then
-      return false
+      return nil
     end
     for _, range in ipairs(ranges) do
       local at, digits = range.before + 1, #range.id
       local longer = 10 ^ digits
       if first[at] ~= range.id then
-        return false
+        return nil
       end
       for nth = 1, range.size - 1 do
         local member, id = first[at + nth], range.first + nth
         digits = id == longer and digits + 1 or digits
         if tonumber(member) ~= id or #member ~= digits then
-          return false
+          return nil
         end
       end
     end
-    return true
+    return first
   end
 
   -- Note the claims of jobs that are PENDING; false, and no job is claimed, if one is not there.
@@ -319,9 +319,8 @@ if count > 0 then
     return true
   end
 
-  local function note_plain(queue, priority, ranges)
-    local ids, names = spell_out(ranges, true)
-    local prefix, keys = job_key(queue, ''), {}
+  local function note_plain(queue, priority, ranges, ids)
+    local prefix, keys, names = job_key(queue, ''), {}, claims_of(ranges)
     for at = 1, #ids do
       keys[at] = prefix .. ids[at]
     end
@@ -342,16 +341,17 @@ if count > 0 then
     local ranges, size = take_ranges(true)
     local pending, missed = set_key(queue, priority, PENDING), {}
     local note = is_lean(queue) and note_lean or note_plain
-    if are_first(pending, ranges, size) and note(queue, priority, ranges) then
+    local ids = first_ids(pending, ranges, size)
+    if ids and note(queue, priority, ranges, ids) then
       redis.call('ZREMRANGEBYRANK', pending, 0, size - 1)
     else
       for _, range in ipairs(ranges) do
-        local ids = spell_out({ range })
-        for nth, id in ipairs(ids) do
+        for nth, id in ipairs(ids_of({ range })) do
           local alone = part(range, range.first + nth - 1, range.first + nth - 1)
           alone.id, alone.size = id, 1
           if
-            redis.call('ZREM', pending, id) == 0 or not note(queue, priority, { alone })
+            redis.call('ZREM', pending, id) == 0
+            or not note(queue, priority, { alone }, { id })
           then
             missed[#missed + 1] = range.before + nth
           end

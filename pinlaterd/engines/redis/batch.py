@@ -295,6 +295,8 @@ class Application:
 
     def _ack_results(self, answer: Sequence[Sequence[int]]) -> list[AckResult]:
         ops = self._batch.acks
+        if not any(answer) and all(run.head[2] == "" for run in self._acks):
+            return [AckResult(op.jobs, 0, 0, ()) for op in ops]
         failed, noop, requeued = [0] * len(ops), [0] * len(ops), [list[Requeued]() for _ in ops]
         for run, said in _answers(self._acks, answer):
             _, priority, retry_ms, *_ = run.head

@@ -125,20 +125,31 @@ local function take_ranges(named)
   return ranges, jobs
 end
 
--- The ids and claims of ranges, each by itself.
-local function spell_out(ranges, named)
-  local ids, names = {}, {}
+-- The ids of ranges, each by itself.
+local function ids_of(ranges)
+  local ids, count, format = {}, 0, string.format
   for _, range in ipairs(ranges) do
-    ids[#ids + 1] = range.id -- it may be more than Lua's numbers hold
+    count = count + 1
+    ids[count] = range.id -- it may be more than Lua's numbers hold
     for nth = 1, range.size - 1 do
-      ids[#ids + 1] = string.format('%d', range.first + nth)
-    end
-    for nth = 0, named and range.size - 1 or -1 do
-      local number = range.number and string.format('%d', range.number + nth) or ''
-      names[#names + 1] = range.claimer .. number
+      count = count + 1
+      ids[count] = format('%d', range.first + nth)
     end
   end
-  return ids, names
+  return ids
+end
+
+-- Their claims, if they are named.
+local function claims_of(ranges)
+  local claims, count, format = {}, 0, string.format
+  for _, range in ipairs(ranges) do
+    local claimer, number = range.claimer, range.number
+    for nth = 0, claimer and range.size - 1 or -1 do
+      count = count + 1
+      claims[count] = number and claimer .. format('%d', number + nth) or claimer
+    end
+  end
+  return claims
 end
 
 local function is_lean(queue)
