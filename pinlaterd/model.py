@@ -81,12 +81,9 @@ class PendingKey(NamedTuple):
     local_id: int
 
 
-class Payload(NamedTuple):
-    """What a claim hands to the worker, beside the key and the claim itself."""
-
-    body: bytes
-    attempts_allowed: int
-    attempts_remaining: int
+# What a claim hands to the worker, beside the key and the claim itself: the body, and the attempts
+# allowed and remaining.
+Payload = tuple[bytes, int, int]
 
 
 class ClaimedJob(NamedTuple):

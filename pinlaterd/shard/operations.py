@@ -57,7 +57,7 @@ BATCH_JOBS = 2_000
 PART_JOBS = SLICE
 # What is due so soon is no scheduled job any more: the ready index may know of it in a moment.
 _SOON_MS = 1_000
-_NOT_READ = Payload(b"", 0, 0)  # so that the engine reads no body
+_NOT_READ: Payload = (b"", 0, 0)  # so that the engine reads no body
 _MOST_NAMED = 10  # bad descriptors that an error message shows
 
 _new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch

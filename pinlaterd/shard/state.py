@@ -215,7 +215,7 @@ class ShardState:
         self.stats.count(f"{queue}_enqueue", len(jobs))
         bodies, priorities, run_afters_ms, attempts, _ = zip(*jobs, strict=True)
         self.stats.record_each((f"{BODY_SIZE}{queue}",), list(map(len, bodies)))
-        payloads = [new(Payload, row) for row in zip(bodies, attempts, attempts, strict=True)]
+        payloads = list(zip(bodies, attempts, attempts, strict=True))
         present = set(priorities)
         if len(present) == 1 and set(run_afters_ms) == {None}:
             keys = [new(PendingKey, (now_ms, local_id)) for local_id in local_ids]  # which ascend

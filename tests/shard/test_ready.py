@@ -58,7 +58,7 @@ def ready(store: Store) -> ReadyIndex:
 
 
 def payload_of(key: PendingKey, size: int = 10) -> Payload:
-    return Payload(b"%d" % key.local_id + bytes(size), 2, 2)
+    return (b"%d" % key.local_id + bytes(size), 2, 2)
 
 
 def keys_of(taken: Sequence[Taken]) -> list[tuple[int, PendingKey]]:

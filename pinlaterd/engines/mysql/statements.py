@@ -205,13 +205,13 @@ def read_payloads(
     fitting = local_ids[: _fitting(local_ids, sizes, most_bytes)]
     large = [local_id for local_id in fitting if local_id in sizes and local_id not in payloads]
     for local_id, *payload in read(b"local_id, COALESCE(body, ''), " + _ATTEMPTS, large):
-        payloads[local_id] = Payload(*payload)
+        payloads[local_id] = tuple(payload)
     return [payloads.get(local_id) for local_id in fitting]
 
 
 def _payload(columns: bytes) -> Payload:
     allowed, remaining, body = columns.split(b" ", 2)
-    return _new(Payload, (body, int(allowed), int(remaining)))
+    return body, int(allowed), int(remaining)
 
 
 def _fitting(local_ids: Sequence[int], sizes: Mapping[int, int], most_bytes: int) -> int:

@@ -106,9 +106,9 @@ def lean_payloads(
             body = body[status_bytes:]
         if update is not None and update.count(b" ") > 2:
             first, second, _rest = update.split(b" ", 2)
-            payloads.append(Payload(body, _attempts(first), _attempts(second)))
+            payloads.append((body, _attempts(first), _attempts(second)))
         else:
-            payloads.append(_new(Payload, (body, allowed, remaining)))
+            payloads.append((body, allowed, remaining))
     return payloads
 
 
@@ -116,8 +116,8 @@ def plain_payloads(
     bodies: Sequence[bytes | None], allowed: Sequence[int], remaining: Sequence[int]
 ) -> list[Payload | None]:
     return [
-        None if row[0] is None else _new(Payload, row)
-        for row in zip(bodies, allowed, remaining, strict=True)
+        None if body is None else (body, first, second)
+        for body, first, second in zip(bodies, allowed, remaining, strict=True)
     ]
 
 

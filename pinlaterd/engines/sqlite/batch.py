@@ -464,6 +464,6 @@ def read_payloads(
         if most_bytes < 0 and met:
             rows.close()
             break
-        append(_new(Payload, row))
+        append(row)
         met = True
     return payloads

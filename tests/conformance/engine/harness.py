@@ -103,7 +103,7 @@ class Claimed(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        return self.payload.body
+        return self.payload[0]
 
 
 def open_when_free(engine: StorageEngine, now_ms: int) -> Ownership:

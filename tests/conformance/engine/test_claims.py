@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, ClaimRoom, EnqueueOp, Release
-from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
+from pinlaterd.model import Job, JobKey, JobState, PendingKey
 from tests.conformance.engine.harness import Ack, Claim, EngineHarness, ack_op, claim_op
 
 
 def test_a_payload_in_memory_is_handed_out_without_a_read(store: EngineHarness):
     store.enqueue(b"a", b"b")
     first, second = store.wanted()
-    fresh = Payload(b"a", 2, 2)
+    fresh = (b"a", 2, 2)
 
     [payloads] = store.engine.apply(
         Batch(claims=[claim_op("mail", [first._replace(payload=fresh), second])]), store.now_ms
@@ -34,7 +34,7 @@ def test_claims_of_many_queues_and_priorities_in_one_batch(store: EngineHarness)
 
     claims = store.engine.apply(Batch(claims=ops), store.now_ms).claims
 
-    assert [[p.body for p in op if p] for op in claims] == [[b"o1"], [b"m2", b"m1"], []]
+    assert [[p[0] for p in op if p] for op in claims] == [[b"o1"], [b"m2", b"m1"], []]
     assert store.depths("other") == {(1, JobState.IN_PROGRESS): 1}
     assert store.depths() == {(1, JobState.IN_PROGRESS): 1, (2, JobState.IN_PROGRESS): 1}
 
@@ -55,7 +55,7 @@ def test_acks_name_claims_of_any_number(store: EngineHarness, first_claim: int):
 def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
     [claimed] = store.in_progress(b"old")
     retry_at = PendingKey(store.now_ms, claimed.key.local_id)
-    again = store.claim_on(claimed.key)._replace(payload=Payload(b"old", 2, 1))
+    again = store.claim_on(claimed.key)._replace(payload=(b"old", 2, 1))
     batch = Batch(
         acks=[ack_op("mail", (), [Ack(claimed.key)])],
         enqueues=[EnqueueOp("mail", [Job(b"new")])],
@@ -73,7 +73,7 @@ def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
 def test_a_job_enqueued_and_claimed_in_one_batch(store: EngineHarness):
     [key] = store.enqueue(b"first")
     coming = JobKey(1, key.local_id + 1)
-    claim = Claim(coming, "host:9010:1:worker:1", Payload(b"second", 2, 2))
+    claim = Claim(coming, "host:9010:1:worker:1", (b"second", 2, 2))
 
     result = store.engine.apply(
         Batch(
@@ -99,7 +99,7 @@ def fitted(
     answers = store.engine.apply(
         Batch(claims=ops, claim_room=room or ClaimRoom()), store.now_ms
     ).claims
-    return [[payload.body if payload else None for payload in answer] for answer in answers]
+    return [[payload[0] if payload else None for payload in answer] for answer in answers]
 
 
 A, B, C = b"a" * 10, b"b" * 10, b"c" * 10
@@ -138,7 +138,7 @@ def test_claims_end_before_what_does_not_fit(
     before = [store.job(key) for key in keys]
     claims = store.wanted()
     for number in in_memory:
-        claims[number] = claims[number]._replace(payload=Payload(bodies[number], 2, 2))
+        claims[number] = claims[number]._replace(payload=(bodies[number], 2, 2))
     ops = [
         claim_op("mail", [claims[number] for number in numbers], most_bytes, at_least_one=one)
         for numbers, most_bytes, one in asked

@@ -12,7 +12,7 @@ from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, CheckpointOp, EnqueueOp, Release
 from pinlaterd.engines.mysql.connection import Connection
 from pinlaterd.errors import StorageError, StorageNotCommitted
-from pinlaterd.model import Job, JobState, Payload
+from pinlaterd.model import Job, JobState
 from tests.conformance.engine.harness import QUEUE, Ack, Claimed, EngineHarness, ack_op, claim_op
 from tests.conftest import WaitUntil
 from tests.engines.mysql.conftest import NewEngine
@@ -54,7 +54,7 @@ def _fail_and_claim_again(store: EngineHarness, running: Claimed) -> object:
         ),
         store.now_ms,
     )
-    return [payload.body for payload in result.claims[0] if payload is not None]
+    return [payload[0] for payload in result.claims[0] if payload is not None]
 
 
 def _checkpoint(store: EngineHarness, running: Claimed) -> object:
@@ -166,7 +166,7 @@ def test_a_batch_that_the_server_has_refused_is_told_as_not_done(
     """A repeated ack ends it, which goes along with the claim and the COMMIT."""
     behind_proxy.succeed(running.key)
     [wanted] = behind_proxy.wanted(limit=1)
-    claim = wanted._replace(payload=Payload(b"pending", 2, 2))  # so nothing is read before
+    claim = wanted._replace(payload=(b"pending", 2, 2))  # so nothing is read before
     proxy.cut_at(COMMIT, Cut.AFTER)
 
     with pytest.raises(StorageNotCommitted, match="was not kept"):
