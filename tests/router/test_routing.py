@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinlaterd.model import (
-    CONTINUATION_END,
     AckInfo,
     AckRequest,
     JobRecord,
@@ -21,7 +20,7 @@ from pinlaterd.model import (
 )
 from pinlaterd.router.fan_out import AcksByShard, merge_scans, share_of_oldest
 from pinlaterd.router.service import split_evenly
-from pinlaterd.router.shards import ALL_LEVELS, best_level, cover, less_loaded, plan_round
+from pinlaterd.router.shards import cover, less_loaded, plan_round
 from pinlaterd.wire.link import ShardLink
 
 
@@ -61,12 +60,6 @@ def test_one_shard_that_may_have_all_is_asked_alone():
 
 def test_without_hints_all_are_asked_what_they_hold():
     assert plan_round([0, 0], 10) == [(0, 0), (1, 0)]
-
-
-def test_best_level_counts_the_empty_priorities():
-    assert best_level((0, 0, 4)) == 2
-    assert best_level((1, 0, 4)) == 0
-    assert best_level((0, 0, 0)) == ALL_LEVELS
 
 
 def test_acks_are_divided_by_shard_and_the_bad_ones_named():
@@ -116,12 +109,6 @@ def test_merged_scans_go_on_right_behind_the_last_job():
     assert [job.descriptor for job in merged.jobs] == ["q:s1:p1:1", "q:s2:p1:1", "q:s2:p1:1"]
     assert [job.run_after_ms for job in merged.jobs] == [30, 30, 20]
     assert ScanKey.parse_token(merged.continuation) == ScanKey(20, "2", 1, 1)
-
-
-def test_a_scan_that_found_all_has_ended():
-    merged = merge_scans([ScanResult([record(5, "1")]), ScanResult([])], limit=10)
-
-    assert merged.continuation == CONTINUATION_END
 
 
 @given(
