@@ -89,7 +89,6 @@ def test_continuation_among_equal_times(client: Client, queue):
         assert set(seen) == set(flat(by_shard))
 
 
-@one_engine
 def test_continuation_while_jobs_come_and_go(client: Client, queue, spread):
     """What was there throughout is met once, in order, whatever joins or leaves around it."""
     seen: list[str] = []
@@ -110,7 +109,6 @@ def test_continuation_while_jobs_come_and_go(client: Client, queue, spread):
     assert [descriptor for descriptor in seen if descriptor in stayed] == stayed
 
 
-@one_engine
 def test_continuation_from_a_job_that_is_gone(client: Client, queue, spread):
     answer = client.scan(queue, limit=3)
     assert client.delete_jobs(queue, PENDING) == len(spread)

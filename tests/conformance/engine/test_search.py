@@ -11,6 +11,7 @@ import pytest
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import ScanAfter, Search, Searcher, StoredJob
+from pinlaterd.engines.mysql import searcher as mysql_searcher
 from pinlaterd.model import Job, JobKey, JobState
 from tests.conformance.engine.harness import EngineHarness
 
@@ -36,6 +37,12 @@ class Searching:
         self, regex: str, state: JobState = JobState.PENDING, **fields: Any
     ) -> Sequence[JobKey]:
         return self._searcher.find(self._search(state, regex, **{"limit": 100, **fields}))
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fewer jobs than the larger tests have: as they are, a page of MySQL would hold all."""
+    monkeypatch.setattr(mysql_searcher, "_KEYS", 300)
 
 
 @pytest.fixture
