@@ -19,5 +19,5 @@ Redis server.
                      where Sentinels choose it
     searcher.py      RedisSearcher: counts and scans on a connection of its own, elsewhere
 
-hiredis, and its exceptions, stop at this package.
+redis-py, and its exceptions, stop at this package.
 """

@@ -1,8 +1,8 @@
-"""One connection to a Redis server, made once and never made again.
+"""One connection to a Redis server, made once and never silently made again.
 
-A client that reconnects whenever it finds its connection closed would not do: a server that was
-away may have come back with older data. So once a connection has failed it refuses everything, and
-its owner opens another one with an empty memory.
+redis-py's pools and clients reconnect whenever they find a connection closed; an owner must not: a
+server that was away may have come back with older data. So once a connection has failed it refuses
+everything, and its owner opens another one with an empty memory.
 
 An answer that is an error comes before the server has done anything, but for errors in the midst of
 a script. A fault of the connection leaves open what the server did.
@@ -11,13 +11,17 @@ a script. A fault of the connection leaves open what the server did.
 from __future__ import annotations
 
 import contextlib
-import socket
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hiredis import HiredisError, Reader, pack_command
+from hiredis import pack_command
+from redis.backoff import NoBackoff
+from redis.connection import Connection as DriverConnection
+from redis.connection import DefaultParser
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
 
 from pinlaterd.engines.redis.scripts import Script
 from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
@@ -27,7 +31,15 @@ class Answer(Exception):
     """An error that the server answered, in its words: the connection is still good."""
 
 
-CONNECTION_FAULTS = (Answer, HiredisError, OSError)
+class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # chosen when it is imported
+    """Errors keep their code, and are told from values by their type."""
+
+    @classmethod
+    def parse_error(cls, response: str) -> Answer:
+        return Answer(response)
+
+
+CONNECTION_FAULTS = (Answer, RedisError, OSError)
 PACKING_FAULTS = (UnicodeError, OverflowError)
 
 CLUSTER_WORDS = (
@@ -77,8 +89,6 @@ Argument = bytes | str | int
 
 CONNECT_SECONDS = 3.0
 _RECEIVED_AT_ONCE = 1 << 16
-_TIMEVAL = struct.Struct("@ll")  # seconds and microseconds, as the kernel takes time limits
-_INCOMPLETE = object()  # what the reader returns while the rest of an answer is to come yet
 
 
 @dataclass(frozen=True)
@@ -107,10 +117,18 @@ class Connection:
         """Connect. Raises StorageError."""
         self.server = server
         self.failure = ""  # why it must be opened again
-        self._reader = Reader(replyError=Answer, notEnoughData=_INCOMPLETE)
-        self._socket: socket.socket | None = None
+        self._driver = DriverConnection(
+            host=server.host,
+            port=server.port,
+            socket_timeout=answer_seconds,
+            socket_connect_timeout=connect_seconds,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            parser_class=_Parser,
+        )
         try:
-            self._socket = _connected_socket(server, connect_seconds, answer_seconds)
+            self._driver.connect()
             if server.user or server.passwd:
                 user = (server.user,) if server.user else ()
                 self._exchange(pack_command(("AUTH", *user, server.passwd)))
@@ -124,10 +142,8 @@ class Connection:
     def close(self) -> None:
         """Safe to repeat."""
         self.failure = self.failure or "its connection is closed"
-        sock, self._socket = self._socket, None
-        if sock is not None:
-            with sock, contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(*CONNECTION_FAULTS):
+            self._driver.disconnect()
 
     def fail(self, failure: str) -> None:
         """Refuse everything from now on."""
@@ -175,18 +191,8 @@ class Connection:
 
     def _exchange(self, packed: bytes) -> Any:
         """The server's answer. Raises CONNECTION_FAULTS, also for an answer that is an error."""
-        sock, reader = self._socket, self._reader
-        assert sock is not None, "a connection without one has failed"
-        try:
-            sock.sendall(packed)
-            while (answer := reader.gets()) is _INCOMPLETE:
-                received = sock.recv(_RECEIVED_AT_ONCE)
-                if not received:
-                    raise ConnectionError("Connection closed by server.")
-                reader.feed(received)
-        except BlockingIOError:  # SO_SNDTIMEO and SO_RCVTIMEO
-            address = f"{self.server.host}:{self.server.port}"
-            raise TimeoutError(f"Timeout reading from {address}") from None
+        self._driver.send_packed_command([packed], check_health=False)
+        answer = self._driver.read_response()
         if isinstance(answer, Answer):
             raise answer
         return answer
@@ -203,27 +209,6 @@ class Connection:
         if not writes:
             return StorageNotCommitted(message)
         return StorageError(f"{message}; whether the last batch was kept is not known")
-
-
-def _connected_socket(
-    server: Server, connect_seconds: float, answer_seconds: float
-) -> socket.socket:
-    """It blocks; the kernel limits the time of each call, which costs no call of its own."""
-    address = f"{server.host}:{server.port}"
-    try:
-        sock = socket.create_connection((server.host, server.port), connect_seconds)
-    except TimeoutError:
-        raise TimeoutError(f"Timeout connecting to {address}") from None
-    except OSError as fault:
-        text = f"Error {fault.errno} connecting to {address}. {fault.strerror}."
-        raise ConnectionError(text) from fault
-    sock.settimeout(None)
-    whole, micros = divmod(round(answer_seconds * 1_000_000), 1_000_000)
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(whole, micros))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
 
 
 class _UnknownScript(StorageNotCommitted):
@@ -256,7 +241,7 @@ def words(fault: BaseException) -> str:
     text = str(fault)
     if isinstance(fault, Answer):
         return refusal_words(text)
-    if isinstance(fault, TimeoutError):
+    if isinstance(fault, TimeoutError | RedisTimeoutError):
         return f"did not answer in time ({text}); see whether it is overloaded or cut off"
     return f"can't be reached ({text}); start it, or correct `master` of the shard in shards.yaml"
 
