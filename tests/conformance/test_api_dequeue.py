@@ -322,6 +322,7 @@ def test_acks_may_be_of_another_queue(client: Client, queue, new_queue, shards):
         (1, {"coverage": -0.5}, "coverage"),
         (1, {"coverage": 1.01}, "coverage"),
         (1, {"coverage": math.nan}, "coverage"),
+        (1, {"coverage": math.inf}, "coverage"),
         (1, {"coverage": 0.0, "dryRun": True}, "coverage"),
         (1, {"maxWaitMillis": -1}, "maxWaitMillis"),
     ],

@@ -18,7 +18,6 @@ from tests.conformance.api import (
     IN_PROGRESS,
     MAX_CALLS_PER_CONNECTION,
     MAX_FRAME_BYTES,
-    MIB,
     Client,
     Deployment,
     Interface,
@@ -170,14 +169,6 @@ def test_frame_beyond_the_limit_closes_its_connection_only(
         assert wire.ended()
     assert queue in client.names()
     wait_until(lambda: service.logs().count("max_frame_bytes") > complaints)
-
-
-def test_large_frame_is_read(client: Client, queue):
-    bodies = [bytes([number]) * MIB for number in range(3)]
-
-    descriptors = client.enqueue(queue, *bodies)
-
-    assert [client.info(d, body=True).body for d in descriptors] == bodies
 
 
 @one_engine

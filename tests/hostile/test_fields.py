@@ -247,14 +247,6 @@ def test_any_wait(deployment: Deployment, queue: str, number):
     assert time.monotonic() - began < 9
 
 
-@pytest.mark.parametrize("coverage", [0.0, -0.5, 1.5, 1e308, -1e308, float("inf"), float("nan")])
-def test_no_such_coverage(client: Client, queue: str, coverage):
-    client.enqueue(queue, [b"x"])
-    with pytest.raises(PinLaterError, match="coverage"):
-        client.dequeue(queue, limit=1, coverage=coverage)
-    assert client.count(queue, JobState.PENDING) == 1
-
-
 def test_an_ack_of_thousands_of_strangers_fails_alone(client: Client, queue: str):
     [descriptor] = client.enqueue(queue, [b"x"])
     [job] = client.dequeue(queue, limit=1)
