@@ -23,7 +23,7 @@ from pinlaterd.model import DequeueRequest, Payload, PendingKey
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, DequeueAnswer
 from pinlaterd.shard.operations import Acking, Commit, ForeignError
-from pinlaterd.shard.ready import Taken
+from pinlaterd.shard.ready import Key, Taken
 from pinlaterd.shard.state import ShardState
 from pinlaterd.wire.envelope import CallEntry, Status
 
@@ -144,7 +144,7 @@ class Dequeue(Acking):
 
     def _hand_out(
         self,
-        keys: Sequence[PendingKey],
+        keys: Sequence[Key],
         claims: Claims,
         payloads: Sequence[Payload | None],
         now_ms: int,

@@ -33,7 +33,9 @@ from pinlaterd.errors import StorageLocked
 from pinlaterd.model import Payload, PendingKey
 
 NEVER_MS = 1 << 62
-_FIRST = PendingKey(-1, 0)  # before every key that a store holds
+# Run-after and local id, as PendingKey: of each job there is one, and a plain tuple costs less.
+Key = tuple[int, int]
+_FIRST: Key = (-1, 0)  # before every key that a store holds
 _LAST_LOCAL_ID = (1 << 63) - 1
 
 # One read costs no more than the commit of a full batch, so that a refill is not felt by those who
@@ -63,7 +65,7 @@ class Taken(NamedTuple):
     """Jobs of one priority, earliest first, for the taker to claim or to requeue."""
 
     priority: int
-    keys: Sequence[PendingKey]
+    keys: Sequence[Key]
     payloads: Sequence[Payload | None]
 
 
@@ -77,14 +79,12 @@ class _Line:
     __slots__ = ("horizon", "keys", "next_due_ms", "payloads")
 
     def __init__(self, next_due_ms: int) -> None:
-        self.keys: deque[PendingKey] = _EMPTY  # taken from the left, appended on the right
+        self.keys: deque[Key] = _EMPTY  # taken from the left, appended on the right
         self.payloads: deque[Payload | None] = _EMPTY  # of the same jobs
         self.horizon = _FIRST
         self.next_due_ms = next_due_ms
 
-    def extend(
-        self, keys: Sequence[PendingKey], payloads: Sequence[Payload | None], now_ms: int
-    ) -> bool:
+    def extend(self, keys: Sequence[Key], payloads: Sequence[Payload | None], now_ms: int) -> bool:
         """Add `keys` (ascending) if they all belong behind what is here, or all in front of it; the
         common cases."""
         held, last = self.keys, keys[-1]
@@ -95,7 +95,7 @@ class _Line:
         if held and keys[0] <= held[-1]:
             return False
         if last > self.horizon:
-            if last.run_after_ms >= self.next_due_ms or last.run_after_ms > now_ms:
+            if last[0] >= self.next_due_ms or last[0] > now_ms:
                 return False
             self.horizon = last
         if held:
@@ -105,10 +105,10 @@ class _Line:
             self.keys, self.payloads = deque(keys), deque(payloads)
         return True
 
-    def insert(self, key: PendingKey, payload: Payload | None, now_ms: int, *, room: bool) -> bool:
+    def insert(self, key: Key, payload: Payload | None, now_ms: int, *, room: bool) -> bool:
         """Put a job where it belongs, in memory if it may be here."""
         if key > self.horizon:
-            run_after_ms = key.run_after_ms
+            run_after_ms = key[0]
             if run_after_ms >= self.next_due_ms:
                 return False
             if not room or run_after_ms > now_ms:
@@ -122,7 +122,7 @@ class _Line:
         self.payloads.insert(at, payload)
         return True
 
-    def take(self, count: int) -> tuple[list[PendingKey], list[Payload | None]]:
+    def take(self, count: int) -> tuple[list[Key], list[Payload | None]]:
         """The first ones."""
         if count == len(self.keys):
             taken = list(self.keys), list(self.payloads)
@@ -136,15 +136,11 @@ class _Line:
         """Leave all but the first `keep` jobs to the store; returns what was known of those."""
         dropped = []
         for _ in range(len(self.keys) - keep):
-            first_dropped = self.keys.pop()
+            run_after_ms, local_id = self.keys.pop()
             dropped.append(self.payloads.pop())
         if dropped:
-            self.horizon = (
-                self.keys[-1]
-                if self.keys
-                else PendingKey(first_dropped.run_after_ms, first_dropped.local_id - 1)
-            )
-            self.next_due_ms = min(self.next_due_ms, first_dropped.run_after_ms)
+            self.horizon = self.keys[-1] if self.keys else (run_after_ms, local_id - 1)
+            self.next_due_ms = min(self.next_due_ms, run_after_ms)
         return dropped
 
 
@@ -223,7 +219,7 @@ class ReadyIndex:
         self,
         queue: str,
         priority: int,
-        keys: Sequence[PendingKey],
+        keys: Sequence[Key],
         now_ms: int,
         payloads: Sequence[Payload | None] = (),
     ) -> None:
@@ -318,11 +314,11 @@ class ReadyIndex:
             return
         line, gone = self._queues[queue][priority - 1], set(local_ids)
         dropped: list[Payload | None] = []
-        while line.keys and line.keys[0].local_id in gone:  # mostly the first ones are deleted
-            gone.remove(line.keys.popleft().local_id)
+        while line.keys and line.keys[0][1] in gone:  # mostly the first ones are deleted
+            gone.remove(line.keys.popleft()[1])
             dropped.append(line.payloads.popleft())
         if gone:
-            kept = [key.local_id not in gone for key in line.keys]
+            kept = [key[1] not in gone for key in line.keys]
             if not all(kept):
                 dropped += compress(line.payloads, map(not_, kept))
                 line.keys = deque(compress(line.keys, kept))
@@ -355,7 +351,7 @@ class ReadyIndex:
 
     def oldest_ms(self, queue: str) -> int | None:
         """The earliest run-after of a ready job, of any priority."""
-        first = [line.keys[0].run_after_ms for line in self._queues[queue] if line.keys]
+        first = [line.keys[0][0] for line in self._queues[queue] if line.keys]
         return min(first, default=None)
 
     def scheduled(self, queue: str, pending: Mapping[int, int], now_ms: int) -> int:
@@ -431,7 +427,7 @@ class ReadyIndex:
         """Fill an empty line with what has come due beyond its horizon; False if nothing has."""
         if line.next_due_ms > now_ms:
             return False
-        after = None if line.horizon is _FIRST else line.horizon
+        after = None if line.horizon is _FIRST else PendingKey(*line.horizon)
         self._make_room(self._least_read_keys)
         limit = max(1, min(self._read_keys, self._max_keys - self._held))
         keys = self._read_pending(queue, priority, after=after, until_ms=now_ms, limit=limit)

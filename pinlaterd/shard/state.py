@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any
 
 from pinlaterd.clock import Clock
@@ -210,7 +210,6 @@ class ShardState:
         """Index jobs that a commit has stored, with the payloads of those that are due.
 
         Once for all of a batch: with one job a call, this is a good part of what a call costs."""
-        new = _new
         self.touched.add(queue)
         self.stats.count(f"{queue}_enqueue", len(jobs))
         bodies, priorities, run_afters_ms, attempts, _ = zip(*jobs, strict=True)
@@ -218,11 +217,11 @@ class ShardState:
         payloads = list(zip(bodies, attempts, attempts, strict=True))
         present = set(priorities)
         if len(present) == 1 and set(run_afters_ms) == {None}:
-            keys = [new(PendingKey, (now_ms, local_id)) for local_id in local_ids]  # which ascend
-            self.ready.add(queue, priorities[0], keys, now_ms, payloads)
+            ascending = list(zip(repeat(now_ms), local_ids, strict=False))
+            self.ready.add(queue, priorities[0], ascending, now_ms, payloads)
             return
         dues = [now_ms if due is None else due for due in run_afters_ms]
-        keys = [PendingKey(*key) for key in zip(dues, local_ids, strict=True)]
+        keys = list(zip(dues, local_ids, strict=True))
         for priority in present:
             chosen = [each == priority for each in priorities]
             # Earliest first. Keys differ, so that the payloads beside them are never compared.

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from pinlaterd.model import Payload, PendingKey
 from pinlaterd.shard import ready as ready_module
-from pinlaterd.shard.ready import KEY_BYTES, PAYLOAD_OVERHEAD_BYTES, ReadyIndex, Taken
+from pinlaterd.shard.ready import KEY_BYTES, PAYLOAD_OVERHEAD_BYTES, Key, ReadyIndex, Taken
 
 LEVELS = 3
 BYTES_A_KEY = 4 * KEY_BYTES  # a quarter of the memory is for keys
@@ -29,8 +29,8 @@ class Store:
     def add(self, queue: str, priority: int, key: PendingKey) -> None:
         insort(self.pending.setdefault((queue, priority), []), key)
 
-    def remove(self, queue: str, priority: int, key: PendingKey) -> None:
-        self.pending[queue, priority].remove(key)
+    def remove(self, queue: str, priority: int, key: Key) -> None:
+        self.pending[queue, priority].remove(PendingKey(*key))
 
     def read_pending(
         self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
@@ -57,11 +57,11 @@ def ready(store: Store) -> ReadyIndex:
     return index
 
 
-def payload_of(key: PendingKey, size: int = 10) -> Payload:
-    return (b"%d" % key.local_id + bytes(size), 2, 2)
+def payload_of(key: Key, size: int = 10) -> Payload:
+    return (b"%d" % key[1] + bytes(size), 2, 2)
 
 
-def keys_of(taken: Sequence[Taken]) -> list[tuple[int, PendingKey]]:
+def keys_of(taken: Sequence[Taken]) -> list[tuple[int, Key]]:
     return [(priority, key) for priority, keys, _ in taken for key in keys]
 
 
@@ -88,9 +88,9 @@ def test_a_deep_queue_is_read_from_where_the_last_read_ended(store: Store):
 
     handed_out = []
     while taken := ready.take("mail", 700, 0, now_ms=10_000):
-        for priority, key in keys_of(taken):
-            handed_out.append(key)
-            store.remove("mail", priority, key)
+        for priority, taken_key in keys_of(taken):
+            handed_out.append(taken_key)
+            store.remove("mail", priority, taken_key)
 
     assert handed_out == deep
     assert store.reads[0] is None
