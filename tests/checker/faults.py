@@ -25,14 +25,13 @@ from pymysql.connections import Connection
 from pinlaterd.engines.redis import scripts
 from tests.checker.clients import WORK
 from tests.checker.history import History, Record
-from tests.checker.site import LEASE_SECONDS, RECOVERY_SECONDS, SHARDS, Site
+from tests.checker.site import LEASE_SECONDS, RECOVERY_SECONDS, SHARDS, Site, wait_until
 from tests.checker.torn import tear_aof, tear_wal
 from tests.deployment import frozen
 from tests.faults.small_disk import fill
 from tests.servers.mariadb import MariaDB
-from tests.servers.proxy import Cut
+from tests.servers.proxy import Cut, Proxy
 
-_POLL_SECONDS = 0.02
 _OPERATOR_SECONDS = 120.0
 # After a fault everything serves again within RECOVERY_SECONDS, and this for a busy machine.
 _BUSY_SECONDS = 5.0
@@ -192,14 +191,6 @@ def _shard(nemesis: Nemesis) -> str:
     return nemesis.rng.choice(ALL_SHARDS)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("what a fault waits for has not come")
-        time.sleep(_POLL_SECONDS)
-
-
 # --- processes ------------------------------------------------------------------------------
 
 
@@ -210,7 +201,7 @@ def _killed(program: Callable[[Nemesis], str], *places: str) -> Fault:
         pid = nemesis.site.pid_of(name)
         os.kill(pid, signal.SIGKILL)
         yield Hurt(places if name not in ALL_SHARDS else [name])
-        wait_for(lambda: nemesis.site.pid_of(name) != pid)
+        wait_until(lambda: nemesis.site.pid_of(name) != pid)
 
     return fault
 
@@ -235,7 +226,7 @@ def _searcher(nemesis: Nemesis, program: str) -> psutil.Process:
             found[:] = psutil.Process(nemesis.site.pid_of(program)).children()
         return bool(found)
 
-    wait_for(is_there)
+    wait_until(is_there)
     return found[0]
 
 
@@ -267,13 +258,6 @@ def _all_killed(nemesis: Nemesis) -> Iterator[Hurt]:
     yield Hurt(EVERYTHING)
     for name in (ROUTER, *ALL_SHARDS):
         nemesis.site.pid_of(name)
-
-
-@contextmanager
-def _supervisord_stopped(nemesis: Nemesis) -> Iterator[Hurt]:
-    with frozen(nemesis.site.deployment.supervisord_pid()):
-        yield Hurt(())
-        nemesis.hold()
 
 
 @contextmanager
@@ -333,62 +317,52 @@ def _clients_cut(nemesis: Nemesis) -> Iterator[Hurt]:
     yield Hurt([ROUTER])
 
 
-@contextmanager
-def _clients_slow(nemesis: Nemesis) -> Iterator[Hurt]:
-    proxy = nemesis.site.client_proxy
-    proxy.delay_seconds = 0.1
-    try:
-        yield Hurt([ROUTER], "calls")
-        time.sleep(1)
-    finally:
-        proxy.delay_seconds = 0.0
+def _client_proxy(nemesis: Nemesis) -> Proxy:
+    return nemesis.site.client_proxy
 
 
-@contextmanager
-def _clients_held(nemesis: Nemesis) -> Iterator[Hurt]:
-    proxy = nemesis.site.client_proxy
-    proxy.hold()
-    try:
-        yield Hurt([ROUTER], "calls")
-        nemesis.hold()
-    finally:
-        proxy.go_on()
+def _store_proxy(nemesis: Nemesis) -> Proxy:
+    assert nemesis.site.store_proxy is not None
+    return nemesis.site.store_proxy
 
 
-@contextmanager
-def _store_slow(nemesis: Nemesis) -> Iterator[Hurt]:
-    proxy = nemesis.site.store_proxy
-    assert proxy is not None
-    proxy.delay_seconds = 0.1
-    try:
-        yield Hurt(ALL_SHARDS, "commits")
-        time.sleep(1)
-    finally:
-        proxy.delay_seconds = 0.0
+def _slow(proxy_of: Callable[[Nemesis], Proxy], hurt: Hurt) -> Fault:
+    @contextmanager
+    def fault(nemesis: Nemesis) -> Iterator[Hurt]:
+        proxy = proxy_of(nemesis)
+        proxy.delay_seconds = 0.1
+        try:
+            yield hurt
+            time.sleep(1)
+        finally:
+            proxy.delay_seconds = 0.0
+
+    return fault
 
 
-@contextmanager
-def _store_held(nemesis: Nemesis) -> Iterator[Hurt]:
-    proxy = nemesis.site.store_proxy
-    assert proxy is not None
-    proxy.hold()
-    try:
-        yield Hurt(ALL_SHARDS, "commits")
-        nemesis.hold()
-    finally:
-        proxy.go_on()
+def _held(proxy_of: Callable[[Nemesis], Proxy], hurt: Hurt) -> Fault:
+    @contextmanager
+    def fault(nemesis: Nemesis) -> Iterator[Hurt]:
+        proxy = proxy_of(nemesis)
+        proxy.hold()
+        try:
+            yield hurt
+            nemesis.hold()
+        finally:
+            proxy.go_on()
+
+    return fault
 
 
 @contextmanager
 def _store_cut(nemesis: Nemesis) -> Iterator[Hurt]:
     """In the middle of commits: before the server hears of them, or with their answers lost."""
-    proxy = nemesis.site.store_proxy
-    assert proxy is not None
+    proxy = _store_proxy(nemesis)
     said = _COMMITS["mysql" if isinstance(nemesis.site.server, MariaDB) else "redis"]
     before = proxy.cuts
     proxy.cut_at(said, nemesis.rng.choice((Cut.AFTER, Cut.AFTER, Cut.BEFORE)))
     yield Hurt(ALL_SHARDS, "commits")
-    wait_for(lambda: proxy.cuts > before)
+    wait_until(lambda: proxy.cuts > before)
 
 
 # --- stores ---------------------------------------------------------------------------------
@@ -470,7 +444,7 @@ def _torn_log(nemesis: Nemesis) -> Iterator[Hurt]:
         ends.enter_context(frozen(deployment.supervisord_pid()))
         pid = site.pid_of(program)
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not runs(pid))
+        wait_until(lambda: not runs(pid))
         log = deployment.folder / f"data/{program}.sqlite-wal"
         if log.exists():
             tear_wal(log, nemesis.rng)
@@ -528,14 +502,14 @@ FAULTS: dict[str, Fault] = {
     "stop router": _stopped(_always("router"), Hurt([ROUTER], "calls")),
     "stop coordinator": _stopped(_always("coordinator"), Hurt(())),
     "stop searcher": _searcher_stopped,
-    "stop supervisord": _supervisord_stopped,
+    "stop supervisord": _stopped(_always("supervisord"), Hurt(())),
     "second owner": _second_owner,
     "no processor": _processors_taken,
     "clients cut": _clients_cut,
-    "clients slow": _clients_slow,
-    "clients held": _clients_held,
-    "store slow": _store_slow,
-    "store held": _store_held,
+    "clients slow": _slow(_client_proxy, Hurt([ROUTER], "calls")),
+    "clients held": _held(_client_proxy, Hurt([ROUTER], "calls")),
+    "store slow": _slow(_store_proxy, Hurt(ALL_SHARDS, "commits")),
+    "store held": _held(_store_proxy, Hurt(ALL_SHARDS, "commits")),
     "store cut": _store_cut,
     "store killed": _store_killed,
     "store stopped": _store_stopped,

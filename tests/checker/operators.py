@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.checker.faults import ALL_SHARDS, Fault, Hurt, Nemesis, runs, wait_for
+from tests.checker.faults import ALL_SHARDS, Fault, Hurt, Nemesis, runs
 from tests.checker.history import Record
-from tests.checker.site import SHARDS, Site
+from tests.checker.site import SHARDS, Site, wait_until
 from tests.deployment import frozen
 from tests.servers.mariadb import MariaDB
 
@@ -70,7 +70,7 @@ def _cut_short(nemesis: Nemesis, name: str) -> None:
     deployment = nemesis.site.deployment
     command = deployment.start_admin("shard", "drain", name, "--move", "--yes")
     lock = deployment.folder / f"run/move-{name}.lock"
-    wait_for(lambda: lock.exists() or command.poll() is not None)
+    wait_until(lambda: lock.exists() or command.poll() is not None)
     time.sleep(nemesis.rng.uniform(0, 0.3))
     command.kill()
     command.wait()
@@ -81,7 +81,7 @@ def _wait_until_empty(nemesis: Nemesis, name: str) -> None:
     began = time.monotonic()
     command = nemesis.site.deployment.start_admin("shard", "drain", name, "--wait")
     try:
-        wait_for(lambda: command.poll() is not None, _EMPTY_SECONDS)
+        wait_until(lambda: command.poll() is not None, seconds=_EMPTY_SECONDS)
     except TimeoutError:
         command.kill()
     if command.wait() == 0:
@@ -139,7 +139,7 @@ def _shards_down(nemesis: Nemesis, shards: Sequence[str]) -> Iterator[None]:
         pids = [nemesis.site.pid_of(program) for program in programs]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not any(map(runs, pids)))
+        wait_until(lambda: not any(map(runs, pids)))
         yield
 
 

@@ -264,12 +264,12 @@ class Site:
             if self.engine == "mysql":
                 of_mysql = MariaDBPair(*servers_at(self.folder / "db", unused_port))
                 self._ends.callback(of_mysql.stop)
-                fresh(of_mysql, _wait_until, gtid=True)
+                fresh(of_mysql, wait_until, gtid=True)
                 self.server, self.replica = of_mysql.primary, of_mysql.replica
             else:
                 of_redis = RedisPair(_redis_program(), self.folder / "r", unused_port)
                 self._ends.callback(of_redis.stop)
-                of_redis.wait_until_in_step(_wait_until)
+                of_redis.wait_until_in_step(wait_until)
                 self.server, self.replica = of_redis.master, of_redis.replica
 
     def _shard_settings(self) -> dict[str, object]:
@@ -312,11 +312,12 @@ def _redis_program() -> str:
     return program
 
 
-def _wait_until(condition: Callable[[], object], *, seconds: float = _START_SECONDS) -> None:
+def wait_until(condition: Callable[[], object], *, seconds: float = _START_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(0.05)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} s")
+        time.sleep(0.02)
 
 
 @contextmanager
