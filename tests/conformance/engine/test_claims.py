@@ -52,6 +52,22 @@ def test_acks_name_claims_of_any_number(store: EngineHarness, first_claim: int):
     assert store.succeed(*acks[1:], *acks[:1]).succeeded == 4
 
 
+@pytest.mark.parametrize("missing", [0, 1, 3])
+def test_in_the_place_of_a_job_that_is_not_pending_no_other_is_claimed(
+    store: EngineHarness, missing: int
+):
+    """Of jobs whose numbers count up, with others behind them."""
+    keys = store.enqueue(*[b"%d" % number for number in range(6)])
+    claims = [store.claim_on(key)._replace(payload=(b"x", 2, 2)) for key in keys[:4]]
+    store.engine.delete_keys("mail", JobState.PENDING, [keys[missing]])
+
+    [found] = store.engine.apply(Batch(claims=[claim_op("mail", claims)]), store.now_ms).claims
+
+    assert [at for at, payload in enumerate(found) if payload is None] == [missing]
+    held = [JobState.IN_PROGRESS if at != missing else None for at in range(4)]
+    assert store.states(keys) == [*held, JobState.PENDING, JobState.PENDING]
+
+
 def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
     [claimed] = store.in_progress(b"old")
     retry_at = PendingKey(store.now_ms, claimed.key.local_id)
