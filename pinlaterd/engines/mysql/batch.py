@@ -452,7 +452,7 @@ def _claim_in(tx: Transaction, table: Table, wanted: dict[int, ClaimName]) -> di
         # By the claim: no two are alike, but the job may have been in that state before.
         local_id, (claimer, number) = next(iter(wanted.items()))
         tx.probe = CommitProbe(
-            b"SELECT state = 1 AND claim_descriptor <=> %b FROM %b WHERE local_id = %d"
+            b"SELECT state = 1 AND RTRIM(claim_descriptor) <=> %b FROM %b WHERE local_id = %d"
             % (quote_text(table.claim(f"{claimer}{number}")), table.name, local_id),
             before=0,
             after=1,

@@ -150,6 +150,19 @@ def test_what_was_kept_is_told_as_done_and_what_was_not_as_not_done(
     assert behind_proxy.depths() == {key: jobs for key, jobs in depths.items() if jobs}
 
 
+def test_a_claim_that_was_kept_is_found_where_comparisons_heed_blanks(
+    behind_proxy: EngineHarness, proxy: Proxy, stranger: Any, table: str
+):
+    """As they do by MySQL's own collation, to which somebody may have converted the table."""
+    stranger.execute(
+        f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
+    )
+    behind_proxy.enqueue(b"pending")
+    proxy.cut_at(COMMIT, Cut.AFTER)
+
+    assert [claimed.body for claimed in behind_proxy.claim()] == [b"pending"]
+
+
 def test_what_changes_nothing_is_done_in_any_case(
     behind_proxy: EngineHarness, running: Claimed, proxy: Proxy
 ):
