@@ -37,7 +37,7 @@ from pinlaterd.model import CallContext, Method, Request, Result, ScanRequest
 from pinlaterd.router.rate_limits import LimitedQueue, RateLimits
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.codec import Peek
+from pinlaterd.rpc.codec import Head, Peek
 from pinlaterd.rpc.connection import Answer, Connection
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import DONE, SCAN_BYTES, Op, ReplyEntry, ShardCall, Status
@@ -76,6 +76,7 @@ _DEFAULT_SCAN_LIMIT: int = ScanRequest._field_defaults["limit"]
 _SCAN_LIMITS = re.compile(rb"\x08\x00\x06(.{4})", re.DOTALL).findall
 _MAY_BE_LARGE = frozenset({Method.DEQUEUE, Method.LOOKUP, Method.SCAN})
 _MSEC_NAMES = {method: f"PinLaterService.{method}_msec" for method in Method}
+_ENDED = Peek(Head("", 0, oneway=False, strict=True), None, False, None, 0, 0, None)
 
 Replies = Sequence[tuple[ShardLink, ReplyEntry]]
 
@@ -129,7 +130,7 @@ class Call(Answer, ShardCall):
         sent = self.connection.answered(self, message)
         self._on_end(self, error)
         # The answer may wait for those before it; its request would take memory that nobody counts.
-        self.message = b""
+        self.message, self.peek = b"", _ENDED
         return sent
 
     def fail(self, error: BaseException) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable
 from random import Random
 from typing import Any, cast
@@ -12,7 +13,7 @@ import pytest
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.config.schema import KIB, MIB, ServerSettings
-from pinlaterd.errors import ErrorCode
+from pinlaterd.errors import ErrorCode, Overloaded
 from pinlaterd.model import (
     CallContext,
     DequeueRequest,
@@ -101,6 +102,18 @@ def test_a_dequeue_has_room_for_as_many_of_the_largest_jobs_as_it_asks_for(scene
     call, _ = scene.dequeue(limit=2)
     scene.admit(call)
     assert call.granted_bytes > 2 * SETTINGS.max_job_body_bytes
+
+
+def test_a_call_that_has_ended_holds_nothing_of_what_its_client_sent(scene: Scene):
+    tracemalloc.start()
+    try:
+        call, _ = scene.call(Method.LOOKUP, LookupRequest(["x" * MIB]))
+        scene.admit(call)
+        call.fail(Overloaded("too much"))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < MIB / 2
 
 
 def test_together_dequeues_have_no_more_than_their_part(scene: Scene):
