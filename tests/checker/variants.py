@@ -73,7 +73,7 @@ def _answer_without_commit() -> None:
             return
         self.db.execute("BEGIN IMMEDIATE")
         try:
-            yield Transaction(self.db, now_ms)
+            yield Transaction(self, now_ms)
         finally:
             self.db.execute("ROLLBACK")
 
@@ -277,15 +277,15 @@ def _short_dequeue() -> None:
 
 def _unanswered_calls() -> None:
     """One call in two hundred is never answered."""
-    from pinlaterd.rpc.connection import Answer
+    from pinlaterd.rpc.connection import Connection
 
-    send = Answer.send
+    answered = Connection.answered
     numbers = itertools.count(1)
 
-    def forgetful(self: Any, message: bytes) -> bool:
-        return True if next(numbers) % 200 == 0 else send(self, message)
+    def forgetful(self: Any, answer: Any, message: bytes) -> bool:
+        return True if next(numbers) % 200 == 0 else answered(self, answer, message)
 
-    _replace(Answer, "send", forgetful)
+    _replace(Connection, "answered", forgetful)
 
 
 def _waits_for_the_silent() -> None:
