@@ -32,6 +32,8 @@ _MOST_BREAKS = 100
 # A new file costs as much as all else that an idle shard does in a second. What was served since it
 # was noted counts as not served once a successor goes on: claims get so much longer at most.
 _NOTE_SECONDS = 5.0
+# A larger correction is noted at once: a successor's time must not begin before that of fresh jobs.
+_CORRECTION_MS = 10
 # An owner of an earlier boot may have gone on for so long after it noted the time.
 _UNNOTED_MS = 10_000
 _LONG_AGO_MS = 0
@@ -126,7 +128,8 @@ class Timekeeper:
             self._break_off(elapsed, before_ms, elapsed, now_ms)
             if now_ms < before_ms:
                 self._unknown_since = self._served(elapsed)
-        if followed or self._clock.elapsed() - self._latest[0] >= _NOTE_SECONDS:
+        corrected = now_ms - before_ms > _CORRECTION_MS
+        if followed or corrected or self._clock.elapsed() - self._latest[0] >= _NOTE_SECONDS:
             self.note()
         return followed and now_ms < before_ms
 

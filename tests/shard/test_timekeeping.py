@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.clock import FakeClock
+from pinlaterd.clock import STEP_MS, FakeClock
 from pinlaterd.model import JobDescriptor
 from pinlaterd.shard import timekeeping
 from pinlaterd.shard.timekeeping import Timekeeper
@@ -27,7 +27,7 @@ class SteppedClock(FakeClock):
         self.ahead_ms = 0
 
     def look(self) -> bool:
-        followed = self.ahead_ms != 0
+        followed = abs(self.ahead_ms) > STEP_MS
         self._now_ms += self.ahead_ms
         self.ahead_ms = 0
         return followed
@@ -156,6 +156,20 @@ def test_a_successor_goes_on_with_the_time_of_its_boot(tmp_path):
     assert successor.claimed_before_ms(10_000) < claimed_ms
     advance(clock, successor, 11)
     assert successor.claimed_before_ms(10_000) > claimed_ms
+
+
+def test_a_successor_goes_on_with_what_was_corrected_just_before(tmp_path):
+    clock, file = SteppedClock(), tmp_path / "shard-1.clock"
+    timekeeper = Timekeeper(clock, file)
+    timekeeper.begin()
+    clock.advance(1)
+    clock.ahead_ms = 700
+    timekeeper.tick()
+    time_ms = clock.now_ms()
+
+    successor_of(clock, file, away=1)
+
+    assert clock.now_ms() == time_ms + 1000
 
 
 def successor_of(clock: FakeClock, file: Path, *, away: float) -> Timekeeper:
