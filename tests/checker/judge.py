@@ -144,14 +144,13 @@ class _Ready:
 
 def dequeues_leave_nothing_behind(run: Run) -> None:
     """No short answer while a healthy shard held a ready job throughout; a higher priority goes
-    first; within a priority of a shard the earliest goes first. Not of a dequeue that a shard may
-    have been too slow for: on a busy machine one may get no processor for a second."""
+    first; within a priority of a shard the earliest goes first. Not of a dequeue that may lack a
+    shard."""
     ready = _certainly_ready(run)
     for record in run.by_operation["dequeue"]:
         given = record.arguments
         partial = given.get("limited") or given.get("dry_run") or given.get("coverage", 1.0) < 1
-        seconds = record.t1 - record.t0 - given.get("wait_ms", 0) / 1000
-        if record.outcome != OK or partial or seconds >= run.settings.silence_seconds:
+        if record.outcome != OK or partial or run.may_lack_a_shard(record):
             continue
         taken: dict[tuple[str, int], float] = {}
         for descriptor, *_ in record.result:
