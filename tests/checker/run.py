@@ -138,7 +138,7 @@ class Run:
     def may_lack_a_shard(self, dequeue: Record) -> bool:
         """If it was too slow for one, which may claim jobs yet: on a busy machine a shard may get
         no processor for a second."""
-        seconds = dequeue.t1 - dequeue.t0 - dequeue.arguments.get("wait_ms", 0) / 1000
+        seconds: float = dequeue.t1 - dequeue.t0 - dequeue.arguments.get("wait_ms", 0) / 1000
         return seconds >= self.settings.silence_seconds
 
     def dequeue_of(self, claim_descriptor: str | None) -> Record | None:
