@@ -51,7 +51,7 @@ _LINES_A_LOOK = 16
 _OTHERS_PART, _FREED_PART = 4, 8
 # What keys and payloads take of the bytes in memory; the rest is for what a deep queue costs beside
 # them: the store's own cache, and batches on their way.
-_KEYS_PART, _PAYLOADS_PART = 0.25, 0.4
+_KEYS_PART, _PAYLOADS_PART = 0.25, 0.45
 # A PendingKey with its two numbers and its places in two deques (CPython 3.11).
 KEY_BYTES = 128
 # A Payload, the header of its body and what allocators add (CPython 3.11).

@@ -101,7 +101,7 @@ def test_a_deep_queue_is_read_from_where_the_last_read_ended(store: Store):
 def test_payloads_are_handed_out_with_their_jobs_as_long_as_there_is_room(store: Store):
     keys = [PendingKey(1, local_id) for local_id in range(1, 5)]
     payloads = [payload_of(key, 1_000) for key in keys]
-    most_bytes = 8 * (PAYLOAD_OVERHEAD_BYTES + 1_001)  # two fifths of it are for payloads: three
+    most_bytes = 8 * (PAYLOAD_OVERHEAD_BYTES + 1_001)  # nine twentieths are for payloads: three
     ready = ReadyIndex(store.read_pending, LEVELS, most_bytes=most_bytes, max_run_after_ms=9)
     ready.open_queue("mail")
     for key, payload in zip(keys, payloads, strict=True):
