@@ -64,9 +64,16 @@ class RouterId(NamedTuple):
     started_at_ms: int
 
 
-class ShardEntry(msgspec.Struct, frozen=True):
+class ShardEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A shard; in a cluster also its owner's server, epoch and address, and who is to follow."""
+
     name: str
     dequeue_only: bool
+    server: str = ""
+    epoch: int = 0
+    endpoint: str = ""  # of ZeroMQ, for other servers
+    next: str = ""  # a server that prepares to become the owner
+    planned: bool = False  # whether the owner before lived when this one was chosen
 
 
 class _Message(msgspec.Struct, tag=True): ...
@@ -112,6 +119,9 @@ class Snapshot(_Message):
     shards: tuple[ShardEntry, ...]
     generated_at_ms: int
     config_version: int = 0  # what run/config.json holds by now; a later one may be there
+    server: str = ""  # this server's name in its cluster; empty: there is no other
+    member: str = ""  # its member node
+    members: tuple[str, ...] = ()  # the member nodes that live
 
 
 class RateGrant(_Message):
