@@ -1,6 +1,6 @@
 """One shard: the one process that owns one store, and serves the Thrift calls on its jobs.
 
-process      wires the parts together and runs the loop: wait -> take what is there -> service ->
+process      wires the parts together;  loop: wait -> take what is there -> service ->
              send replies; slices of other work between
 service      calls in, answers out, one commit for many calls; no sockets
 operations   enqueue, ack, checkpoint, release: each checks its call, builds its store operation,

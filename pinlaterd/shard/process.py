@@ -1,26 +1,17 @@
-"""`pinlaterd shard NAME`: wires a shard's parts together and runs them in one thread until told to
-stop; the loop takes what has arrived, has it committed, and answers.
-
-    wait -> receive all that is there (bounded in frames and bytes) -> one batch, one commit
-    -> a slice of other work -> one message of answers to each router, with counts
-
-It sleeps while there is nothing to do, at most a quarter of a second, or a whole one if no calls
-have come for a while: then it pulses, so that routers know that it lives. It reports to the
-coordinator once a second. Counts of ready jobs ride on the answers; a router that gets none is told
-at once when a queue that had nothing ready has something, and otherwise with the next pulse.
-"""
+"""`pinlaterd shard NAME`: wires a shard's parts together, waits until the store is its own, and
+runs the loop until told to stop."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import select
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
-from pinlaterd.config.active import ActiveConfig, load_active, read_active
+from pinlaterd.config.active import ActiveConfig, load_active
 from pinlaterd.config.schema import ShardSettings
 from pinlaterd.engines import make_engine
 from pinlaterd.engines.base import StorageEngine
@@ -28,52 +19,22 @@ from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageErr
 from pinlaterd.lifecycle import (
     ExitCode,
     StopSignal,
-    count_dropped_lines,
     prefer_throughput,
     set_title,
     set_up_log,
 )
+from pinlaterd.shard.loop import ShardLoop, follow_updates
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState
-from pinlaterd.wire.envelope import (
-    MALFORMED,
-    PULSE_SECONDS,
-    PULSES_UNTIL_QUIET,
-    QUIET_PULSE_SECONDS,
-    CallEntry,
-    Calls,
-    Frame,
-    Goodbye,
-    GoodbyeAck,
-    Hello,
-    Pulse,
-    ReadyCounts,
-    Received,
-    Replies,
-    ShardEnd,
-    Welcome,
-    new_context,
-    pack,
-    unpack,
-)
+from pinlaterd.wire.envelope import ShardEnd, new_context
 
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
 # Jobs come and go by the thousands and hold no cycles: looking for some costs more than it finds.
 _COLLECT_AFTER_ALLOCATIONS = (50_000, 20, 1_000)
-_REPORT_SECONDS = 1.0
-# What one turn takes in. More would only wait in memory instead of in the sockets.
-_MOST_FRAMES = 500
-_MOST_BYTES = 4 << 20
-_MOST_BACKLOG = 4_000
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
-# Batches that a shard that stops still makes of what has arrived.
-_MOST_LAST_TURNS = 1_000
-# How long a shard that stops waits for routers to hear of it; a frozen one never does.
-_GOODBYE_SECONDS = 1.0
 
 
 def run(name: str, etc: Path, make: Callable[..., StorageEngine] = make_engine) -> int:
@@ -209,290 +170,3 @@ class _Shard:
             "file": settings.file,
             "master": self._engine.address(),
         }
-
-
-def follow_updates(control: ControlClient, service: ShardService) -> bool:
-    """Take what the coordinator sent, which shows us to a new one, and have `service` follow the
-    active configuration. Whether that is another one now."""
-    snapshot = control.receive()
-    if snapshot is None or snapshot.config_version == control.config_version:
-        return False
-    try:
-        active = read_active()
-    except ConfigError as error:
-        log.error("%s", error)
-        return False
-    if active is None:
-        log.error("%s can't be read; keeping the last configuration", layout.CONFIG_FILE)
-        return False
-    set_up_log(layout.shard_program(service.name), active.config.server.log_level)
-    service.follow(active.config)
-    control.config_version = active.version
-    return True
-
-
-class ShardLoop:
-    """Runs a ShardService behind its sockets. `end` is bound, and the service owns its store."""
-
-    def __init__(
-        self,
-        service: ShardService,
-        end: ShardEnd,
-        control: ControlClient,
-        stop: StopSignal,
-        clock: Clock,
-        stats: Stats,
-        facts: Callable[[], Mapping[str, str]],
-    ) -> None:
-        """`facts`: asked for each report: the store may move to another server."""
-        self._service = service
-        self._end = end
-        self._control = control
-        self._stop = stop
-        self._clock = clock
-        self._stats = stats
-        self._facts = facts
-        self._incarnation = service.incarnation  # as routers know it; 0 while the store is closed
-        self._routers: set[bytes] = set()
-        self._missing_out: set[bytes] = set()  # routers to which a message could not be sent
-        self._told_degraded = False
-        self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
-        self._updates: dict[str, ReadyCounts] = {}  # since the last pulse
-        self._next_pulse = 0.0
-        self._unused_pulses = 0  # since a router has sent something
-        self._next_report = 0.0
-        self._searcher_fileno: int | None = None
-        self._control_fileno = control.fileno()
-
-    def run(self) -> None:
-        """Until told to stop. Raises ShardOwned if another process has taken the store over."""
-        self._end.watch(self._stop.fileno())
-        self._end.watch(self._control_fileno)
-        while not self._stop.requested:
-            self._turn()
-        self._finish()
-
-    def _turn(self) -> None:
-        service = self._service
-        if service.searches.fileno != self._searcher_fileno:
-            self._watch_searcher()
-        readable = self._end.wait(self._wait_seconds)
-        received: Sequence[Received] = ()
-        if len(service.backlog) < _MOST_BACKLOG:
-            received = self._end.receive(_MOST_FRAMES, _MOST_BYTES)
-        if received and self._unused_pulses:
-            self._unused_pulses = 0
-            self._next_pulse = min(self._next_pulse, self._clock.monotonic() + PULSE_SECONDS)
-        for router, frame in received:
-            self._take(router, frame)
-        service.run_batch()
-        service.run_slice(calls_wait=bool(received) or service.calls_wait)
-        if self._searcher_fileno in readable:
-            service.searches.receive()
-        self._publish()
-        if not service.serving:
-            self._withdraw()
-            service.recover()
-        if service.serving and service.incarnation != self._incarnation:
-            self._welcome_all()
-        if self._control_fileno in readable:
-            self._hear()
-        if bool(service.degraded) != self._told_degraded:
-            self._next_pulse = self._next_report = 0.0
-        if self._clock.monotonic() >= self._next_pulse:
-            self._pulse()
-
-    def _wait_seconds(self) -> float:
-        until_pulse = self._next_pulse - self._clock.monotonic()
-        return max(0.0, min(until_pulse, self._service.idle_seconds()))
-
-    def _watch_searcher(self) -> None:
-        fileno = self._service.searches.fileno
-        if self._searcher_fileno is not None:
-            self._end.forget(self._searcher_fileno)
-        if fileno is not None:
-            self._end.watch(fileno)
-        self._searcher_fileno = fileno
-
-    def _finish(self) -> None:
-        """Answer what has arrived; what comes later is for a successor."""
-        self._control.report(ProcessState.STOPPING, self._facts())
-        service = self._service
-        for router, frame in self._end.receive(_MOST_FRAMES, _MOST_BYTES):
-            self._take(router, frame)
-        for _ in range(_MOST_LAST_TURNS):
-            service.run_batch()
-            self._publish()
-            if not service.calls_wait:
-                break
-        service.close()
-        self._publish()
-        self._leave()
-
-    def _withdraw(self) -> None:
-        """The store is closed: until it is open again the shard is down, as routers see it. So
-        none waits for an answer while an attempt to open it takes its time."""
-        if not self._incarnation:
-            return
-        self._service.run_batch()  # which refuses all that has arrived
-        self._publish()
-        self._say_goodbye()
-        self._incarnation = 0
-        self._updates = {}
-
-    def _say_goodbye(self) -> None:
-        """Calls that arrive from here on are not carried out: their routers may try elsewhere."""
-        goodbye = pack(Goodbye(self._incarnation))
-        for router in list(self._routers):
-            self._send(router, goodbye)
-
-    def _leave(self) -> None:
-        """A router's ZeroMQ drops what it has not read when it finds the connection closed. So this
-        one stays open until every router has heard."""
-        self._say_goodbye()
-        self._watch_searcher()
-        self._end.forget(self._stop.fileno())
-        self._end.forget(self._control_fileno)
-        until = self._clock.monotonic() + _GOODBYE_SECONDS
-
-        def left() -> float:
-            return until - self._clock.monotonic()
-
-        while self._routers and left() > 0:
-            self._end.wait(left)
-            for router, frame in self._end.receive(_MOST_FRAMES, _MOST_BYTES):
-                if isinstance(_read(frame), GoodbyeAck):
-                    self._routers.discard(router)
-
-    # --- what routers send ---------------------------------------------------------------------
-
-    def _take(self, router: bytes, data: bytes) -> None:
-        frame = _read(data)
-        if isinstance(frame, Calls):
-            if router in self._missing_out:
-                self._welcome_again(router)
-                return
-            self._routers.add(router)
-            if frame.incarnation != self._incarnation:
-                # Meant for a predecessor: its router has given these calls up already.
-                self._stats.count("shard_calls_of_predecessors")
-                return
-            entries = [_new(CallEntry, (*call[:-1], router)) for call in frame.calls]
-            self._service.backlog.extend(entries)
-        elif isinstance(frame, Hello):
-            self._missing_out.discard(router)
-            self._routers.add(router)
-            self._greet(router, frame.queues)
-
-    # --- what routers are told -----------------------------------------------------------------
-
-    def _greet(self, router: bytes, queues: Iterable[str]) -> None:
-        """Who comes while the store is closed is welcomed when it is open, as all others are."""
-        if self._service.serving:
-            self._service.create_queues(queues)
-        if self._service.serving:
-            self._welcome(router)
-
-    def _welcome_again(self, router: bytes) -> None:
-        """This router missed a message: welcome it again, so that it fails its calls in flight."""
-        if self._incarnation:
-            self._missing_out.discard(router)
-            self._routers.add(router)
-            self._welcome(router)
-
-    def _welcome(self, router: bytes) -> None:
-        frame = pack(Welcome(self._incarnation, self._service.facts()))
-        self._send(router, frame)
-
-    def _welcome_all(self) -> None:
-        """A new incarnation: what routers sent to the one before is lost to them."""
-        self._incarnation = self._service.incarnation
-        self._end.bind_again()
-        for router in list(self._routers):
-            self._welcome(router)
-        self._next_pulse = 0.0  # a store that is open again may be degraded still
-
-    def _publish(self) -> None:
-        """Send all answers, with the counts of what they touched; others learn what is urgent."""
-        service = self._service
-        counts, replies = service.take_counts(), service.replies.take()
-        if not (counts or replies) or not self._incarnation:
-            return
-        urgent = self._note(counts)
-        for router, entries in replies.items():
-            if not self._send(router, pack(Replies(self._incarnation, entries, counts))):
-                service.undelivered(router, entries)
-        if urgent:
-            frame = pack(Pulse(self._incarnation, urgent, self._told_degraded))
-            for router in self._routers - replies.keys():
-                self._send(router, frame)
-
-    def _note(self, counts: Sequence[ReadyCounts]) -> list[ReadyCounts]:
-        """Remember these for the next pulse; returns what cannot wait for it."""
-        urgent = []
-        for found in counts:
-            queue, numbers = found
-            self._updates[queue] = found
-            ready = any(numbers)
-            if not numbers:
-                self._told.pop(queue, None)
-                urgent.append(found)
-            elif queue not in self._told or (ready and not self._told[queue]):
-                urgent.append(found)
-            if numbers:
-                self._told[queue] = ready
-        return urgent
-
-    def _send(self, router: bytes, frame: bytes) -> bool:
-        """False if the router can't be reached, or does not read. It is told nothing more until it
-        says hello, on a new connection, or calls."""
-        if self._end.send(router, frame):
-            return True
-        self._routers.discard(router)
-        self._missing_out.add(router)
-        self._stats.count("shard_routers_lost")
-        return False
-
-    # --- from time to time ---------------------------------------------------------------------
-
-    def _pulse(self) -> None:
-        now = self._clock.monotonic()
-        self._unused_pulses += 1
-        quiet = self._unused_pulses >= PULSES_UNTIL_QUIET
-        self._next_pulse = now + (QUIET_PULSE_SECONDS if quiet else PULSE_SECONDS)
-        self._told_degraded = bool(self._service.degraded)
-        frame = pack(Pulse(self._incarnation, list(self._updates.values()), self._told_degraded))
-        self._updates = {}
-        if self._incarnation:
-            for router in list(self._routers):
-                self._send(router, frame)
-        if now >= self._next_report:
-            self._next_report = now + _REPORT_SECONDS
-            self._report()
-
-    def _report(self) -> None:
-        service = self._service
-        service.tick()
-        count_dropped_lines(self._stats.count)
-        service.searches.tick()
-        if service.serving:
-            state = ProcessState.SERVING
-            warnings = {"health warning": service.degraded, "clock warning": self._clock.warning}
-        else:
-            state, warnings = ProcessState.STARTING, {"store warning": service.store_error}
-        self._control.report(state, {**self._facts(), **warnings})
-        self._hear()
-
-    def _hear(self) -> None:
-        if follow_updates(self._control, self._service):
-            # tell at once what is followed now, and what is held by then
-            self._next_pulse = self._next_report = 0.0
-
-
-def _read(frame: bytes) -> Frame | None:
-    """None for what no router of this version sends."""
-    try:
-        return unpack(frame)
-    except MALFORMED as error:
-        log.error("a router sent a message that can't be read (%s); ignored", error)
-        return None

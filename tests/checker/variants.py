@@ -114,7 +114,7 @@ def _no_token_compare() -> None:
     import hashlib
 
     from pinlaterd.engines.redis import scripts
-    from pinlaterd.shard.process import ShardLoop
+    from pinlaterd.shard.loop import ShardLoop
 
     for name, script in list(vars(scripts).items()):
         if isinstance(script, scripts.Script) and script.writes:

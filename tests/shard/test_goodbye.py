@@ -16,7 +16,7 @@ from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import StorageError
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.model import EnqueueRequest, Job
-from pinlaterd.shard.process import ShardLoop
+from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient
 from pinlaterd.wire.envelope import (

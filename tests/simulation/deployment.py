@@ -27,7 +27,7 @@ from pinlaterd.lifecycle import StopSignal
 from pinlaterd.router.main import Router
 from pinlaterd.rpc.connection import Answer
 from pinlaterd.rpc.connection import Connection as ThriftConnection
-from pinlaterd.shard.process import ShardLoop
+from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (

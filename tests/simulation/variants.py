@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pinlaterd.router.rate_limits import LimitedQueue
 from pinlaterd.router.service import RouterService
 from pinlaterd.shard import process
-from pinlaterd.shard.process import ShardLoop
+from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.wire import link
 from pinlaterd.wire.envelope import CallEntry, Calls, Frame, ReplyEntry, Status, pack, unpack
 from pinlaterd.wire.link import ShardLink
