@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pinlaterd.router.rate_limits import LimitedQueue
 from pinlaterd.router.service import RouterService
-from pinlaterd.shard import process
+from pinlaterd.shard import loop
 from pinlaterd.shard.loop import ShardLoop
 from pinlaterd.wire import link
 from pinlaterd.wire.envelope import CallEntry, Calls, Frame, ReplyEntry, Status, pack, unpack
@@ -41,7 +41,7 @@ def _change_calls(change: Callable[[CallEntry], CallEntry]) -> None:
             return Calls(heard.incarnation, [change(entry) for entry in heard.calls])
         return heard
 
-    process.unpack = changed  # type: ignore[attr-defined]
+    loop.unpack = changed  # type: ignore[attr-defined]
 
 
 def no_deadlines() -> None:
