@@ -2,6 +2,7 @@
 
 etc/pinlaterd.yaml    optional: the server's settings
 etc/queues.yaml       optional: settings of single queues; PinLater's JSON is accepted
+etc/local.yaml        optional: settings of this machine alone, and of its place in a cluster
 etc/shards.yaml       required: the shards, in one of three forms
 
     ours     shards: {NAME: {engine: sqlite, dequeue_only: false, file: …}}
@@ -26,12 +27,14 @@ from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
 from pinlaterd.config.document import FileReader, Node, ReadBytes, Section, secret_keys
-from pinlaterd.config.layout import CONFIG_FILES
+from pinlaterd.config.layout import CLUSTER_KEY_FILE, CONFIG_FILES, ETC, LOCAL_FILE, SERVER_FILE
 from pinlaterd.config.password import is_hash
 from pinlaterd.config.schema import (
+    CLUSTER_NAME,
     DEFAULT_ENGINE,
     ENGINES,
     HASH_ENVIRONMENT,
+    MAX_PORT,
     Address,
     Between,
     Characters,
@@ -55,9 +58,11 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     files = [FileReader(etc / name, read) for name in CONFIG_FILES]
     if not etc.is_dir():
         raise ConfigError([f"{etc}: no such folder; `pinlaterd init DIR` writes a new deployment"])
-    server_file, shards_file, queues_file = files
-    server = _read_server(server_file)
+    server_file, shards_file, queues_file, local_file = files
+    local = _read_settings(local_file, shared=False)
+    server = _read_server(server_file, local)
     shards, abandon = _read_shards(shards_file, server)
+    _check_cluster(local, server, etc / CLUSTER_KEY_FILE, len(shards))
     queues = _read_queues(queues_file, server)
     problems = [problem for file in files for problem in file.problems]
     if problems:
@@ -96,7 +101,7 @@ class ConfigFiles:
         return content
 
 
-# --- pinlaterd.yaml ---------------------------------------------------------------------------
+# --- pinlaterd.yaml and local.yaml ------------------------------------------------------------
 
 _HASH = "admin_password_hash"
 _HASH_FILE = f"{_HASH}_file"
@@ -108,12 +113,59 @@ _SERVER_KINDS = {
 }
 
 
-def _read_server(file: FileReader) -> ServerSettings:
+def _read_settings(file: FileReader, *, shared: bool) -> Section:
+    """`shared`: pinlaterd.yaml; else local.yaml. A key that belongs in the other one is dropped."""
     root = file.read()
     section = Section(file, root if root is not None else Node(0))
     section.allow((*_SERVER_SETTINGS, _HASH_FILE))
+    for key in list(section.values):
+        setting = _SERVER_SETTINGS.get(key, _SERVER_SETTINGS[_HASH])
+        if shared and setting.only_local:
+            section.problem(key, f"each server has its own; write it into {ETC / LOCAL_FILE}")
+        elif not shared and not setting.machine:
+            section.problem(key, f"is the same on all servers; write it into {ETC / SERVER_FILE}")
+        else:
+            continue
+        del section.values[key]
+    return section
+
+
+def _read_server(file: FileReader, local: Section) -> ServerSettings:
+    section = _read_settings(file, shared=True)
     given = section.get_all(_SERVER_KINDS, _SERVER_SETTINGS)
+    given |= local.get_all(_SERVER_KINDS, _SERVER_SETTINGS)
+    if local.values.get("cluster") and "server_set_file" in given:
+        problem = "the servers of a cluster divide the rates without it; remove it"
+        section.problem("server_set_file", problem)
     return ServerSettings(**given, admin_password_hash=_read_hash(section))
+
+
+_CLUSTER_NEEDS = ("cluster", "server", "zookeeper", "peer_host")
+
+
+def _check_cluster(local: Section, server: ServerSettings, key: Path, shards: int) -> None:
+    """A server of a cluster has all that makes it one; a single machine has nothing of it."""
+    if not any(name in local for name in _CLUSTER_NEEDS):
+        if key.exists():
+            cure = f"restore {local.file.path}, or remove {key} if it is not to belong to one"
+            local.file.problem(0, "", f"names no cluster, but {key} is that of one; {cure}")
+        return
+    local.require(*_CLUSTER_NEEDS, reason="; a server of a cluster needs it")
+    get_key = "copy it from another server, with mode 600"
+    if not key.exists():
+        local.file.problem(0, "", f"{key} is missing; {get_key}")
+    elif key.stat().st_mode & 0o077:
+        local.file.problem(0, "", f"{key}: others can read it; chmod 600 {key}")
+    ports = {getattr(server, name): name for name in ("stats_port", "peer_port", "port")}
+    for name in ("stats_port", "peer_port"):
+        port = getattr(server, name)
+        if ports[port] != name:
+            local.problem(name, f"{port} is the {ports[port]}, too; choose another")
+    last = server.shard_ports + max(shards, 1) - 1
+    for port in (*ports, MAX_PORT + 1):
+        if server.shard_ports <= port <= last:
+            problem = f"the shards would have the ports to {last}, {port} among them; choose others"
+            local.problem("shard_ports", problem)
 
 
 def _read_hash(section: Section) -> str:
@@ -204,7 +256,8 @@ MAX_SHARDS = 1024
 _NAME_RULE = "use 1 to 16 letters, digits and hyphens"
 _ENGINE = Setting("", OneOf(ENGINES, "engine"))
 _HOST = Setting("", Characters(1, 255))
-_PORT = Setting("", Between(1, 65535))
+_PORT = Setting("", Between(1, MAX_PORT))
+_SERVER = Setting("", CLUSTER_NAME)
 _PINLATER_MYSQL_NAME = re.compile(r".*?([0-9]+)\Z", re.DOTALL)
 
 
@@ -244,14 +297,15 @@ class _Keys(NamedTuple):
 
 
 _DEQUEUE_ONLY = ("dequeue_only", "dequeueOnly")  # ours, PinLater's
+_ALL = ("engine", "dequeue_only", "server")
 _PASSWORD = secret_keys("passwd")
 _MYSQL = ("master", "user", "slave", *_PASSWORD)
 _REDIS = ("master", "slave", "sentinel", "user", *_PASSWORD)
 _NEEDED = ("master", "user")
 _OURS = {
-    "sqlite": _Keys("sqlite", ("engine", "dequeue_only", "file")),
-    "mysql": _Keys("mysql", ("engine", "dequeue_only", *_MYSQL), _NEEDED, "; mysql shards need it"),
-    "redis": _Keys("redis", ("engine", "dequeue_only", *_REDIS)),
+    "sqlite": _Keys("sqlite", (*_ALL, "file")),
+    "mysql": _Keys("mysql", (*_ALL, *_MYSQL), _NEEDED, "; mysql shards need it"),
+    "redis": _Keys("redis", (*_ALL, *_REDIS)),
 }
 _PINLATER_MYSQL = _Keys("mysql", ("dequeueOnly", *_MYSQL), _NEEDED)
 _PINLATER_REDIS = _Keys("redis", ("dequeueOnly", "master", "slave", *_PASSWORD), ("master",))
@@ -284,6 +338,7 @@ def _read_shards(
     owners: dict[str, str] = {}  # of SQLite's files
     for entry in _entries(file, root, server.mysql_num_db_per_queue):
         shard = _shard(entry, owners)
+        _check_place(entry, in_cluster=bool(server.cluster))
         for name in entry.names:
             if not _is_shard(entry.owner, entry.key, name):
                 break
@@ -363,6 +418,7 @@ def _shard(entry: _Entry, owners: dict[str, str]) -> ShardSettings:
         name=entry.names[0],
         engine=keys.engine,
         dequeue_only=any(section.get(key, bool) for key in _DEQUEUE_ONLY),
+        server=section.get("server", str, _SERVER) or "",
         file=_file(section, entry.names[0], owners) if keys.engine == "sqlite" else "",
         master=_address(section, "master"),
         slave=_address(section, "slave"),
@@ -371,6 +427,23 @@ def _shard(entry: _Entry, owners: dict[str, str]) -> ShardSettings:
         passwd=passwd.value,
         passwd_env=passwd.variable,
     )
+
+
+def _check_place(entry: _Entry, *, in_cluster: bool) -> None:
+    """Whether the shard can be where it is to be, and what would lie in ZooKeeper."""
+    section = entry.settings
+    if not in_cluster:
+        if "server" in section:
+            line, text = section.values["server"].line, "this is a single machine: ignored"
+            section.file.warn(line, section.key("server"), text)
+        return
+    if entry.keys.engine == "sqlite":
+        reason = "; its file is on one server: name that"
+        section.require("server", reason=reason)
+    for one in (section, section.section("sentinel")):
+        if "passwd" in one:
+            text = "would lie in ZooKeeper as it is; use passwd_env or passwd_file"
+            one.file.warn(one.values["passwd"].line, one.key("passwd"), text)
 
 
 def _file(section: Section, name: str, owners: dict[str, str]) -> str:

@@ -6,12 +6,13 @@ the files that it makes; `load` checks values against `allowed`.
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
-from pinlaterd.config.layout import DATA, ETC, SERVER_FILE
+from pinlaterd.config.layout import DATA, ETC, LOCAL_FILE, SERVER_FILE
 
 T = TypeVar("T")
 
@@ -74,19 +75,35 @@ class Characters(NamedTuple):
         return f"{written[:60]!r} is not valid"
 
 
+class Matching(NamedTuple):
+    """Text that all of `pattern` matches."""
+
+    pattern: re.Pattern[str]
+    rule: str
+
+    def __str__(self) -> str:
+        return self.rule
+
+    def problem(self, value: Any, written: str) -> str:
+        return "" if self.pattern.fullmatch(value) else f"{written[:60]!r} is not valid"
+
+
+Allowed = Between | OneOf | Characters | Matching | None
+
+
 class Setting(NamedTuple):
     """What `load` and `init` know of a key, beside its type and default."""
 
     doc: str
-    allowed: Between | OneOf | Characters | None = None
+    allowed: Allowed = None
     secret: bool = False
     local: bool = False  # the default depends on the machine
     live: bool = False  # a change acts without a restart
+    machine: bool = False  # may stand in local.yaml, which goes before pinlaterd.yaml
+    only_local: bool = False  # and nowhere else
 
 
-def _setting(
-    default: T, doc: str, allowed: Between | OneOf | Characters | None = None, **flags: bool
-) -> T:
+def _setting(default: T, doc: str, allowed: Allowed = None, **flags: bool) -> T:
     setting = Setting(doc, allowed, **flags)
     return field(default=default, metadata={"setting": setting}, repr=not setting.secret)
 
@@ -94,25 +111,43 @@ def _setting(
 # A claim descriptor HOST:PORT:STARTMILLIS:SOURCE:COUNTER has to fit into PinLater's
 # VARCHAR(200); a port, a time, a source of 120 bytes and a counter leave this for the host.
 ADVERTISED_HOST_CHARS = 36
+MAX_PORT = 65535
 MOST_FRAME_BYTES = 1024 * MIB
 
 
 _OWN_HOST_NAME = socket.gethostname()[:ADVERTISED_HOST_CHARS]
+CLUSTER_NAME = Matching(
+    re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"),
+    "use 1 to 64 letters, digits, dots, hyphens and underscores",
+)
+_HOST_PORT = r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[1-9][0-9]{0,4}"
+ZOOKEEPER_HOSTS = Matching(
+    re.compile(rf"{_HOST_PORT}(?:,{_HOST_PORT})*"), "expected HOST:PORT,HOST:PORT without spaces"
+)
+
+
+_ONLY_LOCAL = {"machine": True, "only_local": True}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """etc/pinlaterd.yaml."""
+    """etc/pinlaterd.yaml, and what etc/local.yaml says of this machine."""
 
     host: str = _setting(
-        "127.0.0.1", "address that the Thrift port listens on; 0.0.0.0: all", Characters(1, 255)
+        "127.0.0.1",
+        "address that the Thrift port listens on; 0.0.0.0: all",
+        Characters(1, 255),
+        machine=True,
     )
-    port: int = _setting(9010, "Thrift port", Between(1, 65535))
+    port: int = _setting(9010, "Thrift port", Between(1, 65535), machine=True)
     stats_host: str = _setting(
-        "127.0.0.1", "address that the statistics port listens on", Characters(1, 255)
+        "127.0.0.1", "address that the statistics port listens on", Characters(1, 255), machine=True
     )
     stats_port: int = _setting(
-        9999, "HTTP port of /stats.txt, /stats.json, /metrics, /health", Between(1, 65535)
+        9999,
+        "HTTP port of /stats.txt, /stats.json, /metrics, /health",
+        Between(1, 65535),
+        machine=True,
     )
     web_port: int = _setting(
         9011, "HTTP port of the dashboard (not in this release)", Between(1, 65535)
@@ -122,8 +157,38 @@ class ServerSettings:
         "this server's name in claim descriptors (default: the machine's host name)",
         Characters(1, ADVERTISED_HOST_CHARS, ":"),
         local=True,
+        machine=True,
     )
-    routers: int = _setting(1, "router processes, all on the same port", Between(1, 64))
+    routers: int = _setting(
+        1, "router processes, all on the same port", Between(1, 64), machine=True
+    )
+    cluster: str = _setting(
+        "", "the cluster's name; none: a single machine", CLUSTER_NAME, **_ONLY_LOCAL
+    )
+    server: str = _setting("", "this server's name in the cluster", CLUSTER_NAME, **_ONLY_LOCAL)
+    zookeeper: str = _setting("", "the servers of ZooKeeper", ZOOKEEPER_HOSTS, **_ONLY_LOCAL)
+    peer_host: str = _setting(
+        "",
+        "address that other servers reach this one at, and that it listens on for them",
+        Characters(1, 255),
+        **_ONLY_LOCAL,
+    )
+    peer_port: int = _setting(
+        9012, "port for the coordinators of other servers", Between(1, 65535), **_ONLY_LOCAL
+    )
+    shard_ports: int = _setting(
+        9100,
+        "first of the ports for routers of other servers; as many as there are shards",
+        Between(1, 65535),
+        **_ONLY_LOCAL,
+    )
+    weight: float = _setting(
+        1.0,
+        "this server's part of the shards, compared with the weights of the others",
+        Between(0.01, 100),
+        live=True,
+        **_ONLY_LOCAL,
+    )
     server_set_file: str = _setting(
         "",
         "file that lists the servers which share the queues' rates, HOST:PORT a line, relative to"
@@ -346,6 +411,7 @@ class ShardSettings:
     name: str
     engine: str = DEFAULT_ENGINE
     dequeue_only: bool = False
+    server: str = ""  # the only one of the cluster that may own it; "": any
     file: str = ""
     master: Address | None = None
     slave: Address | None = None
@@ -420,8 +486,9 @@ def follow(active: ServerSettings, wanted: ServerSettings) -> Followed:
         if setting.live:
             live[name] = after
         elif before != after:
+            file = LOCAL_FILE if setting.only_local else SERVER_FILE
             needs_restart.append(
-                f"{ETC / SERVER_FILE}: {name}: {before} is active, the file says {after}; "
+                f"{ETC / file}: {name}: {before} is active, the file says {after}; "
                 "needs a restart: `pinlaterd up`"
             )
     return Followed(replace(active, **live), needs_restart)

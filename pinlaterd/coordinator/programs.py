@@ -108,7 +108,7 @@ def shard_programs(config: Config) -> Sequence[Program]:
             ["shard", name],
             _SHARD_PRIORITY,
             seconds,
-            _fingerprint([server, asdict(replace(shard, dequeue_only=False))]),
+            _fingerprint([server, asdict(replace(shard, dequeue_only=False, server=""))]),
         )
         for name, shard in config.shards.items()
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,18 +94,40 @@ def write_deployment(directory: Path, choices: Choices) -> list[Path]:
     return written
 
 
+_SERVER_HEAD = (
+    "# The server's settings. Each line that is commented out shows the default.",
+    "# `pinlater-admin config check` lists mistakes. Changes act at once, or `pinlaterd",
+    "# status` lists them, and `pinlaterd up` restarts what they concern.",
+)
+_LOCAL_HEAD = (
+    "# The settings of this machine alone; they go before those of pinlaterd.yaml, which all",
+    "# servers of the cluster have in common.",
+)
+
+
 def server_text(ports: Mapping[str, int]) -> str:
     """pinlaterd.yaml: every key, explained; those that are as by default are commented out."""
-    lines = [
-        "# The server's settings. Each line that is commented out shows the default.",
-        "# `pinlater-admin config check` lists mistakes. Changes act at once, or `pinlaterd",
-        "# status` lists them, and `pinlaterd up` restarts what they concern.",
-    ]
+    settings = settings_of(ServerSettings).items()
+    shared = {name: setting for name, setting in settings if not setting.only_local}
+    return _settings_text(_SERVER_HEAD, shared, ports)
+
+
+def local_text(given: Mapping[str, object]) -> str:
+    """local.yaml, likewise."""
+    settings = settings_of(ServerSettings).items()
+    own = {name: setting for name, setting in settings if setting.machine}
+    return _settings_text(_LOCAL_HEAD, own, given)
+
+
+def _settings_text(
+    head: Sequence[str], settings: Mapping[str, Setting], given: Mapping[str, object]
+) -> str:
+    lines = [*head]
     defaults = ServerSettings()
-    for name, setting in settings_of(ServerSettings).items():
+    for name, setting in settings.items():
         lines += ["", *_explanation(setting)]
-        if name in ports:
-            lines.append(f"{name}: {ports[name]}")
+        if name in given:
+            lines.append(f"{name}: {json.dumps(given[name])}")
         elif setting.secret or setting.local:
             lines.append(f"#{name}:")
         else:

@@ -7,8 +7,14 @@ import stat
 import pytest
 
 from pinlaterd.config.load import load_config
-from pinlaterd.config.schema import ENGINES, ServerSettings
-from pinlaterd.deployment.files import Choices, queues_text, server_text, write_deployment
+from pinlaterd.config.schema import ENGINES, ServerSettings, settings_of
+from pinlaterd.deployment.files import (
+    Choices,
+    local_text,
+    queues_text,
+    server_text,
+    write_deployment,
+)
 from pinlaterd.errors import DeploymentError
 from tests.cli.program import ROOT
 
@@ -62,9 +68,10 @@ def test_a_folder_too_deep_for_sockets_is_refused_at_once(tmp_path):
 
 
 def test_every_setting_is_explained_and_the_defaults_are_the_schemas(tmp_path):
-    text = server_text({})
-    for name in ServerSettings.__slots__:
-        assert f"\n#{name}:" in text
+    text, local = server_text({}), local_text({})
+    for name, setting in settings_of(ServerSettings).items():
+        assert (f"\n#{name}:" in text) == (not setting.only_local)
+        assert (f"\n#{name}:" in local) == setting.machine
 
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "shards.yaml").write_text("shards: {1: }")

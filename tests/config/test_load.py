@@ -428,3 +428,163 @@ def test_a_mistake_about_sentinels_is_named(etc, before, after, problem):
         load_config(etc)
 
     assert any(problem in text for text in raised.value.problems), raised.value.problems
+
+
+# --- a cluster --------------------------------------------------------------------------------
+
+LOCAL = "cluster: prod\nserver: jobs-1\nzookeeper: z1:2181,z2:2181\npeer_host: 10.0.0.1\n"
+PINNED = "shards: {1: {server: jobs-1}}"
+
+
+@pytest.fixture
+def member(etc):
+    """A server of a cluster; its etc/."""
+    (etc / "local.yaml").write_text(LOCAL)
+    (etc / "shards.yaml").write_text(PINNED)
+    (etc / "cluster.key").touch(mode=0o600)
+    return etc
+
+
+def test_settings_of_the_machine_go_before_the_shared_ones(member):
+    (member / "pinlaterd.yaml").write_text("port: 9020\nrouters: 2\n")
+    (member / "local.yaml").write_text(LOCAL + "port: 9030\nweight: 2\n")
+
+    config = load_config(member)
+
+    server = config.server
+    assert (server.port, server.routers, server.weight) == (9030, 2, 2.0)
+    assert (server.cluster, server.server) == ("prod", "jobs-1")
+    assert (server.zookeeper, server.peer_host) == ("z1:2181,z2:2181", "10.0.0.1")
+    assert config.shards["1"].server == "jobs-1"
+    assert "local.yaml" in config.files
+    assert not config.warnings
+
+
+def test_local_settings_of_a_single_machine(etc):
+    (etc / "local.yaml").write_text("host: 0.0.0.0\n")
+
+    assert load_config(etc).server == ServerSettings(host="0.0.0.0")
+
+
+def test_each_setting_has_its_file(member):
+    (member / "pinlaterd.yaml").write_text("server: jobs-1\nserver_set_file: servers\n")
+    (member / "local.yaml").write_text(LOCAL + "max_queues: 5\nadmin_password_hash_file: x\n")
+
+    shared = "is the same on all servers; write it into etc/pinlaterd.yaml"
+    assert problems(member) == [
+        "etc/pinlaterd.yaml:1: server: each server has its own; write it into etc/local.yaml",
+        (
+            "etc/pinlaterd.yaml:2: server_set_file: the servers of a cluster divide the rates "
+            "without it; remove it"
+        ),
+        f"etc/local.yaml:5: max_queues: {shared}",
+        f"etc/local.yaml:6: admin_password_hash_file: {shared}",
+    ]
+
+
+@pytest.mark.parametrize("name", ["cluster", "server", "zookeeper", "peer_host"])
+def test_what_a_server_of_a_cluster_needs(member, name):
+    kept = [line for line in LOCAL.splitlines() if not line.startswith(f"{name}:")]
+    (member / "local.yaml").write_text("\n".join(kept))
+
+    assert problems(member) == [
+        f"etc/local.yaml:1: {name}: missing; a server of a cluster needs it"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("server: jobs 1", "'jobs 1' is not valid; use 1 to 64 letters"),
+        ("cluster: a/b", "'a/b' is not valid; use 1 to 64 letters"),
+        ("zookeeper: z1", "'z1' is not valid; expected HOST:PORT,HOST:PORT"),
+        ("zookeeper: 'z1:2181, z2:2181'", "is not valid; expected HOST:PORT,HOST:PORT"),
+        ("zookeeper: z1:2181/prod", "is not valid; expected HOST:PORT,HOST:PORT"),
+        ("weight: 0", "0 is out of range; choose from 0.01 to 100"),
+        ("peer_port: 9010", "9010 is the port, too; choose another"),
+        ("stats_port: 9012", "9012 is the peer_port, too; choose another"),
+        ("shard_ports: 9012", "have the ports to 9012, 9012 among them"),
+        ("shard_ports: 65535", ""),
+    ],
+)
+def test_values_that_a_cluster_can_not_have(member, line, what):
+    kept = [one for one in LOCAL.splitlines() if one.split(":")[0] != line.split(":")[0]]
+    (member / "local.yaml").write_text("\n".join([*kept, line]))
+
+    if what:
+        [problem] = problems(member)
+        assert what in problem
+    else:
+        load_config(member)
+
+
+def test_the_shards_ports_end(member):
+    (member / "local.yaml").write_text(LOCAL + "shard_ports: 65535\n")
+    (member / "shards.yaml").write_text("shards: {1: {server: a}, 2: {server: a}}")
+
+    [problem] = problems(member)
+
+    assert "have the ports to 65536, 65536 among them" in problem
+
+
+def test_the_key_of_a_cluster(member):
+    (member / "cluster.key").chmod(0o640)
+    [problem] = problems(member)
+    assert (
+        problem == "etc/local.yaml: etc/cluster.key: others can read it; chmod 600 etc/cluster.key"
+    )
+
+    (member / "cluster.key").unlink()
+    [problem] = problems(member)
+    assert problem.startswith("etc/local.yaml: etc/cluster.key is missing; copy it from another")
+
+
+def test_a_server_of_a_cluster_never_becomes_a_single_machine_by_accident(member):
+    (member / "local.yaml").unlink()
+
+    [problem] = problems(member)
+
+    assert "names no cluster, but etc/cluster.key is that of one; restore etc/local.yaml" in problem
+
+
+def test_where_shards_of_a_cluster_may_be(member):
+    (member / "shards.yaml").write_text(
+        "shards:\n"
+        "  1: {}\n"
+        "  2: {engine: sqlite, server: a b}\n"
+        "  3: {engine: redis, master: {host: h, port: 1}}\n"
+    )
+
+    assert problems(member) == [
+        "etc/shards.yaml:2: shards.1.server: missing; its file is on one server: name that",
+        (
+            "etc/shards.yaml:3: shards.2.server: 'a b' is not valid; "
+            "use 1 to 64 letters, digits, dots, hyphens and underscores"
+        ),
+    ]
+
+
+def test_a_place_is_ignored_by_a_single_machine(etc):
+    (etc / "shards.yaml").write_text(PINNED)
+
+    assert load_config(etc).warnings == (
+        "etc/shards.yaml:1: shards.1.server: this is a single machine: ignored",
+    )
+
+
+def test_passwords_that_would_lie_in_zookeeper_are_warned_of(member):
+    (member / "shards.yaml").write_text(
+        "shards:\n"
+        "  1:\n"
+        "    engine: redis\n"
+        "    passwd: s3cret\n"
+        "    sentinel: {service: s, addresses: [{host: h, port: 1}], passwd: s3cret}\n"
+        "  2: {engine: redis, master: {host: h, port: 1}, passwd_file: etc/cluster.key}\n"
+    )
+    (member / "shards.yaml").chmod(0o600)
+
+    text = "would lie in ZooKeeper as it is; use passwd_env or passwd_file"
+    assert load_config(member).warnings == (
+        f"etc/shards.yaml:4: shards.1.passwd: {text}",
+        f"etc/shards.yaml:5: shards.1.sentinel.passwd: {text}",
+    )

@@ -5,18 +5,24 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from pinlaterd.config.schema import ServerSettings, Setting, settings_of
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 BEGIN = "<!-- settings: kept in step with pinlaterd/config/schema.py by a test -->\n"
+LOCAL_BEGIN = BEGIN.replace("settings", "settings of local.yaml")
 END = "<!-- end of settings -->\n"
 
 
-def settings_table() -> str:
+def settings_table(*, local: bool) -> str:
+    """`local`: those that stand in local.yaml only."""
     lines = ["| setting | default | what it is | allowed |", "|---|---|---|---|"]
     for field in dataclasses.fields(ServerSettings):
         setting = field.metadata["setting"]
         assert isinstance(setting, Setting)
+        if setting.only_local != local:
+            continue
         host_name = field.name == "advertised_host"  # the one that differs by machine
         default = "the machine's host name" if host_name else f"`{shown(field.default)}`"
         allowed = str(setting.allowed) if setting.allowed is not None else ""
@@ -36,14 +42,33 @@ def shown(default: object) -> str:
 def test_settings_that_act_at_once_are_named():
     text = OPERATIONS.read_text().partition("these act at once: ")[2].partition(". The others")[0]
 
-    live = [f"`{name}`" for name, setting in settings_of(ServerSettings).items() if setting.live]
+    live = [
+        f"`{name}`"
+        for name, setting in settings_of(ServerSettings).items()
+        if setting.live and not setting.only_local
+    ]
 
     assert text == ", ".join(live)
 
 
-def test_the_settings_table_is_the_schema():
+def test_the_settings_that_may_stand_in_local_yaml_are_named():
+    text = " ".join(OPERATIONS.read_text().split())
+    text = text.partition("may stand in `etc/local.yaml` too: ")[2].partition(". ")[0]
+
+    both = [
+        f"`{name}`"
+        for name, setting in settings_of(ServerSettings).items()
+        if setting.machine and not setting.only_local
+    ]
+
+    assert text == ", ".join(both)
+
+
+@pytest.mark.parametrize(("begin", "local"), [(BEGIN, False), (LOCAL_BEGIN, True)])
+def test_the_settings_tables_are_the_schema(begin, local):
     text = OPERATIONS.read_text()
 
-    table = text.partition(BEGIN)[2].partition(END)[0].strip("\n") + "\n"
+    table = text.partition(begin)[2].partition(END)[0].strip("\n") + "\n"
 
-    assert table == settings_table(), f"docs/operations.md should have:\n\n{settings_table()}"
+    wanted = settings_table(local=local)
+    assert table == wanted, f"docs/operations.md should have:\n\n{wanted}"
