@@ -22,6 +22,7 @@ PinLaterError               500  UNKNOWN
       QueueGone                  somebody else has removed the queue from it
       StorageLocked              another connection has locked a queue's tables, or the store
     ShardOwned                   another process owns this shard's store
+      Superseded                 by a later term: this process can't own it any more
     StorageCorrupt               the stored data is not what this version can read
 ProtocolError                    bytes that are no Thrift message; the connection is closed
 ConfigError                      never crosses the wire; knows file, line and key
@@ -223,6 +224,16 @@ class StorageLocked(StorageNotCommitted):
 
 class ShardOwned(StorageError):
     """Another process owns this shard's store; this one may wait as a standby."""
+
+
+class Superseded(ShardOwned):
+    """The shard's store was owned by `server` in `epoch`, which is later than the term it was to be
+    opened in, or the same on another server."""
+
+    def __init__(self, message: str, server: str, epoch: int) -> None:
+        super().__init__(message)
+        self.server = server
+        self.epoch = epoch
 
 
 class StorageCorrupt(StorageError):

@@ -57,6 +57,20 @@ class Method(StrEnum):
 # --- jobs ---------------------------------------------------------------------------------
 
 
+class Times(NamedTuple):
+    """The times that a column of a store can hold: whole steps, first and last included."""
+
+    step_ms: int
+    earliest_ms: int
+    latest_ms: int
+
+    def floor(self, time_ms: int) -> int:
+        """The time as it is stored."""
+        if self.step_ms > 1:
+            time_ms -= time_ms % self.step_ms
+        return min(max(time_ms, self.earliest_ms), self.latest_ms)
+
+
 class Job(NamedTuple):
     """A job as a client enqueues it. `run_after_ms` None means now, by the shard's clock."""
 

@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
+from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, Times
 
 NO_BOUND = 1 << 62
 NO_TIME_MS = -(1 << 62)  # before all that is stored
@@ -53,20 +53,6 @@ class Limits(NamedTuple):
     acks_replace_status: bool = False  # an ack's text, if it has one, takes the old one's place
 
 
-class Times(NamedTuple):
-    """The times that a column of a store can hold: whole steps, first and last included."""
-
-    step_ms: int
-    earliest_ms: int
-    latest_ms: int
-
-    def floor(self, time_ms: int) -> int:
-        """The time as it is stored."""
-        if self.step_ms > 1:
-            time_ms -= time_ms % self.step_ms
-        return min(max(time_ms, self.earliest_ms), self.latest_ms)
-
-
 class TableLimits(NamedTuple):
     """What one priority of a queue can hold, where that is less than `Limits` says: tables that
     PinLater made, or a server that takes no longer statements. A run-after is stored floored."""
@@ -74,6 +60,18 @@ class TableLimits(NamedTuple):
     body_bytes: int
     run_after: Times
     body_cure: str = ""  # what would make room for longer bodies, where the table has it
+
+
+class Term(NamedTuple):
+    """As whom a store is opened, where several servers share the shards: it belongs to the greatest
+    epoch, and within an epoch to the server that came first."""
+
+    server: str = ""
+    epoch: int = 0  # 0: there are no other servers
+    planned: bool = False  # the owner lives and is about to close the store: wait for that
+
+
+SINGLE = Term()
 
 
 class Ownership(NamedTuple):
@@ -309,9 +307,9 @@ class StorageEngine(Protocol):
         memory: it is asked for after each step."""
         ...
 
-    def open(self, now_ms: int) -> Ownership:
-        """Take ownership and make the store ready. Raises ShardOwned while another process owns
-        it, StorageCorrupt if it can't be read."""
+    def open(self, now_ms: int, term: Term = SINGLE) -> Ownership:
+        """Take ownership and make the store ready. Raises Superseded if a later term has owned it,
+        ShardOwned while another process owns it, StorageCorrupt if it can't be read."""
         ...
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from random import Random
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config
-from pinlaterd.engines.base import Durability, StorageEngine
+from pinlaterd.engines.base import SINGLE, Durability, StorageEngine
 from pinlaterd.errors import (
     ShardConnectionFailed,
     ShardOwned,
@@ -57,6 +57,7 @@ class ShardService:
         timekeeper: Timekeeper | None = None,
     ) -> None:
         self.name = name
+        self.term = SINGLE  # in which the store is opened
         self.incarnation = 0  # of the latest ownership
         self.serving = False  # whether the store is open
         self.store_error = ""  # why it is not
@@ -87,7 +88,7 @@ class ShardService:
     def open(self) -> None:
         """Take ownership of the store. Raises ShardOwned, StorageCorrupt, StorageError."""
         self.time.resume()
-        ownership = self._engine.open(self.time.latest_ms())
+        ownership = self._engine.open(self.time.latest_ms(), self.term)
         self.incarnation = max(ownership.start_ms, self.incarnation + 1)
         try:
             self._load()

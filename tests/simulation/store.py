@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from pinlaterd.engines.base import (
+    SINGLE,
     Batch,
     BatchResult,
     Durability,
@@ -22,6 +23,7 @@ from pinlaterd.engines.base import (
     Requeued,
     SearcherFactory,
     TableLimits,
+    Term,
     first_local_id,
 )
 from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
@@ -75,7 +77,7 @@ class ModelStore(ModelEngine):
     def alive(self) -> bool:
         return self._process().alive
 
-    def open(self, now_ms: int) -> Ownership:
+    def open(self, now_ms: int, _term: Term = SINGLE) -> Ownership:
         disk = self._disk
         if disk.owner is not None and disk.owner is not self and disk.owner.alive:
             raise ShardOwned("another process owns the store")

@@ -27,7 +27,7 @@ from contextlib import closing, contextmanager
 from typing import NoReturn, TypeVar
 
 from pinlaterd.clock import Clock
-from pinlaterd.engines.base import Ownership, first_local_id
+from pinlaterd.engines.base import SINGLE, Ownership, Term, first_local_id
 from pinlaterd.engines.counts import Counts
 from pinlaterd.engines.mysql.connection import (
     DEADLOCK,
@@ -181,7 +181,7 @@ class Store:
 
     # --- ownership ---------------------------------------------------------------------------
 
-    def open(self, now_ms: int) -> Ownership:
+    def open(self, now_ms: int, term: Term = SINGLE) -> Ownership:
         if self._db is not None:
             raise StorageError(f"{self} is open already; close it first")
         db = self._connect(self._answer_seconds)

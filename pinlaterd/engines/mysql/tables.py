@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
-from pinlaterd.engines.base import Limits, TableLimits, Times
+from pinlaterd.engines.base import Limits, TableLimits
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.mysql.connection import (
     EARLIEST_MS,
@@ -33,7 +33,7 @@ from pinlaterd.engines.mysql.connection import (
     time_number,
 )
 from pinlaterd.errors import QueueNotFound, StorageCorrupt
-from pinlaterd.model import QUEUE_NAME, JobState
+from pinlaterd.model import QUEUE_NAME, JobState, Times
 
 # What a shard can hold; a table that PinLater made may hold less.
 _DATABASE_NAME_CHARS = 64

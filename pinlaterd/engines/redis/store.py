@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pinlaterd.engines.base import Durability, Ownership
+from pinlaterd.engines.base import SINGLE, Durability, Ownership, Term
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Argument, Connection, Server, is_full, refusal_words
 from pinlaterd.engines.redis.scripts import LEAN_MARK, Script, is_lean
@@ -121,7 +121,7 @@ class Store:
             return ""
         return f"{self._shard.server.host}:{self._shard.server.port}"
 
-    def open(self, now_ms: int) -> Ownership:
+    def open(self, now_ms: int, term: Term = SINGLE) -> Ownership:
         if self._connection is not None:
             raise StorageError(f"{self.shard} is open already; close it first")
         self._shard = ShardKeys(self._name, self._locator.find())

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.layout import sync_folder
-from pinlaterd.engines.base import Ownership, first_local_id
+from pinlaterd.engines.base import SINGLE, Ownership, Term, first_local_id
 from pinlaterd.engines.counts import Counts, Depths
 from pinlaterd.engines.sqlite.file import (
     FAULTS,
@@ -110,7 +110,7 @@ class Store:
 
     # --- ownership ---------------------------------------------------------------------------
 
-    def open(self, now_ms: int) -> Ownership:
+    def open(self, now_ms: int, term: Term = SINGLE) -> Ownership:
         if self._db is not None:
             raise StorageError(f"{self.path} is open already; close it first")
         with reading(self.path):
