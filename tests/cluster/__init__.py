@@ -1,0 +1,1 @@
+"""Several servers, each on a machine of its own, and what may befall those."""
