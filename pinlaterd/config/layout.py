@@ -42,6 +42,8 @@ PROGRAMS_LOCK = RUN / "programs.lock"
 PROGRAMS_DUE = RUN / "programs.due"
 RATES_FILE = RUN / "rates.json"
 SERVER_SET_COPY = RUN / "server_set"
+LEAVING = RUN / "leaving"  # while it is there, this server's shards go to others
+ZOOKEEPER_SESSION = RUN / "zookeeper.session"
 
 _HANDOVER = "-handover"
 

@@ -35,6 +35,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     weight: float = 1.0
     shards: Mapping[str, ShardState] = {}
     unreached: Sequence[str] = ()  # shards that its routers can't reach
+    leaving: bool = False  # it is about to go: as if in maintenance
 
 
 class Assigned(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -25,8 +25,9 @@ from pinlaterd.config.layout import (
     shard_program,
 )
 from pinlaterd.config.schema import Config, ShardSettings
+from pinlaterd.coordinator.placement import ShardState
 from pinlaterd.stats import StatsSnapshot, apply, empty, forget, merge, raised, totals
-from pinlaterd.wire.control import ProcessState, Report
+from pinlaterd.wire.control import UNHEALTHY_SHARDS, ProcessState, Report
 
 SILENT_SECONDS = 3.0  # three reports missed
 
@@ -167,6 +168,34 @@ class Registry:
         return member.report.state
 
 
+# --- what a cluster's other servers are told -----------------------------------------------------
+
+
+def shard_states(views: Sequence[ProcessView]) -> Mapping[str, ShardState]:
+    """The shard processes here, by shard. One that serves counts before others of its name."""
+    found: dict[str, ShardState] = {}
+    for view in views:
+        report = view.report
+        if report.kind != "shard" or view.gone:
+            continue
+        shard, superseded = report.process.removeprefix("shard-"), "superseded by epoch"
+        if superseded in report.facts:
+            found.setdefault(shard, ShardState("superseded", int(report.facts[superseded])))
+        elif shard not in found or view.state == ProcessState.SERVING:
+            found[shard] = ShardState(view.state, int(report.facts.get("epoch") or 0))
+    return found
+
+
+def unreached_shards(views: Sequence[ProcessView]) -> Sequence[str]:
+    """Shards that no router here reaches; none while no router serves."""
+    unreached = [
+        {*view.report.facts.get(UNHEALTHY_SHARDS, "").split(", ")} - {""}
+        for view in views
+        if view.report.kind == "router" and view.state == ProcessState.SERVING
+    ]
+    return sorted(set.intersection(*unreached)) if unreached else ()
+
+
 # --- status -----------------------------------------------------------------------------------
 
 
@@ -197,6 +226,19 @@ class ShardStatus(TypedDict):
     healthy: bool
     dequeue_only: bool
     warnings: Sequence[str]
+    server: str  # that owns it, "" if there is only this one
+
+
+class ServerStatus(TypedDict):
+    """A server of the cluster."""
+
+    name: str
+    state: str  # alive, gone
+    leads: bool
+    maintenance: bool
+    thrift: str
+    version: str
+    shards: Sequence[str]  # that it owns
 
 
 class About(TypedDict):
@@ -223,6 +265,10 @@ class Status(About):
     stats: str
     processes: Sequence[ProcessStatus]
     shards: Sequence[ShardStatus]
+    cluster: str  # its name, "" if there is only this server
+    server: str
+    servers: Sequence[ServerStatus]
+    shards_to_leave: Sequence[str]  # that this server owns and others could
 
 
 def expected_processes(config: Config) -> Mapping[str, str]:
@@ -245,6 +291,10 @@ def status(config: Config, views: Sequence[ProcessView], about: About) -> Status
         "stats": f"{config.server.stats_host}:{config.server.stats_port}",
         "processes": processes,
         "shards": shards,
+        "cluster": config.server.cluster,
+        "server": config.server.server,
+        "servers": [],
+        "shards_to_leave": [],
     }
 
 
@@ -306,6 +356,7 @@ def _shard(shard: ShardSettings, processes: Sequence[ProcessStatus]) -> ShardSta
         "healthy": bool(serving),
         "dequeue_only": shard.dequeue_only,
         "warnings": [text for process in mine for text in process["warnings"]],
+        "server": "",
     }
 
 

@@ -44,6 +44,7 @@ from pinlaterd.config.layout import (
     shard_program,
 )
 from pinlaterd.config.schema import Config, ServerSettings, settings_at_start
+from pinlaterd.wire.control import read_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,18 @@ def wanted_programs(config: Config) -> Sequence[Program]:
         *shard_programs(config),
         *(_program(name, ["router"], _ROUTER_PRIORITY, seconds, own) for name in routers),
     ]
+
+
+def hosted_here(config: Config) -> Config:
+    """`config` with those shards only that have a process on this server, by the last snapshot: all
+    of them, if there is no other server."""
+    snapshot, server = read_snapshot(), config.server.server
+    if not server:
+        return config
+    entries = () if snapshot is None else snapshot.shards
+    here = {entry.name for entry in entries if server in (entry.server, entry.next)}
+    shards = {name: shard for name, shard in config.shards.items() if name in here}
+    return replace(config, shards=shards)
 
 
 def shard_programs(config: Config) -> Sequence[Program]:

@@ -32,6 +32,7 @@ from pinlaterd.coordinator.programs import (
     Supervisord,
     SupervisorError,
     handover_peer_of,
+    hosted_here,
     lock_programs,
     log_file,
     stop_seconds,
@@ -71,7 +72,13 @@ def restart_shards(directory: Path, name: str, tell: Tell) -> Sequence[Restarted
     def chosen(config: Config) -> Sequence[str]:
         if name != ALL_SHARDS and name not in config.shards:
             raise DeploymentError(f"no shard {name!r}; there are: {', '.join(config.shards)}")
-        return [shard_program(shard) for shard in config.shards if name in (shard, ALL_SHARDS)]
+        here = hosted_here(config).shards
+        if name != ALL_SHARDS and name not in here:
+            raise DeploymentError(
+                f"shard {name} has no process on this server, {config.server.server}; "
+                "`pinlater-admin status` names its server: repeat the command there"
+            )
+        return [shard_program(shard) for shard in here if name in (shard, ALL_SHARDS)]
 
     return _restart(directory, chosen, tell)
 
@@ -88,7 +95,7 @@ def _restart(
         names = choose(load_active(ETC).config)
         try:
             if COORDINATOR not in names:
-                _fetch_status()  # It is asked what serves: fail before anything is stopped.
+                fetch_status()  # It is asked what serves: fail before anything is stopped.
             # Each by the configuration that is active when its turn comes.
             restarted = [_Restarts(load_active(ETC).config, tell).restart(name) for name in names]
             return [found for found in restarted if found is not None]
@@ -102,7 +109,7 @@ class _Restarts:
     def __init__(self, config: Config, tell: Tell) -> None:
         self._config = config
         self._supervisord = Supervisord()
-        self._programs = {program.name: program for program in wanted_programs(config)}
+        self._programs = {p.name: p for p in wanted_programs(hosted_here(config))}
         self._tell = tell
 
     def restart(self, name: str) -> Restarted | None:
@@ -182,7 +189,7 @@ class _Restarts:
     def _serves(self, found: ProgramInfo) -> bool:
         """Whether the coordinator has heard from this very process that it serves."""
         try:
-            status = _fetch_status()
+            status = fetch_status()
         except ConnectionFailed:
             return False
         return any(
@@ -191,7 +198,7 @@ class _Restarts:
         )
 
 
-def _fetch_status() -> Status:
+def fetch_status() -> Status:
     """Raises ConnectionFailed."""
     found: Status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
     return found
@@ -251,11 +258,14 @@ def _missing(config: Config) -> Sequence[str]:
 
     Raises DeploymentError for what the coordinator refuses to carry out."""
     try:
-        status = _fetch_status()
+        status = fetch_status()
     except ConnectionFailed:
         return [COORDINATOR]
     if status["problems"]:
         return [problem.split(" is ")[0] for problem in status["problems"]]
+    alive = [server["name"] for server in status["servers"] if server["state"] == "alive"]
+    if status["server"] and status["server"] not in alive:
+        return [f"ZooKeeper, {config.server.zookeeper}, to make this server a member"]
     # Of the files as they are now: another command may edit them meanwhile.
     if status["config_judged"] != ConfigFiles(ETC).digest:
         # what it says of the files before these is no matter

@@ -30,6 +30,7 @@ from pinlaterd.config.active import (
 )
 from pinlaterd.config.layout import (
     ETC,
+    LEAVING,
     LOGS,
     PROGRAMS_DUE,
     RATES_FILE,
@@ -52,15 +53,25 @@ from pinlaterd.coordinator.programs import (
     SupervisorError,
     SupervisorSilent,
     carry_out,
+    hosted_here,
     lock_programs,
     plan,
     wanted_programs,
     write_programs,
 )
 from pinlaterd.deployment.files import at_work_in
-from pinlaterd.deployment.restarts import UP_SECONDS, Startup, Tell, last_lines, wait_for_all
-from pinlaterd.errors import DeploymentError
+from pinlaterd.deployment.restarts import (
+    UP_SECONDS,
+    Startup,
+    Tell,
+    fetch_status,
+    last_lines,
+    wait_for_all,
+)
+from pinlaterd.errors import ConnectionFailed, DeploymentError
+from pinlaterd.wire.control import read_snapshot
 
+_LEAVE_SECONDS = 60.0  # for other servers to take over what this one owns
 _SHUT_DOWN_SECONDS = 60.0  # for supervisord to stop its programs, before we do
 _STOP_SECONDS = 15.0  # for orphans, which supervisord does not stop
 _POLL_SECONDS = 0.05
@@ -81,6 +92,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
         startup = Startup()
         supervisord = Supervisord()
         changed = True
+        LEAVING.unlink(missing_ok=True)
         if _runs(supervisord):
             changed = _reconcile(config, supervisord, tell)
         else:
@@ -101,6 +113,7 @@ def down(directory: Path, tell: Tell) -> bool:
         if not running:
             return False
         _resume(running)
+        _leave_cluster(tell)
         try:
             _shut_down(supervisord, running, tell)
         except SupervisorError as error:
@@ -112,6 +125,25 @@ def down(directory: Path, tell: Tell) -> bool:
             raise DeploymentError(f"still running: {names}; stop them by hand")
         _remove_stale_files()
     return True
+
+
+def _leave_cluster(tell: Tell) -> None:
+    """Give this server's shards to others, where there are any, before they stop here."""
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            status = fetch_status()
+        except ConnectionFailed:
+            return
+        if not status["cluster"]:
+            return
+        LEAVING.touch()
+        shards = status["shards_to_leave"]
+        if not shards:
+            return
+        tell("waiting until other servers own shard " + ", ".join(shards))
+        time.sleep(_POLL_SECONDS)
+    tell("other servers have not taken all shards over; stopping all the same")
 
 
 def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell: Tell) -> None:
@@ -132,12 +164,16 @@ def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell
 
 def _remove_stale_files() -> None:
     """Nothing runs any more. Without the snapshot no shard is a newcomer, which would have to serve
-    before it is admitted; without the rates no router holds a share."""
+    before it is admitted; without the rates no router holds a share. A cluster's snapshot stays: it
+    tells what to start while ZooKeeper is away."""
     for path in (
         *(SUPERVISOR_SOCKET, SUPERVISOR_PID_FILE, STATS_SOCKET),
-        *(SNAPSHOT_FILE, PROGRAMS_DUE, RATES_FILE),
+        *(PROGRAMS_DUE, RATES_FILE),
     ):
         path.unlink(missing_ok=True)
+    snapshot = read_snapshot()
+    if snapshot is None or not snapshot.server:
+        SNAPSHOT_FILE.unlink(missing_ok=True)
 
 
 # --- starting -----------------------------------------------------------------------------
@@ -178,7 +214,7 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
         with lock_programs():
             # A handover peer stays until the routers serve: they may take over its socket.
             present = [found for found in supervisord.present() if not is_handover_peer(found.name)]
-            actions = plan(wanted_programs(config), present)
+            actions = plan(wanted_programs(hosted_here(config)), present)
             _check_ports(config.server, {action.program.name for action in actions})
             _check_environment(config, supervisord)
             if actions:
@@ -220,7 +256,7 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     """Start a supervisord of our own, over the remains of one that was killed."""
     _end(processes_of(Path()), _STOP_SECONDS, tell)
     _remove_stale_files()
-    wanted = wanted_programs(config)
+    wanted = wanted_programs(hosted_here(config))
     _check_ports(config.server, {program.name for program in wanted})
     write_programs(wanted)
     activate(config)

@@ -43,6 +43,7 @@ from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
+    UNHEALTHY_SHARDS,
     ControlClient,
     ProcessState,
     RouterId,
@@ -256,7 +257,8 @@ class Router:
 
     def _facts(self) -> Mapping[str, str]:
         healthy = ", ".join(sorted(shard.name for shard in self._shards.healthy()))
-        return {"healthy shards": healthy or "none"}
+        unhealthy = ", ".join(sorted(self._shards.unhealthy()))
+        return {"healthy shards": healthy or "none", UNHEALTHY_SHARDS: unhealthy}
 
 
 def _is_another(pid: int) -> bool:

@@ -17,11 +17,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import read_active
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.engines.base import SINGLE, Term
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import StopSignal, count_dropped_lines, set_up_log
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import ControlClient, ProcessState
+from pinlaterd.wire.control import (
+    ControlClient,
+    ProcessState,
+    Snapshot,
+    read_snapshot,
+)
 from pinlaterd.wire.envelope import (
     MALFORMED,
     PULSE_SECONDS,
@@ -57,24 +64,63 @@ _MOST_LAST_TURNS = 1_000
 _GOODBYE_SECONDS = 1.0
 
 
-def follow_updates(control: ControlClient, service: ShardService) -> bool:
-    """Take what the coordinator sent, which shows us to a new one, and have `service` follow the
-    active configuration. Whether that is another one now."""
-    snapshot = control.receive()
-    if snapshot is None or snapshot.config_version == control.config_version:
-        return False
-    try:
-        active = read_active()
-    except ConfigError as error:
-        log.error("%s", error)
-        return False
-    if active is None:
-        log.error("%s can't be read; keeping the last configuration", layout.CONFIG_FILE)
-        return False
-    set_up_log(layout.shard_program(service.name), active.config.server.log_level)
-    service.follow(active.config)
-    control.config_version = active.version
-    return True
+class Updates:
+    """What the coordinator sends, and which ownership of the shard follows from that."""
+
+    def __init__(
+        self, control: ControlClient, service: ShardService, settings: ServerSettings
+    ) -> None:
+        self.term: Term | None = SINGLE  # by which to own the shard; None: that is for others
+        self.endpoint = ""  # where to listen for other servers, if there are any
+        self.control = control
+        self._service = service
+        self._settings = settings
+        self._take(read_snapshot())
+
+    @property
+    def deposed(self) -> bool:
+        """Whether the service owns the shard by another term than it should."""
+        return self.term is not self._service.term
+
+    def _take(self, snapshot: Snapshot | None) -> None:
+        settings = self._settings
+        if not settings.server:
+            return
+        shards = () if snapshot is None else snapshot.shards
+        entry = next((found for found in shards if found.name == self._service.name), None)
+        term = None
+        if entry is not None:
+            self.endpoint = f"tcp://{settings.peer_host}:{settings.shard_ports + entry.slot}"
+            if entry.server == settings.server:
+                term = Term(entry.server, entry.epoch, entry.planned)
+        if term != self.term:
+            self.term = term
+
+    def follow(self) -> bool:
+        """Take what has come, which shows us to a new coordinator, and have the service follow the
+        active configuration. Whether that is another one now."""
+        snapshot = self.control.receive()
+        if snapshot is None:
+            return False
+        self._take(snapshot)
+        return self._follow_config(snapshot)
+
+    def _follow_config(self, snapshot: Snapshot) -> bool:
+        control, service = self.control, self._service
+        if snapshot.config_version == control.config_version:
+            return False
+        try:
+            active = read_active()
+        except ConfigError as error:
+            log.error("%s", error)
+            return False
+        if active is None:
+            log.error("%s can't be read; keeping the last configuration", layout.CONFIG_FILE)
+            return False
+        set_up_log(layout.shard_program(service.name), active.config.server.log_level)
+        service.follow(active.config)
+        control.config_version = active.version
+        return True
 
 
 class ShardLoop:
@@ -84,7 +130,7 @@ class ShardLoop:
         self,
         service: ShardService,
         end: ShardEnd,
-        control: ControlClient,
+        updates: Updates,
         stop: StopSignal,
         clock: Clock,
         stats: Stats,
@@ -93,7 +139,8 @@ class ShardLoop:
         """`facts`: asked for each report: the store may move to another server."""
         self._service = service
         self._end = end
-        self._control = control
+        self._control = updates.control
+        self._updates = updates
         self._stop = stop
         self._clock = clock
         self._stats = stats
@@ -103,18 +150,19 @@ class ShardLoop:
         self._missing_out: set[bytes] = set()  # routers to which a message could not be sent
         self._told_degraded = False
         self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
-        self._updates: dict[str, ReadyCounts] = {}  # since the last pulse
+        self._counts: dict[str, ReadyCounts] = {}  # since the last pulse
         self._next_pulse = 0.0
         self._unused_pulses = 0  # since a router has sent something
         self._next_report = 0.0
         self._searcher_fileno: int | None = None
-        self._control_fileno = control.fileno()
+        self._control_fileno = updates.control.fileno()
 
     def run(self) -> None:
-        """Until told to stop. Raises ShardOwned if another process has taken the store over."""
+        """Until told to stop, or the shard is to be owned by another term. Raises ShardOwned if
+        another process has taken the store over."""
         self._end.watch(self._stop.fileno())
         self._end.watch(self._control_fileno)
-        while not self._stop.requested:
+        while not (self._stop.requested or self._updates.deposed):
             self._turn()
         self._finish()
 
@@ -184,7 +232,7 @@ class ShardLoop:
         self._publish()
         self._say_goodbye()
         self._incarnation = 0
-        self._updates = {}
+        self._counts = {}
 
     def _say_goodbye(self) -> None:
         """Calls that arrive from here on are not carried out: their routers may try elsewhere."""
@@ -278,7 +326,7 @@ class ShardLoop:
         urgent = []
         for found in counts:
             queue, numbers = found
-            self._updates[queue] = found
+            self._counts[queue] = found
             ready = any(numbers)
             if not numbers:
                 self._told.pop(queue, None)
@@ -307,8 +355,8 @@ class ShardLoop:
         quiet = self._unused_pulses >= PULSES_UNTIL_QUIET
         self._next_pulse = now + (QUIET_PULSE_SECONDS if quiet else PULSE_SECONDS)
         self._told_degraded = bool(self._service.degraded)
-        frame = pack(Pulse(self._incarnation, list(self._updates.values()), self._told_degraded))
-        self._updates = {}
+        frame = pack(Pulse(self._incarnation, list(self._counts.values()), self._told_degraded))
+        self._counts = {}
         if self._incarnation:
             for router in list(self._routers):
                 self._send(router, frame)
@@ -330,7 +378,7 @@ class ShardLoop:
         self._hear()
 
     def _hear(self) -> None:
-        if follow_updates(self._control, self._service):
+        if self._updates.follow():
             # tell at once what is followed now, and what is held by then
             self._next_pulse = self._next_report = 0.0
 

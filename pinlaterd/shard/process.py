@@ -15,7 +15,7 @@ from pinlaterd.config.active import ActiveConfig, load_active
 from pinlaterd.config.schema import ShardSettings
 from pinlaterd.engines import make_engine
 from pinlaterd.engines.base import StorageEngine
-from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError
+from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError, Superseded
 from pinlaterd.lifecycle import (
     ExitCode,
     StopSignal,
@@ -23,7 +23,7 @@ from pinlaterd.lifecycle import (
     set_title,
     set_up_log,
 )
-from pinlaterd.shard.loop import ShardLoop, follow_updates
+from pinlaterd.shard.loop import ShardLoop, Updates
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
@@ -92,10 +92,14 @@ class _Shard:
             context=self._context,
         )
         self._control.config_version = active.version
+        server = active.config.server
+        self._updates = Updates(self._control, self._service, server)
+        self._in_cluster = bool(server.server)
+        self._end = ShardEnd(self._context)
 
     def run(self) -> int:
         try:
-            if self._take_ownership():
+            while self._take_ownership():
                 self._serve()
         except StorageCorrupt as error:
             log.error("can't serve: %s", error.message)
@@ -104,6 +108,7 @@ class _Shard:
             log.error("has lost its store: %s", error.message)
             return ExitCode.FAILURE
         finally:
+            self._end.close()
             self._control.close()
             self._context.term()
         return ExitCode.OK
@@ -112,30 +117,42 @@ class _Shard:
         """Wait until the store is ours; False if told to stop before."""
         told = ""
         while not self._stop.requested:
-            try:
-                self._service.open()
-            except ShardOwned as error:
-                state, key, text = ProcessState.STANDBY, "owner", error.message
-            except StorageCorrupt:
-                raise
-            except StorageError as error:
-                state, key, text = ProcessState.STARTING, "store warning", error.message
-            else:
+            state, facts = self._try_to_own()
+            if state is ProcessState.SERVING:
                 return True
+            text = next(iter(facts.values()))
             if text != told:
                 log.warning("waits for its store: %s", text)
                 told = text
-            self._control.report(state, {**self._facts(), key: text})
-            follow_updates(self._control, self._service)
-            select.select([self._stop], [], [], _RETRY_SECONDS)
+            self._control.report(state, {**self._facts(), **facts})
+            self._updates.follow()
+            select.select([self._stop.fileno(), self._control.fileno()], [], [], _RETRY_SECONDS)
         return False
 
-    def _serve(self) -> None:
-        """Raises ShardOwned."""
-        endpoint = layout.shard_endpoint(self._settings.name)
-        end = ShardEnd(self._context)
+    def _try_to_own(self) -> tuple[ProcessState, Mapping[str, str]]:
+        """SERVING if the store is ours; else what is waited for, as the first of the facts."""
+        term = self._updates.term
         try:
-            end.bind(endpoint)
+            if term is None:
+                return ProcessState.STANDBY, {"owner": "another server owns this shard"}
+            self._service.term = term
+            self._service.open()
+        except Superseded as error:
+            superseded = {"owner": error.message, "superseded by epoch": str(error.epoch)}
+            return ProcessState.STANDBY, superseded
+        except ShardOwned as error:
+            return ProcessState.STANDBY, {"owner": error.message}
+        except StorageCorrupt:
+            raise
+        except StorageError as error:
+            return ProcessState.STARTING, {"store warning": error.message}
+        return ProcessState.SERVING, {}
+
+    def _serve(self) -> None:
+        """Until told to stop, or another term is to own the shard. Raises ShardOwned."""
+        endpoint = layout.shard_endpoint(self._settings.name)
+        try:
+            self._end.bind(endpoint)
             log.info("serves at %s", endpoint)
             # All that lives as long as the process is out of the collector's sight from now on.
             gc.collect()
@@ -143,16 +160,21 @@ class _Shard:
             gc.set_threshold(*_COLLECT_AFTER_ALLOCATIONS)
             ShardLoop(
                 self._service,
-                end,
-                self._control,
+                self._end,
+                self._updates,
                 self._stop,
                 self._clock,
                 self._stats,
                 self._facts_of_owner,
             ).run()
+        except ShardOwned as error:
+            if not self._in_cluster:
+                raise
+            log.warning("has lost its store: %s", error.message)
         finally:
-            end.close()
-        log.info("stopped")
+            self._end.close()
+            self._end = ShardEnd(self._context)
+        log.info("stopped" if self._stop.requested else "gave the shard up")
 
     def _facts_of_owner(self) -> Mapping[str, str]:
         durability, damage = self._service.durability, self._engine.damage
@@ -169,4 +191,5 @@ class _Shard:
             "engine": settings.engine,
             "file": settings.file,
             "master": self._engine.address(),
+            "epoch": str(self._service.term.epoch) if self._in_cluster else "",
         }

@@ -43,6 +43,9 @@ _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 1000
 Rates = Mapping[str, Annotated[float, msgspec.Meta(ge=0)]]  # by queue
 
 
+UNHEALTHY_SHARDS = "unhealthy shards"  # a fact of routers: names, with a comma and a space between
+
+
 class MalformedMessage(Exception):
     """Bytes that no process of this version sends."""
 
@@ -74,6 +77,8 @@ class ShardEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     endpoint: str = ""  # of ZeroMQ, for other servers
     next: str = ""  # a server that prepares to become the owner
     planned: bool = False  # whether the owner before lived when this one was chosen
+    slot: int = 0  # its port, behind a server's first port for shards
+    joining: bool = False  # routers do not know it yet: it has not served
 
 
 class _Message(msgspec.Struct, tag=True): ...

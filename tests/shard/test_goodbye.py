@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 import pytest
 import zmq
 
+from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import Batch, BatchResult
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import StorageError
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.model import EnqueueRequest, Job
-from pinlaterd.shard.loop import ShardLoop
+from pinlaterd.shard.loop import ShardLoop, Updates
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient
 from pinlaterd.wire.envelope import (
@@ -60,7 +61,8 @@ def run_loop(
     end.bind(ENDPOINT)
     talking = threading.Thread(target=talk, args=(stop,))
     talking.start()
-    ShardLoop(shard.service, end, control, stop, shard.clock, shard.stats, dict).run()
+    updates = Updates(control, shard.service, ServerSettings())
+    ShardLoop(shard.service, end, updates, stop, shard.clock, shard.stats, dict).run()
     talking.join()
     end.close()
     control.close()

@@ -27,7 +27,7 @@ from pinlaterd.lifecycle import StopSignal
 from pinlaterd.router.main import Router
 from pinlaterd.rpc.connection import Answer
 from pinlaterd.rpc.connection import Connection as ThriftConnection
-from pinlaterd.shard.loop import ShardLoop
+from pinlaterd.shard.loop import ShardLoop, Updates
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
@@ -207,7 +207,8 @@ class Deployment:
                     process.sleep(_OPEN_AGAIN_SECONDS)
             end = SimulatedShardEnd(self.network, process)
             end.bind(shard_endpoint(name))
-            ShardLoop(service, end, control, stop, clock, stats, dict).run()  # type: ignore[arg-type]
+            updates = Updates(control, service, self.config.server)
+            ShardLoop(service, end, updates, stop, clock, stats, dict).run()  # type: ignore[arg-type]
             end.close()
 
         process = Process(self.world, main)
