@@ -1,0 +1,162 @@
+"""The cluster's key: its file, and who gets a connection with it, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from pinlaterd.errors import ConfigError
+from pinlaterd.wire.curve import Admission, ClusterKey
+
+OURS = ClusterKey(bytes(32), "prod")
+ANSWER_MS, SILENCE_MS = 20_000, 500
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def server(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[str]:
+    """An endpoint that echoes what holders of the key send, and ipc that echoes anybody."""
+    admission = Admission(context, OURS)
+    socket = context.socket(zmq.ROUTER)
+    socket.bind("inproc://plain")
+    OURS.serve(socket)
+    socket.bind("tcp://127.0.0.1:*")
+    ends = context.socket(zmq.PULL)
+    ends.bind("inproc://end")
+
+    def run() -> None:
+        poller = zmq.Poller()
+        for waited in (socket, ends, admission.fileno()):
+            poller.register(waited, zmq.POLLIN)
+        while ends not in (ready := dict(poller.poll())):
+            if admission.fileno() in ready:
+                admission.answer()
+            while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                socket.send_multipart(socket.recv_multipart())
+        admission.close()
+        socket.close()
+        ends.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield socket.last_endpoint.decode()
+    ending = context.socket(zmq.PUSH)
+    ending.connect("inproc://end")
+    ending.send(b"")
+    thread.join()
+
+
+def _is_answered(endpoint: str, key: ClusterKey | None, *, wait_ms: int) -> bool:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        if key is not None:
+            key.call(client)
+        client.connect(endpoint)
+        client.send(b"hello")
+        return bool(client.poll(wait_ms)) and client.recv() == b"hello"
+
+
+def test_who_holds_the_key_is_admitted(server):
+    assert _is_answered(server, OURS, wait_ms=ANSWER_MS)
+
+
+@pytest.mark.parametrize(
+    "key", [None, ClusterKey(b"1" * 32, "prod"), ClusterKey(bytes(32), "other")]
+)
+def test_others_get_no_connection(server, key):
+    assert not _is_answered(server, key, wait_ms=SILENCE_MS)
+    assert _is_answered(server, OURS, wait_ms=ANSWER_MS)
+
+
+class _ServersKeyOnly(ClusterKey):
+    """What a stranger would hold who has come by the public key, without the secret one."""
+
+    def call(self, socket: zmq.Socket[bytes]) -> None:
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.curve_serverkey = OURS.pair[0]
+
+
+def test_the_public_key_does_not_suffice(server):
+    assert not _is_answered(server, _ServersKeyOnly(b"", ""), wait_ms=SILENCE_MS)
+    assert _is_answered(server, OURS, wait_ms=ANSWER_MS)
+
+
+def test_without_an_admission_nobody_gets_in(context):
+    with context.socket(zmq.ROUTER) as socket:
+        OURS.serve(socket)
+        socket.bind("tcp://127.0.0.1:*")
+        assert not _is_answered(socket.last_endpoint.decode(), OURS, wait_ms=SILENCE_MS)
+        assert not socket.poll(0)
+
+
+def test_connections_without_curve_are_not_asked_about(server, context):
+    with context.socket(zmq.DEALER) as client:
+        client.connect("inproc://plain")
+        client.send(b"hello")
+        assert client.poll(ANSWER_MS)
+
+
+def test_a_key_that_is_generated_is_the_same_wherever_it_is_copied(tmp_path):
+    path = tmp_path / "cluster.key"
+    ClusterKey.generate(path)
+
+    key = ClusterKey.load(path, "prod")
+
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert key == ClusterKey.load(path, "prod")
+    assert key.pair == ClusterKey.load(path, "prod").pair
+    public, secret = key.pair
+    assert (len(public), len(secret)) == (40, 40)
+    user, _, password = key.digest.partition(":")
+    assert user == "pinlaterd"
+    assert len(bytes.fromhex(password)) == 32
+    with pytest.raises(FileExistsError):
+        ClusterKey.generate(path)
+
+
+def test_each_cluster_and_key_has_credentials_of_its_own(tmp_path):
+    other = tmp_path / "cluster.key"
+    ClusterKey.generate(other)
+    keys = [OURS, ClusterKey(OURS.secret, "other"), ClusterKey.load(other, "prod")]
+
+    assert len({key.pair for key in keys}) == len({key.digest for key in keys}) == 3
+
+
+def test_a_key_is_not_shown():
+    assert OURS.secret.hex() not in repr(OURS)
+    assert repr(OURS.secret) not in repr(OURS)
+
+
+def _problem(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        ClusterKey.load(path, "prod")
+    [problem] = caught.value.problems
+    assert problem.startswith(f"{path}: ")
+    return problem.removeprefix(f"{path}: ")
+
+
+def test_what_is_no_key_is_refused(tmp_path):
+    path = tmp_path / "cluster.key"
+    assert _problem(path) == (
+        "can't be read (No such file or directory); copy it from another server of the cluster"
+    )
+    ClusterKey.generate(path)
+    path.chmod(0o640)
+    assert _problem(path) == f"others can read it; chmod 600 {path}"
+    path.chmod(0o600)
+    for content in (b"", b"abc", b"ab" * 31, b"\xff" * 64, os.urandom(32)):
+        path.write_bytes(content)
+        assert _problem(path) == (
+            "holds no key (64 hexadecimal digits); copy it again from another server of the cluster"
+        )
