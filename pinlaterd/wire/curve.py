@@ -121,4 +121,5 @@ class Admission:
                 self._socket.send_multipart((version, request, *verdict, b""), zmq.NOBLOCK)
 
     def close(self) -> None:
+        self._socket.unbind(_ZAP_ENDPOINT)  # at once, for a successor; closing takes a moment
         self._socket.close()

@@ -31,7 +31,7 @@ def server(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[str]:
     socket = context.socket(zmq.ROUTER)
     socket.bind("inproc://plain")
     OURS.serve(socket)
-    socket.bind("tcp://127.0.0.1:*")
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
     ends = context.socket(zmq.PULL)
     ends.bind("inproc://end")
 
@@ -42,7 +42,7 @@ def server(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[str]:
         while ends not in (ready := dict(poller.poll())):
             if admission.fileno() in ready:
                 admission.answer()
-            while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            while socket.poll(0):
                 socket.send_multipart(socket.recv_multipart())
         admission.close()
         socket.close()
@@ -50,7 +50,7 @@ def server(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[str]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    yield socket.last_endpoint.decode()
+    yield f"tcp://127.0.0.1:{port}"
     ending = context.socket(zmq.PUSH)
     ending.connect("inproc://end")
     ending.send(b"")
@@ -95,8 +95,8 @@ def test_the_public_key_does_not_suffice(server):
 def test_without_an_admission_nobody_gets_in(context):
     with context.socket(zmq.ROUTER) as socket:
         OURS.serve(socket)
-        socket.bind("tcp://127.0.0.1:*")
-        assert not _is_answered(socket.last_endpoint.decode(), OURS, wait_ms=SILENCE_MS)
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        assert not _is_answered(f"tcp://127.0.0.1:{port}", OURS, wait_ms=SILENCE_MS)
         assert not socket.poll(0)
 
 
