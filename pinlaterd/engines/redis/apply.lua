@@ -51,7 +51,7 @@ for _ = 1, take_number() do
   end
   last_ids[queue] = last - total
   if last == total then -- it was evicted
-    last_ids[queue] = unused_id(now)
+    last_ids[queue] = unused_id(queue, now)
     redis.call('SET', counter, string.format('%d', last_ids[queue] + total))
   end
 end

@@ -85,6 +85,7 @@ local PENDING, IN_PROGRESS, SUCCEEDED, FAILED = '0', '1', '2', '3'
 -- Up to here, the year 4147, scores tell the digits apart; LIMITS promise no later run-after.
 local LATEST_ORDERED_MS = 2 ^ 36 * 1000
 local LATEST_MS = 2 ^ 63 - 1024
+local START_OF_2020_MS = 1577836800000
 local MOST_EXACT = 2 ^ 53 -- whole numbers up to here are such in Lua
 local MANY, LONG_MEMBER = 32, string.rep('x', 65) -- as add_all needs it
 local SIZES = { zset = 'ZCARD', hash = 'HLEN', list = 'LLEN', string = 'STRLEN' }
@@ -244,10 +245,12 @@ end
 
 -- What a queue's counter is at least when its shard is opened or it is created, and where it is
 -- lost: an id that nobody can have given before (first_local_id in engines/base.py), whatever copy
--- of the keys this is.
-local function unused_id(now_ms)
+-- of the keys this is. In PinLater's layout ids have 14 digits at most, until 2051: into the key of
+-- a job PinLater's script for enqueues writes a longer one as 1.7637768000047e+15, and loses the job.
+local function unused_id(queue, now_ms)
   local began = number_in(redis.call('HGET', RECORD, 'start_ms'), 0, LATEST_ORDERED_MS) or 0
-  return math.max(now_ms, began) * 1000
+  local ms = math.max(now_ms, began)
+  return is_lean(queue) and ms * 1000 or math.max(ms - START_OF_2020_MS, 0) * 100
 end
 
 -- What a script returns, before it has written anything, where something else than `wanted` lies

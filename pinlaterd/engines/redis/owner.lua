@@ -10,12 +10,15 @@ local function queues_key(queue)
   return is_lean(queue) and LEAN_QUEUES or QUEUES
 end
 
--- What is no number is left as it is: the first enqueue reports it.
-local function raise_counter(queue, now_ms)
-  local counter, least = counter_key(queue), unused_id(now_ms)
+-- What is no number is left as it is: the first enqueue reports it. A queue in PinLater's layout may
+-- have the counter of a lean one of its name: it is lowered. Lean queues' ids are far above `least`,
+-- those given in PinLater's layout before are below it.
+local function set_counter(queue, now_ms)
+  local counter, least = counter_key(queue), unused_id(queue, now_ms)
   local last = redis.pcall('GET', counter)
   local number = type(last) == 'string' and string.find(last, '^[0-9]+$') and tonumber(last)
-  if last == false or (number and number < least) then
+  local is_long = number and not is_lean(queue) and number >= 10 ^ 14 and number < MOST_EXACT / 2
+  if last == false or (number and number < least) or is_long then
     redis.call('SET', counter, string.format('%.0f', least))
   end
 end
@@ -87,7 +90,7 @@ function scripts.open()
     end
   end
   for _, queue in ipairs(queues) do
-    raise_counter(queue, now)
+    set_counter(queue, now)
   end
   return { 'OK', token, start, clean and 1 or 0, queues }
 end
@@ -140,7 +143,7 @@ function scripts.create_queue()
     return problem
   end
   if redis.call('ZADD', queues_key(queue), 'NX', now / 1000, queue) == 1 then
-    raise_counter(queue, now)
+    set_counter(queue, now)
   end
   return { 'OK' }
 end

@@ -20,7 +20,7 @@ from pinlaterd.model import (
     RetryFailedRequest,
 )
 from tests.engines.mysql.conftest import NewEngine
-from tests.engines.mysql.pinlater import make_tables
+from tests.servers.pinlater import make_tables
 from tests.shard.conftest import MakeShard, Shard
 
 SECOND = 1000

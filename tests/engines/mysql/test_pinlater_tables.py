@@ -11,7 +11,7 @@ from pinlaterd.engines.base import Checkpoint, Release, Search
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness
 from tests.engines.mysql.conftest import NewEngine
-from tests.engines.mysql.pinlater import make_tables
+from tests.servers.pinlater import make_tables
 
 SECOND = 1000
 CLAIM = "host:9010:1600000000000:web:7"

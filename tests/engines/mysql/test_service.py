@@ -11,8 +11,8 @@ import pytest
 
 from pinlaterd.client import AckInfo, Client, JobState
 from tests.deployment import Deployment
-from tests.engines.mysql.pinlater import make_tables
 from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB
+from tests.servers.pinlater import make_tables
 
 pytestmark = pytest.mark.service
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import redis
@@ -13,6 +14,8 @@ from pinlaterd.engines.base import Checkpoint, Requeued, Search, StoredJob
 from pinlaterd.model import JobKey, JobState, PendingKey
 from tests.conformance.engine.engines import EngineMaker
 from tests.conformance.engine.harness import QUEUE, EngineHarness
+from tests.servers.pinlater import Dequeued, PinLaterOnRedis
+from tests.servers.redis import RedisServer, redis_engine
 
 NOW_MS = 1_700_000_000_000
 CLAIM = "pinlater-host:9010:1421450000123:web:host:7"
@@ -187,6 +190,46 @@ def test_searches_find_its_jobs(serve: EngineHarness, pinlater: PinLater):
     assert [job.key.local_id for job in succeeded] == [7, 6, 5, 4, 3, 2, 1]
     assert list(found) == [JobKey(1, 8)]
     searcher.close()
+
+
+@pytest.mark.parametrize("before", ["ours", "lean, deleted"])
+def test_pinlaters_own_scripts_go_on_with_the_ids_of_a_queue_that_we_had(
+    make: EngineMaker, clock: FakeClock, stranger: redis.Redis, shard: str,
+    redis_server: RedisServer, before: str,
+):  # fmt: skip
+    if before != "ours":
+        lean = EngineHarness(partial(redis_engine, redis_server.address, shard, lean=True), clock)
+        lean.engine.create_queue(QUEUE, clock.now_ms())
+        [ended] = lean.enqueue(b"x")
+        lean.engine.delete_queue(QUEUE)
+        lean.engine.close()
+    store = EngineHarness(make, clock)
+    store.engine.create_queue(QUEUE, clock.now_ms())
+    [ours] = store.enqueue(b"ours")
+    store.engine.close()
+    theirs = PinLaterOnRedis(stranger, shard)
+
+    descriptors = [f"{QUEUE}:s{shard}:p1:{ours.local_id}", theirs.enqueue(QUEUE, b"theirs")]
+    claimed = theirs.dequeue(QUEUE, limit=9)
+    theirs.fail(descriptors[1])
+
+    bodies = (b"ours", 2, 2), (b"theirs", 3, 3)
+    assert claimed == dict(zip(descriptors, [Dequeued(*one) for one in bodies], strict=True))
+    assert store.reopen().clean
+    key = ours._replace(local_id=ours.local_id + 1)
+    job = store.job(key)
+    assert (job.state, job.body, job.attempts_remaining) == (JobState.PENDING, b"theirs", 2)
+    [newest] = store.enqueue(b"newest")
+    assert newest.local_id > key.local_id
+    if before != "ours":
+        store.engine.delete_queue(QUEUE)
+        store.engine.close()
+        lean.reopen()
+        lean.engine.create_queue(QUEUE, clock.now_ms())
+        assert lean.enqueue(b"x")[0].local_id > ended.local_id
+        lean.engine.close()
+    else:
+        store.engine.close()
 
 
 def _read_in_pages(store: EngineHarness, limit: int) -> list[PendingKey]:
