@@ -128,7 +128,7 @@ class Batches:
             return
         refusal = self._commit(operations, batch.now_ms)
         for dequeue in batch.left_out:
-            self._conclude(dequeue, batch.now_ms)
+            self._conclude_empty(dequeue, batch.now_ms)
         if refusal and not isinstance(refusal, StorageFull) and not self._engine.failure:
             # Once, however many calls it refused.
             self._state.health.failed(self._clock.monotonic())
@@ -206,7 +206,7 @@ class Batches:
         elif batch.dequeues:
             batch.left_out.append(dequeue)
         else:
-            self._conclude(dequeue, now_ms)
+            self._conclude_empty(dequeue, now_ms)
 
     # --- its commit --------------------------------------------------------------------------
 
@@ -244,6 +244,7 @@ class Batches:
         self, operations: Sequence[Operation], batch: Batch, result: BatchResult, started: float
     ) -> None:
         stats, now = self._state.stats, self._clock.monotonic()
+        self._state.heard_at = started
         self._state.health.succeeded(now - started, now)
         stats.record("shard_batch_jobs", sum([operation.in_commit for operation in operations]))
         stats.record("shard_commit_ms", (now - started) * 1000)
@@ -293,6 +294,15 @@ class Batches:
             del self._in_flight[operation]
         else:
             self.unfinished.append(operation)
+
+    def _conclude_empty(self, dequeue: Dequeue, now_ms: int) -> None:
+        """One that finds nothing in memory."""
+        try:
+            self._state.confirm()
+        except StorageError as error:
+            self._refuse([dequeue], error, now_ms)
+        else:
+            self._conclude(dequeue, now_ms)
 
     def _put_off(self, operations: Sequence[Operation], error: StorageLocked, now_ms: int) -> None:
         """A queue of theirs is locked: they wait for the next try, or are refused."""

@@ -174,7 +174,7 @@ class Maintenance:
     def steps_of_tick(self) -> Sequence[Callable[[], None]]:
         return (
             self._look_at_clock,
-            self._engine.heartbeat,
+            self._state.heartbeat,
             self._probe,
             self._look_at_suspects,
             self.gauges.refresh,

@@ -90,6 +90,7 @@ class ShardService:
         self.time.resume()
         ownership = self._engine.open(self.time.latest_ms(), self.term)
         self.incarnation = max(ownership.start_ms, self.incarnation + 1)
+        self._state.is_shared, self._state.heard_at = self.term.epoch > 0, self._clock.monotonic()
         try:
             self._load()
             self.durability = self._engine.durability()

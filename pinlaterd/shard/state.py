@@ -32,6 +32,9 @@ STORE_FAILED = "could not have its store carry it out"
 # are decoded or encoded, and packed.
 _BATCH_PART = 16
 
+# How old the memory of an owner may be that another server may have superseded.
+_CONFIRM_SECONDS = 0.5
+
 LAST_LOCAL_ID = (1 << 63) - 1
 LAST_PRIORITY = 127
 # What stands for descriptors that are well formed and whose job no store can hold: local ids
@@ -140,6 +143,8 @@ class ShardState:
         self.clock = clock
         self.stats = stats
         self.dequeue_only = False
+        self.is_shared = False  # whether other servers may come to own the store
+        self.heard_at = 0.0  # when the store last answered its owner, monotonic seconds
         # Of the bodies that one commit may bring, and of the replies that wait.
         self.batch_bytes = server.shard_buffer_bytes // _BATCH_PART
         self.rules = Rules(engine.limits, engine.narrower, server)
@@ -198,6 +203,17 @@ class ShardState:
         """As the engine's; a queue that is locked is not tried before its time."""
         with self.locks.trying(queue):
             return self.engine.read_pending(queue, priority, **options)
+
+    def heartbeat(self) -> None:
+        began = self.clock.monotonic()
+        self.engine.heartbeat()
+        self.heard_at = began
+
+    def confirm(self) -> None:
+        """Before a reply from memory alone: another server may own the store by now. Raises
+        StorageError if it does."""
+        if self.is_shared and self.clock.monotonic() > self.heard_at + _CONFIRM_SECONDS:
+            self.heartbeat()
 
     def unable(self, error: StorageError) -> ShardConnectionFailed:
         return ShardConnectionFailed([self.name], error.message)

@@ -60,6 +60,10 @@ _ONLY_MARIADB = ", in_predicate_conversion_threshold = 0"
 _ONLY_MYSQL = ", information_schema_stats_expiry = 0"
 
 
+# Before a statement that waits for locks all the same, on MariaDB; MySQL always waits a second.
+WAIT_FOR_LOCKS = b"SET STATEMENT lock_wait_timeout = 1, innodb_lock_wait_timeout = 1 FOR "
+
+
 class Server(NamedTuple):
     """Where a shard's master is, and as whom."""
 
@@ -346,6 +350,8 @@ _CURES = {
     1040: "the server has no connection left; raise max_connections",
     1044: "grant the shard's user ALL on `plq\\_%`.* and `plm\\_%`.*",
     1045: "correct user and passwd of this shard in etc/shards.yaml",
+    1095: "another account opened it: let all servers use one account for this shard, or grant this"
+    " one CONNECTION ADMIN (MySQL: CONNECTION_ADMIN)",
     1114: "the server's tablespace or disk is full; make room there",
     1129: "the server blocks this host; run FLUSH HOSTS there",
     1130: "the server does not let this host in; create the user for it",

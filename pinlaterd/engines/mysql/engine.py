@@ -28,7 +28,7 @@ from pinlaterd.engines.base import (
 )
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.mysql.batch import HELD, FailedAttempt, apply_batch, fail_attempts, held_in
-from pinlaterd.engines.mysql.connection import Server, quote_name
+from pinlaterd.engines.mysql.connection import WAIT_FOR_LOCKS, Server, quote_name
 from pinlaterd.engines.mysql.searcher import MysqlSearcherFactory
 from pinlaterd.engines.mysql.statements import (
     UPDATED_AT_MS,
@@ -51,9 +51,6 @@ _DROP_SECONDS = 300.0
 _SWEEP_SECONDS = 30.0
 # What follows the host in a claim (`ClaimDescriptors` of the shard), if a source has 14 characters.
 _CLAIM_BEHIND_HOST = 48
-# A queue is dropped by hand, while a search may read it and the server may write statistics of its
-# tables (MariaDB, a second after the last of many changes): that may wait for locks.
-_WAIT_FOR_LOCKS = b"SET STATEMENT lock_wait_timeout = 1, innodb_lock_wait_timeout = 1 FOR "
 
 
 class MysqlEngine(Store, StorageEngine):
@@ -125,7 +122,9 @@ class MysqlEngine(Store, StorageEngine):
         self.counts.cancel()
         statement = b"DROP DATABASE IF EXISTS " + quote_name(self.tables.prefix + queue)
         if db.is_mariadb:
-            statement = _WAIT_FOR_LOCKS + statement
+            # For a search that reads it, and for the server, which writes statistics of tables a
+            # second after the last of many changes.
+            statement = WAIT_FOR_LOCKS + statement
         with self.guarded(), db.patiently(_DROP_SECONDS):
             db.execute(statement)
         self.tables.drop(queue)

@@ -24,7 +24,7 @@ from pinlaterd.engines.mysql.connection import (
     describe,
     quote_text,
 )
-from pinlaterd.engines.mysql.store import OwnerLock
+from pinlaterd.engines.mysql.ownership import OwnerLock
 from pinlaterd.errors import StorageError
 
 _ANSWER_SECONDS = 30.0
@@ -169,7 +169,7 @@ class ReplicationServer:
         for that."""
         with self._guarded():
             lock = OwnerLock(shard, self.server)
-            return lock.take(self._db, attempts=_LOCK_ATTEMPTS, from_anybody=True)
+            return lock.take(self._db, attempts=_LOCK_ATTEMPTS, ends_after=0)
 
     def stop_replicating(self) -> None:
         self._do(b"STOP " + self._words.replica)

@@ -24,6 +24,7 @@ import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from pinlaterd.clock import Clock
@@ -34,7 +35,6 @@ from pinlaterd.engines.mysql.connection import (
     DUPLICATE_KEY,
     FAULTS,
     READ_ONLY,
-    UNKNOWN_CONNECTION,
     Connection,
     Server,
     code_of,
@@ -48,6 +48,7 @@ from pinlaterd.engines.mysql.connection import (
     quote_text,
     storage_error,
 )
+from pinlaterd.engines.mysql.ownership import OwnerLock, OwnerRecord
 from pinlaterd.engines.mysql.statements import CommitProbe, Transaction, UnexpectedRows
 from pinlaterd.engines.mysql.tables import (
     ShardTables,
@@ -57,15 +58,15 @@ from pinlaterd.engines.mysql.tables import (
     limits_of,
     owner_database,
 )
-from pinlaterd.errors import QueueGone, ShardOwned, StorageError, StorageLocked, StorageNotCommitted
+from pinlaterd.errors import QueueGone, StorageError, StorageLocked, StorageNotCommitted, Superseded
 from pinlaterd.model import JobState
 
 T = TypeVar("T")
 
+# How long the owner before may take to close the store, in a planned move.
+_PLANNED_WAIT_SECONDS = 5
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
-# A server takes a moment to notice that a process that was killed has gone.
-_WAIT_SECONDS = 1
 # An answer to how a lost COMMIT ended may take this part of what others may take: together they end
 # before the callers' time does, which is twice that of one answer.
 _LOOK_UP_PART = 0.5
@@ -74,61 +75,6 @@ _ATTEMPTS = 4
 # After one in which jobs were not as expected, so many look first: where claims time out often, a
 # late ack would make every batch be done twice.
 _CAREFUL_TRANSACTIONS = 20
-
-
-class OwnerLock:
-    """One shard's lock, and which connection of this process had it last."""
-
-    def __init__(self, shard: str, server: Server) -> None:
-        self._name = f"pinlaterd:{shard}"
-        self._where = f"shard {shard} in {server}"
-        self._last_holder = 0  # as the server numbers connections
-
-    def take(self, db: Connection, *, attempts: int = 3, from_anybody: bool = False) -> int:
-        """Make `db` the owner; returns how many connections were ended for that: one of ours that
-        holds the lock still, because the server has not heard of its end or is at work for it, and
-        any other with `from_anybody`. It is tried `attempts` times more, for a second each. The
-        driver's faults are passed on.
-
-        Raises ShardOwned while another process holds it; StorageError if it can't be had yet."""
-        name = quote_text(self._name)
-        ended: set[int] = set()
-        for attempt in range(1 + attempts):
-            with db.patiently(_WAIT_SECONDS):
-                wait = b"SELECT GET_LOCK(%b, %d)" % (name, _WAIT_SECONDS if attempt else 0)
-                [[locked]] = db.rows(wait)
-            [[holder]] = db.rows(b"SELECT IS_USED_LOCK(%b)" % name)
-            if locked == 1 and holder is not None:
-                self._last_holder = int(holder)
-                return len(ended)
-            if holder is not None and attempt and (attempt == attempts or not from_anybody):
-                raise self._held_by(int(holder))
-            if holder is not None and (from_anybody or holder == self._last_holder):
-                ended.add(int(holder))
-                try:
-                    db.execute(b"KILL CONNECTION %d" % holder)
-                except FAULTS as fault:
-                    if code_of(fault) != UNKNOWN_CONNECTION:  # it may have ended by now
-                        raise
-        raise StorageError(
-            f"{self._where}: the lock {self._name!r} is free and can't be had; it is tried again. "
-            "If a proxy is between, it must not multiplex connections"
-        )
-
-    def _held_by(self, holder: int) -> StorageError:
-        if holder == self._last_holder:
-            return StorageError(
-                f"{self._where}: connection {holder} of that server, which was ours, still holds "
-                f"the lock {self._name!r}; it is waited for"
-            )
-        return ShardOwned(
-            f"{self._where}: connection {holder} of that server holds the lock {self._name!r}: "
-            "another process owns this shard"
-        )
-
-    def release(self, db: Connection) -> None:
-        """A server that is busy may see much later that a connection has been closed."""
-        db.execute(b"DO RELEASE_LOCK(" + quote_text(self._name) + b")")
 
 
 class Store:
@@ -166,6 +112,8 @@ class Store:
         self._owner_database = owner_database(shard)
         self._owner_table = quote_name(self._owner_database, "owner")
         self._lock = OwnerLock(shard, server)
+        self._record = OwnerRecord(shard, server)
+        self._term = SINGLE  # of our latest ownership
         self._db: Connection | None = None
         self._heard_at = 0.0  # when a heartbeat last found the server as it has to be
         self._start_ms = 0  # of our ownership
@@ -188,14 +136,33 @@ class Store:
         self._db, self._failure, self._heard_at = db, "", self.clock.monotonic()
         try:
             with self.guarded():
-                self._lock.take(db)
+                self._take_lock(db, term)
                 self._check_writable(db)
+                self._term = term
                 self.sweeps_due = {}
                 for queue, had_tables in self.tables.load(db).items():
                     self.counts.open_queue(queue, None if had_tables else {})
                 return self._take_over(db, now_ms)
         except BaseException:
             self._abandon()
+            raise
+
+    def _take_lock(self, db: Connection, term: Term) -> None:
+        if not term.epoch:
+            self._lock.take(db)
+            return
+        self._check_writable(db)
+        self._record.claim(db, term)
+        waits = _PLANNED_WAIT_SECONDS if term.planned else 0
+        # If this term was ours before, the holder is another process of this server: end none then,
+        # or the two would end each other for ever.
+        ends_after = None if term[:2] == self._term[:2] else waits
+        ours = partial(self._record.check, db, term)
+        self._lock.take(db, attempts=waits + 3, ends_after=ends_after, check=ours)
+        try:
+            ours()  # a later term may have claimed and found the lock free
+        except Superseded:
+            self._lock.release(db)
             raise
 
     def _connect(self, patience_seconds: float) -> Connection:
@@ -263,7 +230,7 @@ class Store:
         """Let the server hear from us before it takes us for dead. One that has become a replica
         keeps no owner: it would refuse all that we write, or, from an administrator, accept it."""
         db, now = self.db, self.clock.monotonic()
-        if now - self._heard_at < self._lease_seconds / 3:
+        if now - self._heard_at < self._lease_seconds / 3 and not self._term.epoch:
             return
         with self.reading():
             try:

@@ -51,6 +51,8 @@
 --                               fence     how many owners there were: the first part of a token
 --                               start_ms  when the last owner began
 --                               clean     1 after an end in order, else 0
+--                               epoch     of the latest term in which it was opened, where several
+--                               server    servers share the shards, and by which of them
 --                               dropped   how many sets of deleted queues there ever were
 --   plo_SHARD                 the owner's token, FENCE:START_MS:WHO, for as long as its lease lasts
 --   plt_SHARD                 list: keys of deleted queues' sets, whose jobs are yet to be removed

@@ -45,14 +45,16 @@ end
 
 -- Take ownership. Arguments: now_ms, lease in ms, who asks, the token of an owner that is known to
 -- have ended or '', 1 if who asks was an owner before and did not end in order: a replica that has
--- taken the server's place may not know of that. The lease of an owner that has ended need not be
--- waited for, nor need who asks again, having lost its connection, wait for the end of its own.
+-- taken the server's place may not know of that; server and epoch of the term, 0 for none, 1 to wait
+-- for an owner of an earlier term, too. The lease of an owner that has ended need not be waited for,
+-- nor that of an earlier term (but for a failover's, whose fence is 0), nor need who asks again,
+-- having lost its connection, wait for the end of its own.
 -- Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's token, what is
--- left of its lease in ms; or REFUSED and why; or DAMAGED. Lean queues of releases before runs are
--- to be converted before they are served.
+-- left of its lease in ms; or SUPERSEDED, server and epoch of a later term; or REFUSED and why; or
+-- DAMAGED. Lean queues of releases before runs are to be converted before they are served.
 function scripts.open()
   local now, lease_ms, who, ended = take_number(), take(), take(), take()
-  local ended_badly = take() == '1'
+  local ended_badly, server, epoch, waits = take() == '1', take(), take_number(), take() == '1'
   local problem = damage(LEASE, 'string')
     or damage(RECORD, 'hash')
     or damage(QUEUES, 'zset')
@@ -63,16 +65,23 @@ function scripts.open()
   if problem then
     return problem
   end
+  local record = redis.call('HMGET', RECORD, 'start_ms', 'clean', 'fence', 'epoch', 'server')
+  local last = number_in(record[4], 0, MOST_EXACT) or 0
+  if epoch > 0 and (epoch < last or (epoch == last and server ~= record[5])) then
+    return { 'SUPERSEDED', record[5] or '', last }
+  end
   local owner = redis.call('GET', LEASE)
   if owner and owner ~= ended and string.match(owner, '^[^:]*:[^:]*:(.*)$') ~= who then
-    return { 'OWNED', owner, redis.call('PTTL', LEASE) }
+    local is_earlier = epoch > last and string.match(owner, '^[^:]*') == record[3]
+    if waits or not is_earlier then
+      return { 'OWNED', owner, redis.call('PTTL', LEASE) }
+    end
   end
   -- The first write is one that a full Redis takes, so that a shard can be opened on it.
   local freed = redis.pcall('DEL', LEASE)
   if type(freed) == 'table' and freed.err then
     return { 'REFUSED', freed.err }
   end
-  local record = redis.call('HMGET', RECORD, 'start_ms', 'clean', 'fence')
   local start = math.max(now, (number_in(record[1], 0, LATEST_ORDERED_MS) or -1) + 1)
   local clean = record[2] ~= '0' and not ended_badly
   local fence = string.format('%.0f', (number_in(record[3], 0, MOST_EXACT / 2) or 0) + 1)
@@ -81,6 +90,9 @@ function scripts.open()
     'HSET', RECORD, 'owner', token, 'start_ms', string.format('%.0f', start), 'clean', 0,
     'fence', fence
   )
+  if epoch > 0 then
+    redis.call('HSET', RECORD, 'epoch', string.format('%.0f', epoch), 'server', server)
+  end
   redis.call('SET', LEASE, token, 'PX', lease_ms)
   convert_later()
   local queues = redis.call('ZRANGE', QUEUES, 0, -1)

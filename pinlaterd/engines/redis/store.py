@@ -15,6 +15,9 @@ PLACE is the machine's boot and the name space that PID counts in, STARTED when 
 in ticks of that boot. A name that has them and is of this very place belongs to a process that can
 be looked for; of any other nothing is known, and its lease has to be waited for.
 
+Where several servers share the shards, the record bears the last owner's term, too: the lease of an
+owner of an earlier term is not waited for, and an earlier term can't take over any more.
+
 To be wrong costs no job: a token that was replaced writes nothing (common.lua).
 """
 
@@ -26,6 +29,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +50,7 @@ from pinlaterd.errors import (
     StorageError,
     StorageFull,
     StorageNotCommitted,
+    Superseded,
 )
 from pinlaterd.lifecycle import process_place
 from pinlaterd.model import QUEUE_NAME, JobState
@@ -53,6 +58,8 @@ from pinlaterd.model import QUEUE_NAME, JobState
 log = logging.getLogger(__name__)
 
 _CONVERTED_AT_ONCE = 1_000
+# How long the owner before may take to close the store, in a planned move.
+_PLANNED_WAIT_SECONDS, _POLL_SECONDS = 5.0, 0.05
 
 
 class ShardKeys(NamedTuple):
@@ -129,7 +136,7 @@ class Store:
         try:
             refuse_cluster(connection)
             refuse_replica(connection)
-            ownership = self._take_over(connection, now_ms)
+            ownership = self._take_over(connection, now_ms, term)
             self._durability = read_durability(connection)
         except BaseException:
             connection.close()
@@ -144,17 +151,32 @@ class Store:
             raise
         return ownership
 
-    def _take_over(self, connection: Connection, now_ms: int) -> Ownership:
+    def _take_over(self, connection: Connection, now_ms: int, term: Term) -> Ownership:
         ended_badly = "1" if self._token else "0"
         instead_of = b""  # the token of an owner whose lease need not be waited for
+        deadline = time.monotonic() + (_PLANNED_WAIT_SECONDS if term.planned else 0)
         while True:
-            who = (self._who, instead_of, ended_badly)
+            waits = time.monotonic() < deadline
+            who = (self._who, instead_of, ended_badly, term.server, term.epoch, int(waits))
             status, *answer = connection.run(
                 scripts.OPEN, (self._name, now_ms, self._lease_ms, *who)
             )
-            if status != b"OWNED" or instead_of or not has_ended(_name_in(answer[0])):
+            if status != b"OWNED" or instead_of:
                 break
-            instead_of = answer[0]
+            if has_ended(_name_in(answer[0])):
+                instead_of = answer[0]
+            elif waits:
+                time.sleep(_POLL_SECONDS)
+            else:
+                break
+        if status == b"SUPERSEDED":
+            server, epoch = answer[0].decode(errors="replace"), answer[1]
+            raise Superseded(
+                f"{self.shard}: server {server} has owned it in epoch {epoch}; this is "
+                f"{term.server} in epoch {term.epoch}",
+                server,
+                epoch,
+            )
         if status == b"REFUSED":
             raise StorageError(f"{self.shard.server} {refusal_words(answer[0].decode())}")
         if status == b"DAMAGED":
