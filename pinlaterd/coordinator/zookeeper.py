@@ -1,0 +1,444 @@
+"""A coordinator's session with ZooKeeper, and the nodes that a cluster has there.
+
+    /pinlaterd/NAME/members/m-0000000017    ephemeral: a coordinator that lives; the oldest leads
+                    servers/jobs-1          a server that belongs to it, alive or not
+                    config, in_force, assignment, format
+
+A coordinator that was killed takes its session up again, and with it its member node: to others it
+has never been away. Only holders of the cluster's key can read or write any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.security import make_acl, make_digest_acl
+
+from pinlaterd.client.zookeeper import KAZOO_LOG, REREAD_SECONDS, Unanswered, Watcher
+from pinlaterd.config.layout import replace_file
+from pinlaterd.errors import DeploymentError
+from pinlaterd.lifecycle import process_place
+
+log = logging.getLogger(__name__)
+
+SESSION_SECONDS = 4.0
+START_SECONDS = 3 * SESSION_SECONDS
+MOST_DATA_BYTES = 900 * 1024  # ZooKeeper closes a connection that brings a megabyte
+_ROOT = "/pinlaterd"
+
+
+class Conflict(Exception):
+    """Nothing was written: the node has another version, or this server leads no more."""
+
+
+class NotConnected(Exception):
+    """ZooKeeper could not be asked, or has not answered: a write may have been carried out."""
+
+
+class Node(NamedTuple):
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What ZooKeeper held when it was read last; while it is not `connected`, or with a `problem`
+    (why this server can't be a member, and the cure), what it held before."""
+
+    members: Mapping[str, bytes] = field(default_factory=dict)  # by node's name, the oldest first
+    servers: Mapping[str, Node] = field(default_factory=dict)
+    nodes: Mapping[str, Node] = field(default_factory=dict)  # config, … as far as there are any
+    own: str = ""  # our member node, while there is one
+    connected: bool = False
+    problem: str = ""
+
+    @property
+    def leads(self) -> bool:
+        """Whether our member node is the oldest; whether it still is, a write finds out."""
+        return self.own != "" and self.own == next(iter(self.members), "")
+
+
+class _Write(NamedTuple):
+    path: str
+    data: bytes | None
+    version: int | None
+    as_leader: bool
+    done: asyncio.Future[int]
+
+
+class Session(Watcher):
+    """To be used in the event loop, where `on_view` gets each View that differs from the last."""
+
+    def __init__(
+        self,
+        hosts: str,
+        cluster: str,
+        digest: str,
+        state_file: Path,
+        on_view: Callable[[View], None],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        reread_seconds: float = REREAD_SECONDS,
+    ) -> None:
+        """`digest`: ClusterKey.digest. `state_file`: where the session is kept for a coordinator
+        that comes after this one."""
+        super().__init__(
+            hosts,
+            session_seconds=SESSION_SECONDS,
+            reread_seconds=reread_seconds,
+            auth=[("digest", digest)],
+            session=_kept_session(state_file),
+        )
+        self.view = View()
+        self._cluster = cluster
+        self._root = f"{_ROOT}/{cluster}"
+        self._digest = digest
+        self._state_file = state_file
+        self._on_view = on_view
+        self._loop = loop
+        self._is_settled = asyncio.Event()
+        self._writes: queue.SimpleQueue[_Write] = queue.SimpleQueue()
+        self._member_data = b""
+        self._told = View()  # this and what follows is the thread's
+        self._kept: tuple[int, bytes] | None = None
+        self._namesake_since: float | None = None
+
+    # --- in the event loop ----------------------------------------------------------------
+
+    async def start(self, member_data: bytes, *, patience_seconds: float = START_SECONDS) -> None:
+        """Become a member. `member_data`: JSON with this server's name as `server`.
+
+        Returns once there is our member node, or after this time if ZooKeeper can't be asked: it
+        goes on trying. Raises DeploymentError for a View's `problem`: no such cluster, another key,
+        another server of this name that lives."""
+        self._member_data = member_data
+        self.begin()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_seconds):
+                await self._is_settled.wait()
+        if self.view.problem:
+            raise DeploymentError(self.view.problem)
+
+    def describe(self, member_data: bytes) -> None:
+        """What our member node is to hold, in this session and later ones."""
+        self._member_data = member_data
+        self.poke()
+
+    async def write(
+        self, path: str, data: bytes | None, version: int | None, *, as_leader: bool
+    ) -> int:
+        """Set the node `path` (`config`, `servers/jobs-1`), which has this version, and return its
+        next one. No version: create it. No data: delete it. `as_leader`: only if we lead. Raises
+        Conflict, NotConnected."""
+        assert data is None or len(data) <= MOST_DATA_BYTES
+        if self._is_ending:
+            raise NotConnected(f"{path}: the session was ended")
+        done: asyncio.Future[int] = self._loop.create_future()
+        self._writes.put(_Write(path, data, version, as_leader, done))
+        self.poke()
+        return await done
+
+    def stop(self, *, leave: bool) -> None:
+        """Without `leave` others take us for alive while the process lives, and for the session's
+        time-out."""
+        if leave:
+            self._state_file.unlink(missing_ok=True)
+        self.end(close_session=leave)
+
+    def _take(self, view: View) -> None:
+        self.view = view
+        if view.own or view.problem:
+            self._is_settled.set()
+        self._on_view(view)
+
+    # --- in the thread --------------------------------------------------------------------
+
+    def look(self, client: KazooClient) -> bool:
+        session = client.client_id
+        if session is None:
+            return False
+        self._keep(session)
+        self._carry_out_writes(client)
+        try:
+            view = self._read(client, session[0])
+        except (NoNodeError, NoAuthError, DeploymentError) as error:
+            problem = str(_explained(error, self.hosts, self._cluster))
+            view = replace(self._told, own="", connected=False, problem=problem)
+        if client.client_id != session:  # some of it may have been read in the next one
+            return False
+        self._tell(view)
+        return view.own != ""
+
+    def away(self) -> None:
+        for write in _drained(self._writes):
+            self._settle(write, NotConnected(f"{write.path}: ZooKeeper can't be asked"))
+        self._tell(replace(self._told, connected=False))
+
+    def _read(self, client: KazooClient, session_id: int) -> View:
+        own = None
+        while own is None:
+            members = _read_folder(client, f"{self._root}/members", self.poke)
+            own = self._own_member(client, members, session_id)
+        return _view(client, self._root, members, self.poke, own=own, connected=True)
+
+    def _own_member(
+        self, client: KazooClient, members: Mapping[str, _Found], session_id: int
+    ) -> str | None:
+        """Our member node; None: something was changed, look again; "": a server of our name is
+        there, which may be ourselves, in a session that is about to end."""
+        mine = [name for name, found in members.items() if found.session_id == session_id]
+        name = _server_in(self._member_data)
+        namesakes = [
+            other
+            for other, found in members.items()
+            if found.session_id != session_id and _server_in(found.node.data) == name
+        ]
+        folder = f"{self._root}/members"
+        if namesakes and not (mine and mine[0] < namesakes[0]):
+            for surplus in mine:
+                self.ask(client.delete_async(f"{folder}/{surplus}"))
+            now = time.monotonic()
+            self._namesake_since = self._namesake_since or now
+            if now - self._namesake_since > 2 * self.negotiated_seconds:
+                raise DeploymentError(
+                    f"another server of cluster {self._cluster} is called {name}, too, and lives; "
+                    "stop it, or give this one another name (`server` in etc/local.yaml)"
+                )
+            return ""
+        self._namesake_since = None
+        if not mine:
+            create = client.create_async(
+                f"{folder}/m-", self._member_data, _acl(self._digest), ephemeral=True, sequence=True
+            )
+            self.ask(create)
+        elif len(mine) > 1:  # an answer was lost
+            self.ask(client.delete_async(f"{folder}/{mine[1]}"))
+        elif members[mine[0]].node.data != self._member_data:
+            self.ask(client.set_async(f"{folder}/{mine[0]}", self._member_data))
+        else:
+            return mine[0]
+        return None
+
+    def _carry_out_writes(self, client: KazooClient) -> None:
+        for write in _drained(self._writes):
+            try:
+                if write.as_leader and not self._told.leads:
+                    raise Conflict(f"{write.path}: this server does not lead")
+                member = self._told.own if write.as_leader else ""
+                version = _write(client, self._root, self._digest, write[:3], member)
+                self._settle(write, version)
+            except Conflict as error:
+                self._settle(write, error)
+            except Unanswered as error:
+                self._settle(write, NotConnected(f"{write.path}: {error!r}"))
+                raise
+
+    def _settle(self, write: _Write, outcome: int | Exception) -> None:
+        def settle() -> None:
+            if write.done.done():  # its caller was cancelled
+                return
+            if isinstance(outcome, Exception):
+                write.done.set_exception(outcome)
+            else:
+                write.done.set_result(outcome)
+
+        self._in_loop(settle)
+
+    def _tell(self, view: View) -> None:
+        if view != self._told:
+            self._told = view
+            self._in_loop(self._take, view)
+
+    def _in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # it was closed
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def _keep(self, session: tuple[int, bytes]) -> None:
+        if session == self._kept or self._is_ending:
+            return
+        self._kept = session
+        log.info("ZooKeeper: session %#x, time-out %g s", session[0], self.negotiated_seconds)
+        kept = {"place": process_place(), "id": session[0], "password": session[1].hex()}
+        try:
+            replace_file(self._state_file, json.dumps(kept).encode())
+        except OSError as error:
+            log.error("the session with ZooKeeper can't be kept: %s", error)
+
+
+def _kept_session(state_file: Path) -> tuple[int, bytes] | None:
+    """That of a process of this deployment, which has ended; not of another machine, whose folder
+    this is a copy of."""
+    try:
+        kept = json.loads(state_file.read_bytes())
+        if kept["place"] == process_place():
+            return int(kept["id"]), bytes.fromhex(kept["password"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def _drained(writes: queue.SimpleQueue[_Write]) -> Iterator[_Write]:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield writes.get_nowait()
+
+
+# --- a cluster's nodes ------------------------------------------------------------------------
+
+
+class _Found(NamedTuple):
+    node: Node
+    session_id: int  # of an ephemeral node
+
+
+def _read_folder(client: KazooClient, path: str, watch: Any = None) -> Mapping[str, _Found]:
+    """The nodes there, by name; those that are numbered have names of one length."""
+    names = Watcher.ask(client.get_children_async(path, watch))
+    calls = {name: client.get_async(f"{path}/{name}", watch) for name in sorted(names)}
+    found = {}
+    for name, call in calls.items():
+        with contextlib.suppress(NoNodeError):  # gone since: the folder's watch tells
+            data, stat = Watcher.ask(call)
+            found[name] = _Found(Node(data, stat.version), stat.ephemeralOwner)
+    return found
+
+
+def _view(
+    client: KazooClient, root: str, members: Mapping[str, _Found], watch: Any = None, **state: Any
+) -> View:
+    servers = _read_folder(client, f"{root}/servers", watch)
+    nodes = _read_folder(client, root, watch)
+    return View(
+        members={name: found.node.data for name, found in members.items()},
+        servers={name: found.node for name, found in servers.items()},
+        nodes={n: found.node for n, found in nodes.items() if n not in {"members", "servers"}},
+        **state,
+    )
+
+
+def _write(
+    client: KazooClient,
+    root: str,
+    digest: str,
+    write: tuple[str, bytes | None, int | None],
+    member: str = "",
+) -> int:
+    """Only while the node of `member` is there, which as long as it is has the same place among
+    all. Raises Conflict."""
+    name, data, version = write
+    path = f"{root}/{name}"
+    transaction = client.transaction()
+    if member:
+        transaction.check(f"{root}/members/{member}", -1)
+    if data is None:
+        transaction.delete(path, -1 if version is None else version)
+    elif version is None:
+        transaction.create(path, data, _acl(digest))
+    else:
+        transaction.set_data(path, data, version)
+    return _commit(transaction, name)
+
+
+def _commit(transaction: Any, name: str) -> int:
+    """The version that the last one has now. Raises Conflict."""
+    results = Watcher.ask(transaction.commit_async())
+    for result in results:  # what fails has its error, all others one of these two
+        if isinstance(result, Exception):
+            if isinstance(result, NoAuthError):
+                raise result
+            if not isinstance(result, RolledBackError | RuntimeInconsistency):
+                raise Conflict(f"{name}: {type(result).__name__}")
+    return int(getattr(results[-1], "version", 0))
+
+
+def _acl(digest: str) -> list[Any]:
+    return [make_digest_acl(*digest.split(":", 1), all=True)]
+
+
+def _server_in(member_data: bytes) -> object:
+    try:
+        return json.loads(member_data)["server"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _explained(error: Exception, hosts: str, cluster: str) -> Exception:
+    where = f"ZooKeeper at {hosts}"
+    if isinstance(error, NoNodeError):
+        return DeploymentError(
+            f"{where} has no cluster {cluster}; make it with `pinlaterd cluster init`"
+        )
+    if isinstance(error, NoAuthError):
+        return DeploymentError(
+            f"{where}: cluster {cluster} was made with another key than etc/cluster.key; copy that "
+            "of one of its servers"
+        )
+    if isinstance(error, Unanswered):
+        return DeploymentError(f"{where} does not answer: {error!r}")
+    return error
+
+
+# --- for commands, which wait -----------------------------------------------------------------
+
+
+def create_cluster(hosts: str, cluster: str, digest: str, nodes: Mapping[str, bytes]) -> None:
+    """Make a cluster, with these nodes (`config`, `servers/jobs-1`), all at once. Raises Conflict
+    if there is one of this name; DeploymentError if ZooKeeper can't be asked."""
+    root = f"{_ROOT}/{cluster}"
+    with _connection(hosts, cluster, digest) as client:
+        with contextlib.suppress(NodeExistsError):
+            # Clusters with other keys may be made beside it.
+            anyone = make_acl("world", "anyone", create=True)
+            client.create(_ROOT, b"", [*_acl(digest), anyone])
+        transaction = client.transaction()
+        for path in (root, f"{root}/members", f"{root}/servers"):
+            transaction.create(path, b"", _acl(digest))
+        for name, data in nodes.items():
+            transaction.create(f"{root}/{name}", data, _acl(digest))
+        _commit(transaction, cluster)
+
+
+def read_cluster(hosts: str, cluster: str, digest: str) -> View:
+    """Raises DeploymentError: no such cluster, another key, ZooKeeper can't be asked."""
+    root = f"{_ROOT}/{cluster}"
+    with _connection(hosts, cluster, digest) as client:
+        return _view(client, root, _read_folder(client, f"{root}/members"), connected=True)
+
+
+def change_cluster(
+    hosts: str, cluster: str, digest: str, path: str, data: bytes | None, version: int | None
+) -> int:
+    """What Session.write does for members. Raises Conflict, and DeploymentError as read_cluster."""
+    with _connection(hosts, cluster, digest) as client:
+        return _write(client, f"{_ROOT}/{cluster}", digest, (path, data, version))
+
+
+@contextlib.contextmanager
+def _connection(hosts: str, cluster: str, digest: str) -> Iterator[KazooClient]:
+    auth = [("digest", digest)]
+    client = KazooClient(hosts, timeout=SESSION_SECONDS, auth_data=auth, logger=KAZOO_LOG)
+    try:
+        client.start(START_SECONDS)
+        yield client
+    except Unanswered as error:
+        raise _explained(error, hosts, cluster) from error
+    finally:
+        client.stop()
+        client.close()

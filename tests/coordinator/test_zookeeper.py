@@ -1,0 +1,527 @@
+"""A coordinator's session with real ZooKeepers: members, leaders, writes, and what ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+
+from pinlaterd.client import zookeeper as watching
+from pinlaterd.coordinator.zookeeper import (
+    Conflict,
+    NotConnected,
+    Session,
+    View,
+    change_cluster,
+    create_cluster,
+    read_cluster,
+)
+from pinlaterd.errors import DeploymentError
+from tests.conftest import WaitUntil
+from tests.servers.zookeeper import (
+    Ensemble,
+    ensemble,
+    new_cluster,
+    shared_ensemble,
+    shared_zookeeper,
+    zookeeper,
+)
+
+__all__ = ["ensemble", "shared_ensemble", "shared_zookeeper", "zookeeper"]
+
+KEY = "pinlaterd:0123456789abcdef"
+OTHER_KEY = "pinlaterd:fedcba9876543210"
+NODES = {"config": b"settings", "format": b"1", "servers/a": b"{}"}
+
+
+def described(server: str, **more: object) -> bytes:
+    return json.dumps({"server": server, **more}).encode()
+
+
+class Member:
+    """A Session on an event loop of its own, in a thread."""
+
+    def __init__(
+        self, hosts: str, cluster: str, folder: Path, *, key: str = KEY, **options: Any
+    ) -> None:
+        self.state_file = folder / "session"
+        self.views: list[View] = []
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.session = self.do(self._make(hosts, cluster, key, options))
+
+    async def _make(self, hosts: str, cluster: str, key: str, options: dict[str, Any]) -> Session:
+        return Session(
+            hosts, cluster, key, self.state_file, self.views.append, self.loop, **options
+        )
+
+    def do(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+
+    def start(self, data: bytes, **options: Any) -> None:
+        self.do(self.session.start(data, **options))
+
+    def write(
+        self, path: str, data: bytes | None, version: int | None, *, as_leader: bool = False
+    ) -> int:
+        return int(self.do(self.session.write(path, data, version, as_leader=as_leader)))
+
+    @property
+    def view(self) -> View:
+        view: View = self.session.view
+        return view
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(lambda: self.session.stop(leave=True))
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+
+
+@pytest.fixture
+def cluster(zookeeper: Ensemble) -> str:
+    name = new_cluster()
+    create_cluster(zookeeper.hosts, name, KEY, NODES)
+    return name
+
+
+@pytest.fixture
+def new_member(tmp_path: Path) -> Iterator[Callable[..., Member]]:
+    """Makes one; `at`: the ensemble. Its `server` has a folder, which another may take over."""
+    made: list[Member] = []
+
+    def make(at: Ensemble, cluster: str, server: str, **options: Any) -> Member:
+        folder = tmp_path / server
+        folder.mkdir(exist_ok=True)
+        made.append(Member(at.hosts, cluster, folder, **options))
+        return made[-1]
+
+    yield make
+    for member in made:
+        member.end()
+
+
+def names(view: View) -> list[str]:
+    return [json.loads(data)["server"] for data in view.members.values()]
+
+
+def expire(at: Ensemble, member: Member) -> None:
+    """End its session, as ZooKeeper does when it has not heard of it."""
+    client = KazooClient(at.hosts, client_id=member.session._session)
+    client.start()
+    client.stop()
+    client.close()
+
+
+# --- the session as it should be --------------------------------------------------------------
+
+
+def test_members_see_each_other_and_the_oldest_leads(
+    zookeeper, cluster, new_member, wait_until: WaitUntil
+) -> None:
+    first, second = (new_member(zookeeper, cluster, server) for server in "ab")
+    first.start(described("a"))
+    second.start(described("b"))
+    wait_until(lambda: len(first.view.members) == len(second.view.members) == 2)
+    assert names(first.view) == names(second.view) == ["a", "b"]
+    assert first.view.leads
+    assert not second.view.leads
+    assert first.view.nodes["config"] == (b"settings", 0)
+    assert first.view.servers == {"a": (b"{}", 0)}
+    assert first.session.negotiated_seconds == 4.0
+
+    first.session.stop(leave=True)
+    wait_until(lambda: second.view.leads, seconds=2)  # at once
+    assert names(second.view) == ["b"]
+
+
+def test_what_a_member_says_of_itself_follows(
+    zookeeper, cluster, new_member, wait_until: WaitUntil
+) -> None:
+    first, second = (new_member(zookeeper, cluster, server) for server in "ab")
+    first.start(described("a"))
+    second.start(described("b"))
+    first.session.describe(described("a", shards={"1": "serving"}))
+    wait_until(lambda: any(json.loads(data).get("shards") for data in second.view.members.values()))
+    before = len(first.views)
+    first.session.poke()
+    first.session.describe(described("a", shards={"1": "serving"}))  # nothing new
+    first.write("assignment", b"1", None)
+    wait_until(lambda: "assignment" in first.view.nodes)
+    assert len(first.views) == before + 1
+
+
+def test_the_key_alone_opens_it(zookeeper, cluster, new_member) -> None:
+    member = new_member(zookeeper, cluster, "a")
+    member.start(described("a"))
+    stranger = KazooClient(zookeeper.hosts)
+    stranger.start()
+    try:
+        root = f"/pinlaterd/{cluster}"
+        for path in ("", "/config", "/members", f"/members/{member.view.own}", "/servers/a"):
+            with pytest.raises(NoAuthError):
+                stranger.get(root + path)
+        with pytest.raises(NoAuthError):
+            stranger.create(f"{root}/members/m-", b"", ephemeral=True, sequence=True)
+        with pytest.raises(NoAuthError):
+            stranger.delete(f"{root}/config")
+    finally:
+        stranger.stop()
+    assert stat.S_IMODE(member.state_file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("key", "exists", "problem"),
+    [
+        (OTHER_KEY, True, "was made with another key than etc/cluster.key"),
+        (KEY, False, "has no cluster .*; make it with `pinlaterd cluster init`"),
+    ],
+)
+def test_start_says_why_it_cannot(zookeeper, cluster, new_member, key, exists, problem) -> None:
+    member = new_member(zookeeper, cluster if exists else "none", "a", key=key)
+    with pytest.raises(DeploymentError, match=problem):
+        member.start(described("a"))
+    assert not member.view.connected
+    assert not member.view.nodes
+
+
+def test_a_second_server_of_one_name_is_refused(
+    zookeeper, cluster, new_member, wait_until: WaitUntil
+) -> None:
+    first = new_member(zookeeper, cluster, "a")
+    first.start(described("a"))
+    second = new_member(zookeeper, cluster, "other")
+    with pytest.raises(DeploymentError, match=r"another server of cluster .* is called a, too"):
+        second.start(described("a"), patience_seconds=30)
+    assert list(first.view.members) == [first.view.own]
+
+    first.session.stop(leave=True)
+    wait_until(lambda: second.view.own)
+    assert not second.view.problem
+
+
+# --- writes -----------------------------------------------------------------------------------
+
+
+def test_writes_are_by_version(zookeeper, cluster, new_member, wait_until: WaitUntil) -> None:
+    member = new_member(zookeeper, cluster, "a")
+    member.start(described("a"))
+    assert member.write("assignment", b"1", None) == 0
+    assert member.write("assignment", b"2", 0) == 1
+    with pytest.raises(Conflict):
+        member.write("assignment", b"3", 0)
+    with pytest.raises(Conflict):
+        member.write("assignment", b"3", None)
+    with pytest.raises(Conflict):
+        member.write("servers/none", b"3", 0)
+    wait_until(lambda: member.view.nodes.get("assignment") == (b"2", 1))
+    member.write("servers/b", b"new", None)
+    member.write("servers/a", None, 0)
+    wait_until(lambda: member.view.servers == {"b": (b"new", 0)})
+
+
+def test_only_the_leader_writes_as_such(zookeeper, cluster, new_member) -> None:
+    first, second = (new_member(zookeeper, cluster, server) for server in "ab")
+    first.start(described("a"))
+    second.start(described("b"))
+    first.write("assignment", b"1", None, as_leader=True)
+    with pytest.raises(Conflict, match="does not lead"):
+        second.write("assignment", b"2", 0, as_leader=True)
+
+
+def test_a_deposed_leader_s_write_fails(
+    zookeeper, cluster, new_member, wait_until: WaitUntil
+) -> None:
+    """Its node is gone, and it has not looked since; the version would still do."""
+    first, second = (new_member(zookeeper, cluster, server) for server in "ab")
+    first.start(described("a"))
+    second.start(described("b"))
+    first.write("assignment", b"1", None, as_leader=True)
+    wait_until(lambda: "assignment" in first.view.nodes)
+    own = f"/pinlaterd/{cluster}/members/{first.view.own}"
+
+    carry_out = first.session._carry_out_writes
+
+    def after_its_end(client: Any) -> None:
+        if not first.session._writes.empty():
+            client.delete(own)
+        carry_out(client)
+
+    first.session._carry_out_writes = after_its_end
+    with pytest.raises(Conflict, match="NoNode"):
+        first.write("assignment", b"2", 0, as_leader=True)
+    wait_until(lambda: second.view.leads)
+    assert second.view.nodes["assignment"] == (b"1", 0)
+    assert second.write("assignment", b"3", 0, as_leader=True) == 1
+
+
+# --- sessions that end, and that don't --------------------------------------------------------
+
+COORDINATOR = """
+import asyncio, sys
+from pathlib import Path
+from pinlaterd.coordinator.zookeeper import Session
+
+async def main(hosts, cluster, digest, state_file, data):
+    def tell(view):
+        if view.own:
+            print(view.own, flush=True)
+    loop = asyncio.get_running_loop()
+    session = Session(hosts, cluster, digest, Path(state_file), tell, loop)
+    await session.start(data.encode())
+    await asyncio.sleep(600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_a_killed_coordinator_takes_its_session_up_again(
+    zookeeper, cluster, new_member, tmp_path, wait_until: WaitUntil
+) -> None:
+    observer = new_member(zookeeper, cluster, "observer")
+    observer.start(described("observer"))
+    state_file = tmp_path / "state"
+    arguments = [zookeeper.hosts, cluster, KEY, str(state_file), described("a").decode()]
+    owned = []
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", COORDINATOR, *arguments], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            owned.append(process.stdout.readline())
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    assert owned[0].startswith("m-")
+    assert len(set(owned)) == 1
+    wait_until(lambda: names(observer.view) == ["observer"])  # nobody came back
+    wait_until(lambda: len(observer.views) >= 2)
+    assert max(len(view.members) for view in observer.views) == 2
+    assert [len(view.members) for view in observer.views][-2:] == [2, 1]  # never away meanwhile
+
+
+def test_a_session_of_another_machine_is_not_taken_up(
+    zookeeper, cluster, new_member, tmp_path
+) -> None:
+    first = new_member(zookeeper, cluster, "a")
+    first.start(described("a"))
+    copied = json.loads(first.state_file.read_bytes()) | {"place": "elsewhere"}
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/session").write_text(json.dumps(copied))
+    second = new_member(zookeeper, cluster, "b")
+    second.start(described("b"))
+    assert names(second.view) == ["a", "b"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"place": 1, "id": []}'])
+def test_a_state_file_that_says_nothing(zookeeper, cluster, new_member, tmp_path, content) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/session").write_bytes(content)
+    member = new_member(zookeeper, cluster, "a")
+    member.start(described("a"))
+    assert member.view.own
+
+
+def test_a_lost_session_is_followed_by_a_new_one(
+    zookeeper, cluster, new_member, wait_until: WaitUntil
+) -> None:
+    first, second = (new_member(zookeeper, cluster, server) for server in "ab")
+    first.start(described("a"))
+    second.start(described("b"))
+    first.session.describe(described("a", new=True))
+    before, kept = first.view.own, first.state_file.read_bytes()
+    expire(zookeeper, first)
+    wait_until(lambda: first.view.own not in {"", before})
+    wait_until(lambda: names(second.view) == ["b", "a"])
+    assert second.view.leads
+    assert json.loads(second.view.members[first.view.own]) == {"server": "a", "new": True}
+    assert first.state_file.read_bytes() != kept
+
+
+def test_the_node_of_an_old_session_is_not_taken_for_ours(
+    zookeeper, cluster, new_member, tmp_path, wait_until: WaitUntil
+) -> None:
+    """It has our name and lives on for a while; nobody is behind it."""
+    gone = KazooClient(zookeeper.hosts, timeout=4, auth_data=[("digest", KEY)])
+    gone.start()
+    old = gone.create(
+        f"/pinlaterd/{cluster}/members/m-", described("a"), ephemeral=True, sequence=True
+    )
+    member = new_member(zookeeper, cluster, "a")
+    start = member.session.start(described("a"), patience_seconds=30)
+    started = asyncio.run_coroutine_threadsafe(start, member.loop)
+    wait_until(lambda: member.view.connected)
+    assert not member.view.own
+    assert not started.done()
+    gone.stop()
+    started.result(30)
+    assert member.view.own != old.rpartition("/")[2]
+    assert names(member.view) == ["a"]
+
+
+# --- watches ----------------------------------------------------------------------------------
+
+
+def test_a_missed_watch_is_made_up_for(
+    zookeeper, cluster, new_member, wait_until: WaitUntil, monkeypatch
+) -> None:
+    deaf = new_member(zookeeper, cluster, "a", reread_seconds=1.0)
+    deaf.start(described("a"))
+    monkeypatch.setattr(deaf.session, "poke", lambda event=None: None)
+    time.sleep(1.5)  # after one more look no watch pokes it
+    version = change_cluster(zookeeper.hosts, cluster, KEY, "config", b"new", 0)
+    assert version == 1
+    wait_until(lambda: deaf.view.nodes["config"] == (b"new", 1), seconds=5)
+
+
+# --- ZooKeepers that fail ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def members(ensemble, new_member) -> list[Member]:
+    name = new_cluster()
+    create_cluster(ensemble.hosts, name, KEY, NODES)
+    made = [new_member(ensemble, name, server) for server in "abc"]
+    for member, server in zip(made, "abc", strict=True):
+        member.start(described(server))
+    return made
+
+
+def agree(members: list[Member]) -> bool:
+    """All see all, in one order, and each has a node that the others see."""
+    views = [member.view for member in members]
+    return (
+        all(view.connected for view in views)
+        and len({tuple(view.members) for view in views}) == 1
+        and {view.own for view in views} == set(views[0].members)
+    )
+
+
+@pytest.mark.parametrize("fault", ["freeze", "kill"])
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_one_zookeeper_of_three_fails(ensemble, members, wait_until, fault, role) -> None:
+    victim = ensemble.leader() if role == "leader" else ensemble.followers()[0]
+    before = members[0].view.nodes["config"].version
+    getattr(victim, fault)()
+    writer = next(member for member in members if member.view.leads)
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            writer.write("config", b"during", before)
+            break
+        except NotConnected:
+            assert time.monotonic() < deadline
+        except Conflict:  # one before was carried out, or another leads
+            break
+    wait_until(lambda: agree(members))
+    wait_until(lambda: all(m.view.nodes["config"].data == b"during" for m in members))
+    ensemble.start()
+    wait_until(lambda: agree(members))
+
+
+@pytest.mark.parametrize("fault", ["freeze", "kill"])
+def test_a_majority_fails_and_returns(ensemble, members, wait_until: WaitUntil, fault) -> None:
+    """Nothing is known, so nothing changes, however long that lasts; no session ends by it."""
+    own = [member.view.own for member in members]
+    nodes = members[0].view.nodes
+    for victim in ensemble.followers():
+        getattr(victim, fault)()
+    wait_until(lambda: not any(member.view.connected for member in members))
+    with pytest.raises(NotConnected):
+        members[0].write("config", b"new", 0)
+    assert [member.view.own for member in members] == own
+    assert members[0].view.nodes == nodes
+    began = time.monotonic()
+    ensemble.start()
+    wait_until(lambda: agree(members))
+    if time.monotonic() - began < members[0].session.negotiated_seconds:
+        assert [member.view.own for member in members] == own
+    members[0].write("config", b"new", 0)
+
+
+def test_a_new_client_when_zookeeper_was_away_for_long(
+    zookeeper, cluster, new_member, wait_until: WaitUntil, monkeypatch
+) -> None:
+    """ZooKeeper returns without its data: it would refuse a client that has seen more."""
+    monkeypatch.setattr(watching, "_GIVE_UP_SECONDS", 2.0)
+    member = new_member(zookeeper, cluster, "a")
+    member.start(described("a"))
+    for number in range(20):  # so that what was seen is beyond what there will be
+        member.write("config", b"x", number)
+    client = member.session._client
+    zookeeper.stop()
+    zookeeper.servers[0].lose_data()
+    zookeeper.start()
+    wait_until(lambda: "has no cluster" in member.view.problem, seconds=30)
+    assert member.session._client is not client
+    assert member.view.nodes["config"].data == b"x"  # still what it was
+    create_cluster(zookeeper.hosts, cluster, KEY, {"config": b"restored"})
+    wait_until(lambda: member.view.own and not member.view.problem)
+    assert member.view.nodes["config"] == (b"restored", 0)
+
+
+def test_start_does_not_wait_for_zookeeper_for_ever(
+    zookeeper, cluster, new_member, wait_until: WaitUntil
+) -> None:
+    zookeeper.stop()
+    member = new_member(zookeeper, cluster, "a")
+    member.start(described("a"), patience_seconds=0.5)
+    assert member.view == View()
+    zookeeper.start()
+    wait_until(lambda: member.view.own)
+
+
+def test_nothing_imports_kazoo_on_a_single_machine() -> None:
+    check = (
+        "import importlib, pkgutil, sys, pinlaterd\n"
+        "for module in pkgutil.walk_packages(pinlaterd.__path__, 'pinlaterd.'):\n"
+        "    if not module.name.endswith(('.zookeeper', '.__main__')):\n"
+        "        importlib.import_module(module.name)\n"
+        "assert 'kazoo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def test_commands_make_read_and_change_a_cluster(zookeeper) -> None:
+    hosts, name = zookeeper.hosts, new_cluster()
+    with pytest.raises(DeploymentError, match="has no cluster"):
+        read_cluster(hosts, name, KEY)
+    create_cluster(hosts, name, KEY, NODES)
+    with pytest.raises(Conflict):
+        create_cluster(hosts, name, KEY, NODES)
+    with pytest.raises(DeploymentError, match="another key"):
+        read_cluster(hosts, name, OTHER_KEY)
+    create_cluster(hosts, f"{name}2", OTHER_KEY, {})  # beside it
+    assert change_cluster(hosts, name, KEY, "servers/b", b"{}", None) == 0
+    change_cluster(hosts, name, KEY, "servers/a", None, None)
+    with pytest.raises(Conflict):
+        change_cluster(hosts, name, KEY, "config", b"", 5)
+    with pytest.raises(DeploymentError, match="another key"):
+        change_cluster(hosts, name, OTHER_KEY, "config", b"", 0)
+    view = read_cluster(hosts, name, KEY)
+    assert dict(view.servers) == {"b": (b"{}", 0)}
+    assert dict(view.nodes) == {"config": (b"settings", 0), "format": (b"1", 0)}
+    assert not view.members
+
+
+def test_commands_say_that_zookeeper_is_away(zookeeper, monkeypatch) -> None:
+    monkeypatch.setattr("pinlaterd.coordinator.zookeeper.START_SECONDS", 0.5)
+    zookeeper.stop()
+    with pytest.raises(DeploymentError, match=r"ZooKeeper at .* does not answer"):
+        read_cluster(zookeeper.hosts, "any", KEY)
