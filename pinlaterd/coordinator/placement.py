@@ -1,14 +1,30 @@
-"""Which server owns which shard of a cluster.
+"""Which server owns which shard of a cluster: what ZooKeeper holds of it, as JSON, and the
+leader's decisions. Pure: no clock, no sockets, no files.
 
-What ZooKeeper holds of it, as JSON: each member's data, and the assignment. Pure: no clock, no
-sockets, no files.
+The assignment is a suggestion. A shard's store admits one owner, by the epoch: a wrong or late
+decision costs a reconnect, never a second writer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import count
+from typing import Annotated
 
 import msgspec
+from msgspec import structs
+
+# For which a shard may fail on a server that is up, or be missed by others: doubled with each try.
+_PATIENCE_SECONDS, _LONGEST_PATIENCE_SECONDS = 5.0, 60.0
+_TRIES_COUNT_SECONDS = 600.0
+_HANDOVER_SECONDS = 5.0  # for which a planned owner may wait for the one before
+_PREPARE_SECONDS = 10.0
+_MOVES_AT_ONCE = 4
+_SETTLE_SECONDS = 30.0  # from a join or loss to balancing
+_NETWORK_SECONDS = 10.0  # for which half of the servers are awaited if they vanish together
 
 
 class ShardState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,7 +48,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     thrift: str  # HOST:PORT
     version: str
     formats: tuple[int, int] = (1, 1)  # the lowest and the highest that it can read
-    weight: float = 1.0
+    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     shards: Mapping[str, ShardState] = {}
     unreached: Sequence[str] = ()  # shards that its routers can't reach
     leaving: bool = False  # it is about to go: as if in maintenance
@@ -51,3 +67,170 @@ class Assigned(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
     shards: Mapping[str, Assigned] = {}
+
+
+class Placement:
+    """The decisions of one term of leadership. A new leader has seen nothing yet: its timers start
+    at 0, and it moves nothing for that."""
+
+    def __init__(self) -> None:
+        self._known: AbstractSet[str] | None = None  # servers that are up, or were a moment ago
+        # By shard: servers that were tried in vain, in which epoch, and when.
+        self._tried: defaultdict[str, dict[tuple[str, int], float]] = defaultdict(dict)
+        self._served: dict[str, int] = {}  # the last epoch, by shard
+        self._before: dict[tuple[object, ...], float] = {}
+        self._since: dict[tuple[object, ...], float] = {}  # what is so now, and since when
+
+    def decide(
+        self,
+        now: float,
+        now_ms: int,
+        shards: Mapping[str, str],
+        members: Mapping[str, Member],
+        maintenance: AbstractSet[str],
+        assignment: Assignment,
+    ) -> Assignment:
+        """What the assignment should be; to be asked on each change, and a few times a second.
+
+        `shards`: with the server that each is pinned to, or ""; `members`: by node, oldest first;
+        `maintenance`: servers.
+        """
+        self._now, self._now_ms, self._before, self._since = now, now_ms, self._since, {}
+        # A server whose session was lost may have two nodes for a while: the latest counts.
+        self._live = live = {member.server: member for member in members.values()}
+        self._entries = {name: e for name, e in assignment.shards.items() if name in shards}
+        before = dict(self._entries)
+        known = {e.server for e in before.values()} if self._known is None else self._known
+        gone = {s for s in known - live.keys() if self._lasted("gone", s) < _NETWORK_SECONDS}
+        self._known = live.keys() | gone
+        awaited = gone if len(gone) >= max(2, len(live)) else ()
+        settled = self._lasted("members", *members) >= _SETTLE_SECONDS
+        staying = [s for s, m in live.items() if s not in maintenance and not m.leaving]
+        for name, pin in sorted(shards.items()):
+            entry = before.get(name)
+            pinned = [server for server in live if server == pin]
+            candidates = pinned if pin else staying or list(live)
+            if entry is not None and entry.server in live:
+                self._look_after(name, entry, candidates)
+            elif candidates and (entry is None or entry.server not in awaited):
+                self._assign(name, self._choose(name, candidates))
+        if settled and self._entries == before:
+            self._balance({name for name in before if not shards[name]}, staying)
+        return Assignment(self._entries)
+
+    def _lasted(self, *what: object) -> float:
+        """For how long this has been so, in all decisions without a gap."""
+        self._since[what] = self._before.get(what, self._now)
+        return self._now - self._since[what]
+
+    def _look_after(self, name: str, entry: Assigned, candidates: Sequence[str]) -> None:
+        """A shard whose server is up."""
+        server, tried = entry.server, self._recent_tries(name)
+        endpoint = self._endpoint(server, entry.slot)  # the server may have another address now
+        entry = self._entries[name] = structs.replace(entry, endpoint=endpoint)
+        state = self._state(name, server)
+        missed = sum(name in self._live[s].unreached for s in self._live if s != server)
+        health = "unreached" if missed else "serving"
+        if state != ShardState("serving", entry.epoch):
+            health = "failing"
+        lasted = self._lasted(name, server, entry.epoch, health)
+        next_lasted = self._lasted(name, "next", entry.next)
+        patience = min(_PATIENCE_SECONDS * 2 ** min(len(tried), 9), _LONGEST_PATIENCE_SECONDS)
+        if health != "failing":
+            self._served[name] = entry.epoch
+        takes_over = entry.planned and self._served.get(name) != entry.epoch
+        impatient = lasted >= patience + (_HANDOVER_SECONDS if takes_over else 0)
+        others = [candidate for candidate in candidates if candidate != server]
+        if state.state == "superseded" and state.epoch >= entry.epoch:
+            self._assign(name, server)
+        elif health == "failing" and impatient and others:
+            tried.setdefault((server, entry.epoch), self._now)
+            self._assign(name, self._choose(name, others))
+        elif entry.next in others and self._state(name, entry.next).state == "standby":
+            self._assign(name, entry.next, planned=True)
+        elif entry.next:
+            if entry.next not in others or next_lasted >= _PREPARE_SECONDS:
+                tried.setdefault((entry.next, entry.epoch), self._now)
+                self._prepare(name, "")
+        elif next_lasted >= patience or not tried:
+            if server in candidates:
+                others = self._better_reached(others, missed) if missed and impatient else []
+            if others and self._moves() < _MOVES_AT_ONCE:
+                if server in candidates:
+                    tried.setdefault((server, entry.epoch), self._now)
+                self._prepare(name, self._choose(name, others))
+
+    def _recent_tries(self, name: str) -> dict[tuple[str, int], float]:
+        tried, start = self._tried[name], self._now - _TRIES_COUNT_SECONDS
+        self._tried[name] = {one: at for one, at in tried.items() if at > start}
+        return self._tried[name]
+
+    def _better_reached(self, servers: Sequence[str], missed: int) -> list[str]:
+        """Those that fewer members miss. Who misses another is taken to be missed by it."""
+        pairs = {
+            frozenset((member.server, self._entries[name].server))
+            for member in self._live.values()
+            for name in member.unreached
+            if name in self._entries and self._entries[name].server in self._live
+        }
+        return [s for s in servers if sum(s in pair for pair in pairs) < missed]
+
+    def _balance(self, names: AbstractSet[str], staying: Sequence[str]) -> None:
+        """One planned move, if a server has less load with the shard than the shard's has now."""
+        tried = {server for name in names for server, _ in self._tried[name]}
+        servers = [server for server in staying if server not in tried]
+        recent = any(
+            what[-1] == "failing" and self._now - since < _PATIENCE_SECONDS
+            for what, since in self._since.items()
+        )
+        if self._moves() or recent or not servers:
+            return
+        loads = self._loads()
+        to = min(servers, key=lambda server: (loads(server, 1), server))
+        gains = [
+            (loads(entry.server, 0), name)
+            for name, entry in self._entries.items()
+            if name in names
+            and (name, entry.server, entry.epoch, "serving") in self._since
+            and loads(to, 1) < loads(entry.server, 0)
+        ]
+        if gains:
+            self._prepare(max(gains)[1], to)
+
+    def _choose(self, name: str, candidates: Sequence[str]) -> str:
+        """The least loaded, of those that were tried least often."""
+        tries = Counter(server for server, _ in self._tried[name])
+        prepared = self._entries[name].next if name in self._entries else ""
+        loads = self._loads()
+
+        def cost(server: str) -> tuple[bool, int, float, bytes]:
+            rank = hashlib.sha256(f"{name}/{server}".encode()).digest()
+            return server != prepared, tries[server], loads(server, 1), rank
+
+        return min(candidates, key=cost)
+
+    def _loads(self) -> Callable[[str, int], float]:
+        """Of a server with some more shards than it has, or is to have, by weight."""
+        shards = Counter(entry.next or entry.server for entry in self._entries.values())
+        return lambda server, more: (shards[server] + more) / self._live[server].weight
+
+    def _moves(self) -> int:
+        return sum(bool(entry.next) for entry in self._entries.values())
+
+    def _state(self, name: str, server: str) -> ShardState:
+        return self._live[server].shards.get(name, ShardState(""))
+
+    def _prepare(self, name: str, server: str) -> None:
+        self._entries[name] = structs.replace(self._entries[name], next=server)
+
+    def _assign(self, name: str, server: str, *, planned: bool = False) -> None:
+        entry = self._entries.get(name)
+        reported = (self._state(name, other).epoch + 1 for other in self._live)
+        epoch = max(self._now_ms, entry.epoch + 1 if entry else 0, *reported)
+        used = {other.slot for other in self._entries.values()}
+        slot = entry.slot if entry else next(slot for slot in count() if slot not in used)
+        endpoint = self._endpoint(server, slot)
+        self._entries[name] = Assigned(server, epoch, endpoint, slot, planned=planned)
+
+    def _endpoint(self, server: str, slot: int) -> str:
+        return f"tcp://{self._live[server].host}:{self._live[server].shard_ports + slot}"

@@ -1,0 +1,370 @@
+"""The leader's decisions: rule by rule, and what holds whatever happens to servers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pinlaterd.coordinator.placement import (
+    Assigned,
+    Assignment,
+    Member,
+    Placement,
+    ShardState,
+)
+
+TICK_SECONDS = 0.25
+
+
+class Cluster:
+    """Servers that do at once what is assigned to them, as far as they can."""
+
+    def __init__(self, servers: str, shards: int, **pins: str) -> None:
+        self.shards = {str(n): "" for n in range(1, shards + 1)} | pins
+        self.up = dict.fromkeys(servers, 0)  # with the number of its session
+        self.weights: dict[str, float] = {}
+        self.failing: set[tuple[str, str]] = set()  # server and shard, or "*"
+        self.unreached: dict[str, list[str]] = {}
+        self.superseded: dict[str, int] = {}  # by what epoch, by shard
+        self.maintenance: set[str] = set()
+        self.now = 1000.0
+        self.assignment = Assignment()
+        self.placement = Placement()
+        self.history: list[tuple[float, str, Assigned]] = []
+
+    def run(self, seconds: float = 0.0) -> list[tuple[float, str, Assigned]]:
+        """The changes, with how long it took to each."""
+        began, known = self.now, len(self.history)
+        while True:
+            self._decide()
+            if self.now >= began + seconds:
+                break
+            self.now += TICK_SECONDS if seconds < 100 else 1.0
+        return [(at - began, name, entry) for at, name, entry in self.history[known:]]
+
+    def owners(self) -> dict[str, str]:
+        return {name: entry.server for name, entry in sorted(self.assignment.shards.items())}
+
+    def loads(self) -> dict[str, int]:
+        owners = list(self.owners().values())
+        return {server: owners.count(server) for server in self.up}
+
+    def lose(self, server: str) -> None:
+        del self.up[server]
+
+    def _decide(self) -> None:
+        members = {f"m-{session}-{s}": self._member(s) for s, session in self.up.items()}
+        before = self.assignment.shards
+        self.assignment = self.placement.decide(
+            self.now, int(self.now * 1000), self.shards, members, self.maintenance, self.assignment
+        )
+        entries = self.assignment.shards
+        slots = [entry.slot for entry in entries.values()]
+        assert len(set(slots)) == len(slots)
+        for name, entry in entries.items():
+            if name in before:
+                old = before[name]
+                moved = entry.server != old.server
+                assert entry.epoch > old.epoch or (entry.epoch == old.epoch and not moved)
+                assert entry.slot == old.slot
+            if entry != before.get(name):
+                assert entry.server in self.up
+                assert entry.endpoint == f"tcp://host-{entry.server}:{9100 + entry.slot}"
+                assert self.shards[name] in {"", entry.server} or entry.server == old.server
+                self.history.append((self.now, name, entry))
+
+    def _member(self, server: str) -> Member:
+        states = {}
+        for name, entry in self.assignment.shards.items():
+            fails = self.failing & {(server, name), (server, "*")}
+            if entry.server == server and self.superseded.get(name, 0) >= entry.epoch:
+                states[name] = ShardState("superseded", self.superseded[name])
+            elif entry.server == server:
+                states[name] = ShardState("starting" if fails else "serving", entry.epoch)
+            elif entry.next == server:
+                states[name] = ShardState("starting" if fails else "standby")
+        host, weight = f"host-{server}", self.weights.get(server, 1.0)
+        return Member(
+            server,
+            host,
+            f"{host}:9012",
+            9100,
+            f"{host}:9010",
+            "1",
+            weight=weight,
+            shards=states,
+            unreached=self.unreached.get(server, []),
+        )
+
+
+def test_new_shards_go_to_the_least_loaded_at_once():
+    cluster = Cluster("ABC", 8)
+    cluster.weights["A"] = 2.0
+
+    cluster.run()
+
+    assert cluster.loads() == {"A": 4, "B": 2, "C": 2}
+
+
+def test_a_lost_servers_shards_go_elsewhere_at_once_and_all_others_stay():
+    cluster = Cluster("ABC", 6)
+    cluster.run(60)
+    before = cluster.owners()
+
+    cluster.lose("B")
+    changes = cluster.run()
+
+    moved = {name for name, server in before.items() if server == "B"}
+    assert {name for _, name, _ in changes} == moved
+    assert not any(entry.planned for _, _, entry in changes)
+    assert cluster.loads() == {"A": 3, "C": 3}
+
+
+def test_a_pinned_shard_waits_for_its_server():
+    cluster = Cluster("AB", 0, s1="A", s2="C")
+    cluster.run()
+    assert cluster.owners() == {"s1": "A"}
+
+    cluster.lose("A")
+    assert cluster.run(60) == []
+    cluster.up |= {"A": 1, "C": 1}
+    cluster.run()
+
+    assert cluster.owners() == {"s1": "A", "s2": "C"}
+
+
+def test_a_pin_moves_a_shard_in_order():
+    cluster = Cluster("AB", 1)
+    cluster.run()
+    (owner,) = cluster.owners().values()
+    (other,) = cluster.up.keys() - {owner}
+
+    cluster.shards["1"] = other
+    cluster.run(1)
+
+    assert cluster.owners() == {"1": other}
+    assert cluster.assignment.shards["1"].planned
+
+
+def test_half_of_the_servers_are_awaited_if_they_vanish_together():
+    cluster = Cluster("ABCD", 8)
+    cluster.run(60)
+
+    cluster.lose("A")
+    cluster.lose("B")
+    changes = cluster.run(20)
+
+    assert len(changes) == 4
+    assert {at for at, _, _ in changes} == {10.0}
+
+
+@pytest.mark.parametrize("leader", ["stays", "is new"])
+def test_servers_that_come_back_with_new_sessions_find_all_as_it_was(leader):
+    cluster = Cluster("ABCD", 8)
+    cluster.run(60)
+
+    for server in "ABC":
+        cluster.lose(server)
+    if leader == "is new":
+        cluster.placement = Placement()
+    assert cluster.run(9) == []
+    cluster.up |= dict.fromkeys("ABC", 1)
+
+    assert cluster.run(600) == []
+
+
+def test_a_server_with_a_new_session_that_nobody_missed_keeps_its_shards():
+    cluster = Cluster("ABC", 6)
+    cluster.run(60)
+
+    cluster.lose("A")
+    cluster.up["A"] = 1
+
+    assert cluster.run(600) == []
+
+
+def test_a_shard_that_fails_tries_one_server_after_the_other_ever_more_slowly():
+    cluster = Cluster("ABC", 1)
+    cluster.run(60)
+    cluster.failing = {(server, "*") for server in "ABC"}
+
+    changes = cluster.run(180)
+
+    times = [0.0, *(at for at, _, _ in changes)]
+    assert [later - at for at, later in pairwise(times)] == pytest.approx(
+        [5, 10, 20, 40, 60], abs=1
+    )
+    owners = [entry.server for _, _, entry in changes]
+    assert set(owners[:3]) == set("ABC")
+    assert all(one != other for one, other in pairwise(owners))
+
+
+def test_an_owner_that_its_store_does_not_know_gets_a_greater_epoch():
+    cluster = Cluster("A", 0, s1="A")
+    cluster.run()
+    (entry,) = cluster.assignment.shards.values()
+
+    cluster.superseded["s1"] = entry.epoch + 5000
+    ((_, _, again),) = cluster.run(10)
+
+    assert (again.server, again.epoch) == ("A", entry.epoch + 5001)
+
+
+def test_servers_in_maintenance_are_emptied_in_order():
+    cluster = Cluster("AB", 16)
+    cluster.run(60)
+
+    cluster.maintenance = {"A"}
+    changes = cluster.run(3)
+
+    assert cluster.loads() == {"A": 0, "B": 16}
+    assert all(entry.planned for _, _, entry in changes if not entry.next)
+    preparing: Counter[float] = Counter()
+    for at, _, entry in changes:
+        preparing[at] += bool(entry.next)
+    assert max(preparing.values()) == 4
+    cluster.maintenance = {"A", "B"}
+    assert cluster.run(60) == []
+
+
+def test_a_server_that_does_not_prepare_in_time_is_passed_over():
+    cluster = Cluster("ABC", 1)
+    cluster.run(60)
+    owner = cluster.owners()["1"]
+    cluster.maintenance = {owner}
+    cluster.run()
+    first = cluster.assignment.shards["1"].next
+    cluster.failing = {(first, "*")}
+
+    changes = cluster.run(30)
+
+    (second,) = cluster.up.keys() - {owner, first}
+    assert [(e.server, e.next) for _, _, e in changes] == [
+        (owner, ""),
+        (owner, second),
+        (second, ""),
+    ]
+    assert [at for at, _, _ in changes] == pytest.approx([10, 20, 20], abs=1)
+
+
+def test_a_shard_goes_where_strictly_more_members_reach_it():
+    cluster = Cluster("ABC", 3)
+    cluster.run(60)
+    shard = {server: name for name, server in cluster.owners().items()}
+
+    cluster.unreached = {"B": [shard["A"]]}
+    moves = [(at, name, e.server) for at, name, e in cluster.run(6) if e.planned]
+    cluster.unreached = {}
+
+    assert moves == [(5.25, shard["A"], "C")]
+    assert cluster.run(300) == []  # not at once the other way
+
+
+def test_of_two_servers_that_are_cut_apart_both_keep_their_shards():
+    cluster = Cluster("AB", 4)
+    cluster.run(60)
+    cluster.unreached = {
+        server: [name for name, owner in cluster.owners().items() if owner != server]
+        for server in "AB"
+    }
+
+    assert cluster.run(600) == []
+
+
+def test_loads_are_balanced_one_shard_at_a_time_once_joins_have_ended():
+    cluster = Cluster("A", 6)
+    cluster.run(60)
+    cluster.up["B"] = 1
+    cluster.run(20)
+    cluster.up["C"] = 1
+
+    changes = cluster.run(60)
+
+    assert cluster.loads() == {"A": 2, "B": 2, "C": 2}
+    assert len(changes) == 8  # each prepared, then moved
+    assert changes[0][0] == 30
+    assert all(entry.planned != bool(entry.next) for _, _, entry in changes)
+
+
+def test_a_removed_shard_leaves_and_its_slot_is_free():
+    cluster = Cluster("A", 3)
+    cluster.run()
+    slot = cluster.assignment.shards["2"].slot
+
+    del cluster.shards["2"]
+    cluster.shards["new"] = ""
+    cluster.run()
+
+    assert list(cluster.owners()) == ["1", "3", "new"]
+    assert cluster.assignment.shards["new"].slot == slot
+
+
+def test_a_server_with_a_new_address_has_its_shards_there():
+    cluster = Cluster("A", 0, s1="A")
+    cluster.run()
+    entry = cluster.assignment.shards["s1"]
+    member = Member("A", "other", "other:9012", 9300, "other:9010", "1")
+
+    moved = cluster.placement.decide(
+        cluster.now, 0, cluster.shards, {"m-1": member}, set(), cluster.assignment
+    )
+
+    assert moved.shards["s1"].endpoint == f"tcp://other:{9300 + entry.slot}"
+    assert moved.shards["s1"].epoch == entry.epoch
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(("lose", "join", "fail", "mend", "maintain", "cut", "leader", "shard")),
+        st.sampled_from("ABCD"),
+        st.sampled_from("12345"),
+        st.sampled_from((0.0, 1.0, 6.0, 35.0)),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(EVENTS, st.sampled_from(("ABCD", "AB", "A")))
+def test_whatever_happened_once_it_is_over_all_serve_in_balance_and_nothing_moves(events, servers):
+    cluster = Cluster(servers, 5, pinned="A")
+    for number, (event, server, shard, seconds) in enumerate(events, start=1):
+        if event == "lose" and len(cluster.up) > 1:
+            cluster.up.pop(server, None)
+        elif event == "join":
+            cluster.up.setdefault(server, number)
+        elif event == "fail":
+            cluster.failing.add((server, shard))
+        elif event == "mend":
+            cluster.failing.clear()
+        elif event == "maintain":
+            cluster.maintenance ^= {server}
+        elif event == "cut":
+            cluster.unreached[server] = [shard]
+        elif event == "leader":
+            cluster.placement = Placement()
+        elif cluster.shards.pop(shard, None) is None:
+            cluster.shards[shard] = ""
+        cluster.run(seconds)
+    cluster.failing.clear()
+    cluster.unreached.clear()
+    cluster.maintenance.clear()
+    cluster.run(10)
+    assert all(
+        owner in cluster.up for shard, owner in cluster.owners().items() if shard != "pinned"
+    )
+    assert cluster.owners().keys() | {"pinned"} == cluster.shards.keys() | {"pinned"}
+
+    cluster.run(700)  # until tries are forgotten, and all is balanced
+
+    free = cluster.loads()
+    if "A" in cluster.up and "pinned" in cluster.owners():
+        free["A"] = max(free["A"], min(free.values()))
+    assert max(free.values()) - min(free.values()) <= 1
+    assert cluster.run(120) == []
+    cluster.placement = Placement()
+    assert cluster.run(120) == []
