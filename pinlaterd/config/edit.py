@@ -13,6 +13,7 @@ import fcntl
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +56,23 @@ def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) ->
         load_config(etc, lambda read: after if read == path else read.read_bytes())
         _replace(path, before, after)
     return True
+
+
+def take_over(etc: Path, name: str, base: bytes, theirs: bytes) -> Path | None:
+    """Have the file hold `theirs`, which another server made of `base`; one that `theirs` left as
+    it was stays as it is. Returns where an edit is kept that this replaced. Raises ConfigError."""
+    path = etc / name
+    with _open_folder(etc) as folder:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        mine = _read_if_there(path)
+        if theirs in (mine, base):
+            return None
+        kept = None
+        if mine != base:
+            kept = path.with_name(f"{name}.yours-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+            _replace(kept, b"", mine)
+        _replace(path, mine, theirs)
+        return kept
 
 
 def _edit_tree(etc: Path, name: str, change: Callable[[Text, Config], None]) -> bool:

@@ -76,6 +76,7 @@ class ConfigFiles:
     """The files of `etc` as they were at one time."""
 
     def __init__(self, etc: Path) -> None:
+        self._etc = etc
         self._contents: dict[Path, bytes | OSError] = {}
         for name in CONFIG_FILES:
             path = etc / name
@@ -99,6 +100,11 @@ class ConfigFiles:
         if isinstance(content, OSError):
             raise content
         return content
+
+    def content(self, name: str) -> bytes:
+        """b"" if it is not there."""
+        content = self._contents[self._etc / name]
+        return b"" if isinstance(content, OSError) else content
 
 
 # --- pinlaterd.yaml and local.yaml ------------------------------------------------------------

@@ -138,7 +138,7 @@ class Reload:
 
     def __init__(self, etc: Path, active: ActiveConfig, holds: Holds, activate: Activate) -> None:
         self._etc = etc
-        self._watch = FileWatch([etc / name for name in CONFIG_FILES], partial(ConfigFiles, etc))
+        self._watch = self._new_watch()
         self._active = active
         self._holds = holds
         self._activate = activate
@@ -150,6 +150,10 @@ class Reload:
         self.needs_restart: Sequence[str] = ()
         self.warnings: Sequence[str] = ()  # of the files that were valid last
         self.validated = ""  # which files were validated last: see ConfigFiles.digest
+
+    def _new_watch(self) -> FileWatch[ConfigFiles]:
+        paths = [self._etc / name for name in CONFIG_FILES]
+        return FileWatch(paths, partial(ConfigFiles, self._etc))
 
     @property
     def problems(self) -> Sequence[str]:

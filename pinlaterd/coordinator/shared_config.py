@@ -1,0 +1,353 @@
+"""The configuration of a cluster: the texts of the shared files in ZooKeeper, and copies in etc/.
+
+What is edited in etc/ of any server is validated there, then proposed; ZooKeeper accepts it if no
+other edit came first. Every coordinator puts accepted texts into its own etc/ and activates what
+they mean there: with its own local.yaml, and passwords of its own environment. Edits of different
+files go together. Of two edits of one file the second loses, and is kept beside it. Accepted
+configurations have numbers, which only grow. run/shared_config.json is the one that etc/ was made
+of last: what differs from it is an edit, also one of the time when no coordinator ran.
+
+All of it acts at once but the removal of a shard (reload.advance). The leading server decides its
+steps for all, in ZooKeeper's node `in_force`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import zlib
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pinlaterd.config.active import ActiveConfig
+from pinlaterd.config.edit import take_over
+from pinlaterd.config.layout import RUN, SHARED_FILES, replace_file
+from pinlaterd.config.load import ConfigFiles, load_config
+from pinlaterd.config.schema import Config, ShardSettings, follow
+from pinlaterd.coordinator.reload import (
+    Activate,
+    Holding,
+    Holds,
+    Leaving,
+    Reload,
+    advance,
+    vanished,
+)
+from pinlaterd.coordinator.zookeeper import MOST_DATA_BYTES, Conflict, Node, NotConnected, View
+from pinlaterd.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+BASE_FILE = RUN / "shared_config.json"
+_REFRESH_STEPS = 40  # of refusals, which say how many jobs there are
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """A configuration as ZooKeeper's node `config` has it. `by`: the server it was edited on."""
+
+    number: int = 0
+    files: Mapping[str, str] = {}
+    by: str = ""
+
+    def text(self, name: str) -> bytes:
+        return self.files.get(name, "").encode()
+
+    def pack(self) -> bytes:
+        """Raises ConfigError if it is too large."""
+        data = zlib.compress(msgspec.json.encode(self))
+        if len(data) > MOST_DATA_BYTES:
+            size = f"{len(data):,} bytes when packed; ZooKeeper takes {MOST_DATA_BYTES:,}"
+            raise ConfigError([f"{', '.join(SHARED_FILES)} have {size}: shorten them"])
+        return data
+
+
+def unpack(data: bytes) -> Shared:
+    """Raises ValueError."""
+    try:
+        return msgspec.json.decode(zlib.decompress(data), type=Shared)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+
+
+def read_base() -> Shared:
+    """What etc/ was made of last; number 0 if that is not known."""
+    try:
+        return msgspec.json.decode(BASE_FILE.read_bytes(), type=Shared)
+    except (OSError, ValueError):
+        return Shared()
+
+
+def write_base(shared: Shared) -> None:
+    replace_file(BASE_FILE, msgspec.json.encode(shared), durably=True)
+
+
+def accepted(base: Shared, read: Callable[[Path], bytes]) -> Callable[[Path], bytes]:
+    """For `load_config`: `base` in place of the files in etc/, where it is known."""
+    return lambda path: (
+        base.text(path.name) if base.number and path.name in SHARED_FILES else read(path)
+    )
+
+
+# --- the removal of shards ---------------------------------------------------------------------
+
+
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A shard that the configuration does not name any more. `since`: the revision as of which it
+    gets no jobs; 0: it is not removed, and stays as it was."""
+
+    before: ShardSettings  # without passwords
+    since: int = 0
+
+
+class InForce(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far the removals are that follow from configuration number `config`."""
+
+    revision: int = 1
+    config: int = 0
+    kept: Mapping[str, Kept] = {}
+    refused: Mapping[str, str] = {}
+
+
+def decide(in_force: InForce, number: int, wanted: Config, active: Config, holds: Holds) -> InForce:
+    """What the leading server writes next; `in_force` itself if nothing has changed.
+
+    `holds` gives the revision that a shard follows as its configuration's version."""
+    leaving = {
+        name: Leaving(one.before, one.since) for name, one in in_force.kept.items() if one.since
+    }
+    found = advance(ActiveConfig(in_force.revision, active), wanted, leaving, holds)
+    kept = {
+        name: Kept(_without_passwords(before), since)
+        for name, shard in found.config.shards.items()
+        if name not in wanted.shards
+        for before, since in [found.leaving.get(name, Leaving(shard, 0))]
+    }
+    decided = InForce(in_force.revision, number, kept, found.refusals)
+    if decided == in_force:
+        return in_force
+    return msgspec.structs.replace(decided, revision=in_force.revision + 1)
+
+
+def kept_shards(
+    in_force: InForce, number: int, wanted: Config, active: Config
+) -> Mapping[str, ShardSettings]:
+    """Those that are active beside `wanted`, which is configuration `number`: all that were, until
+    the leading server has decided."""
+    gone = {name: one for name, one in active.shards.items() if name not in wanted.shards}
+    if in_force.config < number:
+        return gone
+    return {
+        name: dataclasses.replace(
+            gone.get(name, one.before), dequeue_only=one.before.dequeue_only or one.since > 0
+        )
+        for name, one in in_force.kept.items()
+    }
+
+
+# --- all of it ---------------------------------------------------------------------------------
+
+# ZooKeeper's node, its data, the version that it has now, and whether only the leader may write it.
+# Raises Conflict, NotConnected.
+Write = Callable[[str, bytes, int | None, bool], Awaitable[object]]
+# What shards hold, as `SharedConfig.holding` says it on the servers that own them.
+Ask = Callable[[Collection[str]], Awaitable[Mapping[str, Holding]]]
+
+
+class SharedConfig(Reload):
+    """The same for a server of a cluster. `see` is told what ZooKeeper holds."""
+
+    def __init__(
+        self,
+        etc: Path,
+        active: ActiveConfig,
+        activate: Activate,
+        server: str,
+        write: Write,
+        ask: Ask,
+    ) -> None:
+        super().__init__(etc, active, lambda _: None, activate)
+        self._server = server
+        self._write = write
+        self._ask = ask
+        self._view = View()
+        self._base = self._theirs = read_base()
+        self._replaced: Node | None = None  # by us; a View may still have it
+        self._in_force = InForce()
+        self._is_read = False  # whether etc/ was, since it was written to
+        self._edit: Mapping[str, str] = {}  # to be proposed
+        self._lost: dict[Path, str] = {}  # edits that came second, and what to say of them
+        self._accepted: Config | None = None  # None: it can't be used here
+        self._applied = (0, 0, 0)  # configuration, revision, version of the active configuration
+        self._refresh_in = 0
+
+    def see(self, view: View) -> None:
+        self._view = view
+        config, in_force = view.nodes.get("config"), view.nodes.get("in_force")
+        try:
+            if config is not None and config != self._replaced:
+                self._theirs = unpack(config.data)
+            if in_force is not None:
+                self._in_force = msgspec.json.decode(in_force.data, type=InForce)
+        except ValueError as error:
+            log.error("the configuration in ZooKeeper can't be read: %s", error)
+        self._wanted = self._accepted
+
+    @property
+    def problems(self) -> Sequence[str]:
+        found = [text for path, text in self._lost.items() if path.exists()]
+        if self._edit and not self._view.connected:
+            found.append(f"{self._etc}: an edit waits, as ZooKeeper can't be reached")
+        if self._theirs.number < self._base.number:
+            found.append(
+                f"ZooKeeper has configuration {self._theirs.number}, and {self._base.number} was "
+                "accepted: was it restored from a copy? Remove the cluster's nodes there, then "
+                "`pinlaterd cluster init --restore`"
+            )
+        return (*found, *super().problems)
+
+    @property
+    def converged(self) -> bool:
+        if not self._is_read or self._edit or self._theirs.number != self._base.number:
+            return False
+        if self._accepted is None:
+            return True
+        kept = self._active.config.shards.keys() - self._accepted.shards.keys()
+        is_decided = self._in_force.config == self._base.number or not kept
+        leaving = any(one.since for one in self._in_force.kept.values())
+        return self._applied[0] == self._base.number and is_decided and not leaving
+
+    def followed(self, version: int) -> int:
+        """The number of the configuration that a process follows if it follows this version of the
+        active one; 0 if that is not known."""
+        number, _, active = self._applied
+        return number if version >= active else 0
+
+    def holding(self, here: Holding) -> Holding:
+        """What a shard here holds, with the revision that it follows."""
+        _, revision, active = self._applied
+        return here._replace(config_version=revision if here.config_version >= active else 0)
+
+    async def step(self) -> None:
+        if self._theirs.number > self._base.number:
+            theirs = self._theirs
+            lost = await asyncio.to_thread(self._take_over, theirs)
+            for text in lost.values():
+                log.warning("%s", text)
+            self._lost |= lost
+            self._start_from(theirs)
+        files = self._watch.look()
+        if files is not None and self._base.number:
+            await self._load(files)
+        if self._edit:
+            await self._propose()
+        if self._wanted is not None:
+            self._advance(self._wanted)
+        if self._view.leads and self._accepted is not None:
+            await self._lead(self._accepted)
+        self._log_problems()
+
+    def _take_over(self, theirs: Shared) -> dict[Path, str]:
+        """Have etc/ hold what was accepted; returns where edits are that this replaced."""
+        found = {}
+        for name in SHARED_FILES:
+            lost = take_over(self._etc, name, self._base.text(name), theirs.text(name))
+            if lost is not None:
+                found[lost] = (
+                    f"{self._etc / name}: {theirs.by} changed it first, in configuration "
+                    f"{theirs.number}; your edit is in {lost}: make it again, and delete that file"
+                )
+        return found
+
+    def _start_from(self, base: Shared) -> None:
+        """Read etc/ again: it differs from `base` by edits only."""
+        write_base(base)
+        self._base, self._edit, self._is_read = base, {}, False
+        self._accepted = self._wanted = None
+        self._watch = self._new_watch()
+
+    async def _load(self, files: ConfigFiles) -> None:
+        """What was accepted, and what was edited since."""
+        base, mistakes = self._base, []
+        try:
+            read = accepted(base, files.read)
+            self._accepted = await asyncio.to_thread(load_config, self._etc, read)
+            self.warnings = self._accepted.warnings
+        except ConfigError as error:
+            self._accepted = None
+            mistakes = [f"configuration {base.number}: {text}" for text in error.problems]
+        self._wanted = self._accepted
+        texts = {name: files.content(name) for name in SHARED_FILES}
+        self._edit = {}
+        if any(text != base.text(name) for name, text in texts.items()):
+            try:
+                edited = await asyncio.to_thread(load_config, self._etc, files.read)
+                wrong: Sequence[str] = vanished(self._etc, self._active.config, edited)
+            except ConfigError as error:
+                wrong = error.problems
+            mistakes += wrong
+            if not wrong:
+                self._edit = {name: text.decode() for name, text in texts.items()}
+        self._mistakes, self._is_read, self.validated = mistakes, True, files.digest
+
+    async def _propose(self) -> None:
+        node = self._view.nodes.get("config")
+        is_latest = self._theirs.number == self._base.number
+        if node is None or not is_latest or not self._view.connected:
+            return
+        proposal = Shared(self._base.number + 1, self._edit, self._server)
+        try:
+            await self._write("config", proposal.pack(), node.version, False)
+        except (Conflict, NotConnected):
+            return  # the next View says what became of it
+        except ConfigError as error:
+            self._mistakes, self._edit = error.problems, {}
+            return
+        self._replaced = node
+        if self._theirs.number < proposal.number:
+            self._theirs = proposal
+        self._lost.clear()
+        self._start_from(proposal)
+
+    def _advance(self, wanted: Config) -> None:
+        number, in_force = self._base.number, self._in_force
+        if in_force.config > number:
+            return  # a later configuration is about to come
+        followed = follow(self._active.config.server, wanted.server)
+        kept = kept_shards(in_force, number, wanted, self._active.config)
+        shards = {**wanted.shards, **kept}
+        config = dataclasses.replace(wanted, server=followed.settings, shards=shards)
+        if config != self._active.config:
+            self._active = self._activate(config)
+            if self._active.config != config:
+                return
+        self._applied = (number, in_force.revision, self._active.version)
+        self.needs_restart = followed.needs_restart
+        self.refusals = in_force.refused if in_force.config == number else {}
+        self._wanted = None
+
+    async def _lead(self, wanted: Config) -> None:
+        """Decide the next step of the removals."""
+        in_force, number = self._in_force, self._base.number
+        if self._applied[:2] != (number, in_force.revision):
+            return
+        kept = self._active.config.shards.keys() - wanted.shards.keys()
+        holds = await self._ask(kept - {*wanted.abandon}) if kept else {}
+        found = decide(in_force, number, wanted, self._active.config, holds.get)
+        self._refresh_in -= 1
+        is_new = (found.kept, found.config) != (in_force.kept, in_force.config)
+        if found == in_force or not (is_new or self._refresh_in < 0):
+            return
+        self._refresh_in = _REFRESH_STEPS
+        node = self._view.nodes.get("in_force")
+        version = None if node is None else node.version
+        with contextlib.suppress(Conflict, NotConnected):
+            await self._write("in_force", msgspec.json.encode(found), version, True)
+
+
+def _without_passwords(shard: ShardSettings) -> ShardSettings:
+    sentinel = shard.sentinel and shard.sentinel._replace(passwd="")
+    return dataclasses.replace(shard, passwd="", sentinel=sentinel)
