@@ -28,7 +28,7 @@ from pinlaterd.cli import command, service_status
 from pinlaterd.cli.shards import set_dequeue_only, shard
 from pinlaterd.client import calls
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.config.layout import lock, move_lock, shard_endpoint
+from pinlaterd.config.layout import lock, move_lock
 from pinlaterd.errors import (
     ConnectionFailed,
     InvalidRequest,
@@ -98,7 +98,7 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool) -> None:
         )
     acts = set_dequeue_only(name, on=True, yes=yes)
     command.enter()  # the paths of sockets have to be short
-    with ShardCallers(shard_endpoint) as callers, _Bar(f"draining shard {name}") as bar:
+    with ShardCallers() as callers, _Bar(f"draining shard {name}") as bar:
         work = _Drain(name, callers, bar, moves=move)
         jobs = work.run(wait=wait)
         latest_ms = work.latest_ms() if jobs is not None and jobs["scheduled"] else None

@@ -51,6 +51,7 @@ from pinlaterd.wire.control import (
     read_holdings,
     read_snapshot,
 )
+from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import new_context
 from pinlaterd.wire.link import LinkListener, ShardLink
 
@@ -59,6 +60,9 @@ log = logging.getLogger(__name__)
 _REPORT_SECONDS = 1.0
 _WAIT_FOR_SHARDS_SECONDS = 2.0
 _LOOK_FOR_SHARDS_SECONDS = 0.02
+# In a cluster a shard is expected back for as long as another server may take to own it: a session
+# with ZooKeeper (4 s), and what follows.
+_TAKE_OVER_SECONDS = 4.0 + 5.0
 # A router that ends while another one serves its port is in no hurry: of a client that calls once
 # within so long, no call meets the end of its connection.
 _HANDOVER_RETIRE_SECONDS = 5.0
@@ -81,6 +85,8 @@ def run(etc: Path) -> int:
     etc = layout.enter(etc)
     try:
         active = load_active(etc)
+        cluster = active.config.server.cluster
+        key = ClusterKey.load(etc / layout.CLUSTER_KEY_FILE, cluster) if cluster else None
     except ConfigError as error:
         set_up_log(name, "info")
         for problem in error.problems:
@@ -90,15 +96,15 @@ def run(etc: Path) -> int:
     set_up_log(name, settings.log_level)
     allow_open_files(settings.max_connections + _SPARE_FILES, log.warning)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(name, active))
+        return runner.run(_serve(name, active, key))
 
 
-async def _serve(name: str, active: ActiveConfig) -> int:
+async def _serve(name: str, active: ActiveConfig, key: ClusterKey | None) -> int:
     clock, stats, stop = Clock(), Stats(), StopSignal()
     loop = asyncio.get_running_loop()
     stop.catch_in(loop)
     settings = active.config.server
-    router = Router(name, active, clock, stats)
+    router = Router(name, active, clock, stats, key)
     try:
         await router.start()
     except OSError as error:
@@ -116,8 +122,17 @@ async def _serve(name: str, active: ActiveConfig) -> int:
 class Router:
     """The router process: server, service, shards and what the coordinator says (a Service)."""
 
-    def __init__(self, name: str, active: ActiveConfig, clock: Clock, stats: Stats) -> None:
+    def __init__(
+        self,
+        name: str,
+        active: ActiveConfig,
+        clock: Clock,
+        stats: Stats,
+        key: ClusterKey | None = None,
+    ) -> None:
+        """`key`: of the cluster that the server belongs to, if any."""
         self._name = name
+        self._key = key
         self._clock = clock
         self._stats = stats
         self._state = ProcessState.STARTING
@@ -196,17 +211,19 @@ class Router:
         self._control.close()
         self._context.destroy(linger=0)
 
-    def _connect(self, name: str, listener: LinkListener) -> ShardLink:
+    def _connect(self, name: str, endpoint: str, listener: LinkListener) -> ShardLink:
         settings = self._shared.settings
         share = settings.max_buffered_bytes // self._shards_planned
+        take_over_seconds = 0.0 if self._key is None else _TAKE_OVER_SECONDS
         return ShardLink(
             name,
-            layout.shard_endpoint(name),
+            endpoint,
             self._context,
             listener,
             self._clock,
             max_bytes=max(settings.max_frame_bytes, share),
-            return_seconds=settings.shard_restart_grace_ms / 1000,
+            return_seconds=max(settings.shard_restart_grace_ms / 1000, take_over_seconds),
+            key=self._key,
         )
 
     # --- the coordinator -----------------------------------------------------------------------
@@ -227,7 +244,7 @@ class Router:
         if snapshot.config_version != self._control.config_version:
             self._read_config()
         self._shards_planned = max(1, len(snapshot.shards))
-        self._shards.follow(snapshot.shards)
+        self._shards.follow(snapshot)
 
     def _read_config(self) -> None:
         """Only what can change live differs from what we started with."""

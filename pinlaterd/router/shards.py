@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
-from pinlaterd.wire.control import ShardEntry
+from pinlaterd.wire.control import Snapshot
 from pinlaterd.wire.envelope import (
     GiveUp,
     Op,
@@ -33,7 +33,7 @@ _REMOVAL_SECONDS = 2.0  # for the calls that a removed shard has in flight
 
 
 S = TypeVar("S")
-Connect = Callable[[str, LinkListener], ShardLink]
+Connect = Callable[[str, str, LinkListener], ShardLink]  # with its name and endpoint
 
 
 class ShardSet:
@@ -58,6 +58,7 @@ class ShardSet:
         self._all_preferred: list[ShardLink] = []
         self._enqueueable_preferred: list[ShardLink] = []
         self._queues: dict[str, set[str]] = {}  # by shard name, of those that are welcomed
+        self._membership = ("", "")
 
     # --- what there is -------------------------------------------------------------------
 
@@ -108,17 +109,22 @@ class ShardSet:
         """How many queues there are: each shard is given those of the others."""
         return max((len(queues) for queues in self._queues.values()), default=0)
 
-    def follow(self, entries: Iterable[ShardEntry]) -> None:
-        """Connect to shards that are new, let go of those that are no more."""
-        wanted = {entry.name: entry for entry in entries}
+    def follow(self, snapshot: Snapshot) -> None:
+        """Connect to shards that are new, let go of those that are no more, and follow those that
+        have another owner."""
+        self._membership = (snapshot.server, snapshot.member)
+        wanted = {entry.name: entry for entry in snapshot.shards if not entry.joining}
         for name in [name for name in self.by_name if name not in wanted]:
             self._queues.pop(name, None)
             # Calls that it has in flight may still be answered.
             removed = self.by_name.pop(name)
             asyncio.get_running_loop().call_later(_REMOVAL_SECONDS, removed.close)
-        for name in wanted:
+        for name, entry in wanted.items():
+            endpoint = snapshot.endpoint_of(entry)
             if name not in self.by_name:
-                self.by_name[name] = self._connect(name, self)
+                self.by_name[name] = self._connect(name, endpoint, self)
+            elif endpoint:
+                self.by_name[name].move_to(endpoint)
         self._enqueueable = [
             shard for name, shard in self.by_name.items() if not wanted[name].dequeue_only
         ]
@@ -144,6 +150,9 @@ class ShardSet:
             if (shard := self.by_name.get(name)) and (shard.healthy or shard.returning)
         ]
         return frozenset().union(*names)
+
+    def membership(self) -> tuple[str, str]:
+        return self._membership
 
     def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
         """A shard joined: it has what we know by now; the others get what only it has."""

@@ -30,22 +30,27 @@ from pinlaterd.wire.control import (
     read_snapshot,
 )
 from pinlaterd.wire.envelope import (
+    LEAST_WIRE_VERSION,
     MALFORMED,
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
+    WIRE_VERSION,
     CallEntry,
     Calls,
     Frame,
     Goodbye,
     GoodbyeAck,
     Hello,
+    Op,
     Pulse,
     ReadyCounts,
     Received,
+    Refused,
     Replies,
     ShardEnd,
     Welcome,
+    misunderstanding,
     pack,
     unpack,
 )
@@ -71,6 +76,7 @@ class Updates:
         self, control: ControlClient, service: ShardService, settings: ServerSettings
     ) -> None:
         self.term: Term | None = SINGLE  # by which to own the shard; None: that is for others
+        self.members: frozenset[str] = frozenset()  # the cluster's member nodes
         self.endpoint = ""  # where to listen for other servers, if there are any
         self.control = control
         self._service = service
@@ -86,6 +92,7 @@ class Updates:
         settings = self._settings
         if not settings.server:
             return
+        self.members = frozenset(() if snapshot is None else snapshot.members)
         shards = () if snapshot is None else snapshot.shards
         entry = next((found for found in shards if found.name == self._service.name), None)
         term = None
@@ -147,7 +154,10 @@ class ShardLoop:
         self._facts = facts
         self._incarnation = service.incarnation  # as routers know it; 0 while the store is closed
         self._routers: set[bytes] = set()
-        self._missing_out: set[bytes] = set()  # routers to which a message could not be sent
+        # Routers to which a message could not be sent, and those of servers that were expelled.
+        self._missing_out: set[bytes] = set()
+        self._member_of: dict[bytes, str] = {}  # the member node of each router of another server
+        self._refusals: set[str] = set()  # the reasons that were logged
         self._told_degraded = False
         self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
         self._counts: dict[str, ReadyCounts] = {}  # since the last pulse
@@ -274,9 +284,47 @@ class ShardLoop:
             entries = [_new(CallEntry, (*call[:-1], router)) for call in frame.calls]
             self._service.backlog.extend(entries)
         elif isinstance(frame, Hello):
+            if frame.server:
+                self._member_of[router] = frame.member
+            if (reason := misunderstanding(frame)) or not self._is_member(router):
+                self._refuse(router, reason or self._expelled(router))
+                return
             self._missing_out.discard(router)
             self._routers.add(router)
             self._greet(router, frame.queues)
+
+    # --- routers of other servers ----------------------------------------------------------------
+
+    def _is_member(self, router: bytes) -> bool:
+        """Whether its server belongs to the cluster by now. One that has left for others may answer
+        for all shards by an old view, and spend rates that were given to them."""
+        member = self._member_of.get(router)
+        return member is None or member in self._updates.members
+
+    def _expelled(self, router: bytes) -> str:
+        return f"its server ({self._member_of[router]}) is no member of the cluster"
+
+    def _refuse(self, router: bytes, reason: str) -> None:
+        if reason not in self._refusals:
+            self._refusals.add(reason)
+            log.warning("refuses a router: %s", reason)
+        self._end.send(router, pack(Refused(reason)))
+
+    def _expel(self) -> None:
+        """Drop the routers of servers that are no members any more. Calls of theirs that have not
+        been taken up are not carried out; to the routers they, and all in flight, are lost."""
+        self._refusals.clear()
+        gone = {router for router in self._routers if not self._is_member(router)}
+        if not gone:
+            return
+        backlog = self._service.backlog
+        kept = [call for call in backlog if call.router not in gone or call.op is Op.RELEASE]
+        backlog.clear()
+        backlog.extend(kept)
+        self._routers -= gone
+        self._missing_out |= gone
+        for router in gone:
+            self._refuse(router, self._expelled(router))
 
     # --- what routers are told -----------------------------------------------------------------
 
@@ -289,14 +337,15 @@ class ShardLoop:
 
     def _welcome_again(self, router: bytes) -> None:
         """This router missed a message: welcome it again, so that it fails its calls in flight."""
-        if self._incarnation:
+        if self._incarnation and self._is_member(router):
             self._missing_out.discard(router)
             self._routers.add(router)
             self._welcome(router)
 
     def _welcome(self, router: bytes) -> None:
-        frame = pack(Welcome(self._incarnation, self._service.facts()))
-        self._send(router, frame)
+        facts, now = self._service.facts(), self._clock.monotonic()
+        welcome = Welcome(self._incarnation, facts, WIRE_VERSION, LEAST_WIRE_VERSION, now)
+        self._send(router, pack(welcome))
 
     def _welcome_all(self) -> None:
         """A new incarnation: what routers sent to the one before is lost to them."""
@@ -317,7 +366,8 @@ class ShardLoop:
             if not self._send(router, pack(Replies(self._incarnation, entries, counts))):
                 service.undelivered(router, entries)
         if urgent:
-            frame = pack(Pulse(self._incarnation, urgent, self._told_degraded))
+            now = self._clock.monotonic()
+            frame = pack(Pulse(self._incarnation, urgent, self._told_degraded, now))
             for router in self._routers - replies.keys():
                 self._send(router, frame)
 
@@ -355,7 +405,8 @@ class ShardLoop:
         quiet = self._unused_pulses >= PULSES_UNTIL_QUIET
         self._next_pulse = now + (QUIET_PULSE_SECONDS if quiet else PULSE_SECONDS)
         self._told_degraded = bool(self._service.degraded)
-        frame = pack(Pulse(self._incarnation, list(self._counts.values()), self._told_degraded))
+        counts = list(self._counts.values())
+        frame = pack(Pulse(self._incarnation, counts, self._told_degraded, now))
         self._counts = {}
         if self._incarnation:
             for router in list(self._routers):
@@ -378,7 +429,12 @@ class ShardLoop:
         self._hear()
 
     def _hear(self) -> None:
-        if self._updates.follow():
+        members = self._updates.members
+        is_changed = self._updates.follow()
+        if members != self._updates.members:
+            self._expel()
+            is_changed = True
+        if is_changed:
             # tell at once what is followed now, and what is held by then
             self._next_pulse = self._next_report = 0.0
 

@@ -29,7 +29,13 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import zmq
 
-from pinlaterd.config.layout import COORDINATOR_ENDPOINT, RATES_FILE, SNAPSHOT_FILE, replace_file
+from pinlaterd.config.layout import (
+    COORDINATOR_ENDPOINT,
+    RATES_FILE,
+    SNAPSHOT_FILE,
+    replace_file,
+    shard_endpoint,
+)
 from pinlaterd.lifecycle import process_place
 from pinlaterd.stats import Changes, Stats, StatsSnapshot
 
@@ -101,6 +107,7 @@ class Report(_Message):
     full: bool = True
     config_version: int = 0  # of the configuration that it follows
     dropped: tuple[str, ...] = ()  # names of figures that went, before `stats` came
+    snapshot_version: int = 0  # of the last that came, which it follows; 0: none has come yet
 
     @property
     def changes(self) -> Changes:
@@ -127,6 +134,10 @@ class Snapshot(_Message):
     server: str = ""  # this server's name in its cluster; empty: there is no other
     member: str = ""  # its member node
     members: tuple[str, ...] = ()  # the member nodes that live
+
+    def endpoint_of(self, entry: ShardEntry) -> str:
+        """The address of the shard's owner for processes of this server; "" if there is none."""
+        return shard_endpoint(entry.name) if entry.server == self.server else entry.endpoint
 
 
 class RateGrant(_Message):
@@ -217,6 +228,7 @@ class ControlClient:
         context: zmq.Context[Any] | None = None,
     ) -> None:
         self.config_version = 0  # what the owner follows, for the next report
+        self._snapshot_version = 0
         self._about = (process, kind, os.getpid(), started_at_ms)
         self._stats = stats
         # As the coordinator knows it; None: it has to be told all, all figures included.
@@ -252,7 +264,9 @@ class ControlClient:
 
     def _report(self, now: _Told, changes: Changes, *, full: bool) -> bytes:
         state, facts, version = now
-        return pack(Report(*self._about, state, facts, changes.now, full, version, changes.dropped))
+        report = Report(*self._about, state, facts, changes.now, full, version, changes.dropped)
+        report.snapshot_version = self._snapshot_version
+        return pack(report)
 
     def receive(self) -> Snapshot | None:
         """The latest snapshot that has come, if any."""
@@ -268,6 +282,7 @@ class ControlClient:
                     self._grants.append(message)
                 elif isinstance(message, Snapshot):
                     latest = message
+                    self._snapshot_version = message.version
                     self._told = None
         return latest
 

@@ -1,12 +1,12 @@
 """The cluster's key: whoever holds it belongs to the cluster.
 
 It is one random key, the same on all servers. From it and the cluster's name, HMAC-SHA256 derives
-what proves that a server holds it: the CURVE key pair of connections between servers (the same pair
-at both ends), and the credentials for what the cluster keeps in ZooKeeper.
+the CURVE key pair of connections between servers, the same at both ends, and the credentials for
+what the cluster keeps in ZooKeeper.
 
-libzmq asks this process about each CURVE client before its first message passes (ZAP, RFC 27): a
-client whose public key is not the cluster's gets no connection. Connections without CURVE, those
-over ipc, are not asked about.
+No list of admitted clients is needed (ZAP): CURVE has a client prove with its first bytes that it
+knows the server's public key. That is as secret as the secret one here: it is derived as that is,
+and never sent in clear.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import hmac
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +26,9 @@ from zmq.utils import z85
 from pinlaterd.errors import ConfigError
 
 _BYTES = 32
-_ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where libzmq asks, by definition
-_ZAP_DOMAIN = b"pinlaterd"
+# A cut is noticed within 2.5 s, also if it is silent, and in one direction only.
+_PING_MS, _PONG_WITHIN_MS = 500, 2000
+_CONNECT_WITHIN_MS, _HANDSHAKE_WITHIN_MS = 1000, 2000
 
 
 @dataclass(frozen=True)
@@ -80,46 +82,25 @@ class ClusterKey:
         """The credentials of ZooKeeper's scheme `digest`: user, colon, password."""
         return f"pinlaterd:{self._derived('zookeeper').hex()}"
 
-    def serve(self, socket: zmq.Socket[bytes]) -> None:
-        """Have `socket` admit only holders of this key where it is bound from now on. Its context
-        needs an Admission."""
+    @contextlib.contextmanager
+    def guards(self, socket: zmq.Socket[bytes]) -> Iterator[None]:
+        """Where `socket` is bound meanwhile, only holders of the key are admitted."""
         socket.curve_secretkey = self.pair[1]
         socket.curve_server = True
-        socket.zap_domain = _ZAP_DOMAIN
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an Admission: nobody
+        _notice_cuts(socket)
+        yield
+        socket.curve_server = False
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
 
     def call(self, socket: zmq.Socket[bytes]) -> None:
-        """Have `socket` connect from now on to holders of this key only, as one."""
+        """Have `socket` connect from now on as a holder of the key, to such only."""
         socket.curve_publickey, socket.curve_secretkey = self.pair
         socket.curve_serverkey = self.pair[0]
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_WITHIN_MS)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_WITHIN_MS)
+        _notice_cuts(socket)
 
 
-class Admission:
-    """Answers libzmq's questions about clients, for all sockets of its context that `serve`.
-
-    `fileno()` is edge-triggered; when it is readable, `answer`. Until then new connections wait,
-    which costs no thread and nothing while there are none."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], key: ClusterKey) -> None:
-        self._client_key = z85.decode(key.pair[0])
-        self._socket = context.socket(zmq.REP)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(_ZAP_ENDPOINT)
-
-    def fileno(self) -> int:
-        return int(self._socket.getsockopt(zmq.FD))
-
-    def answer(self) -> None:
-        """All questions that are there, without waiting."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                version, request, _domain, _address, _id, mechanism, *credentials = (
-                    self._socket.recv_multipart(zmq.NOBLOCK)
-                )
-                admitted = mechanism == b"CURVE" and credentials == [self._client_key]
-                verdict = (b"200", b"", b"server") if admitted else (b"400", b"", b"")
-                self._socket.send_multipart((version, request, *verdict, b""), zmq.NOBLOCK)
-
-    def close(self) -> None:
-        self._socket.unbind(_ZAP_ENDPOINT)  # at once, for a successor; closing takes a moment
-        self._socket.close()
+def _notice_cuts(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PONG_WITHIN_MS)

@@ -6,11 +6,15 @@ are the client's own, without transport framing, always TBinaryProtocol; the rep
 client's seqid, so it goes back untouched.
 
     router -> shard   Hello, Calls, GoodbyeAck
-    shard -> router   Welcome, Replies, Pulse, Goodbye
+    shard -> router   Welcome, Refused, Replies, Pulse, Goodbye
 
 Every Calls names the incarnation it is meant for: ZeroMQ hands what was sent to a dead shard to
 its successor, which discards it. Only so may a router, once a shard has gone, send an enqueue
-elsewhere without making a job twice. Deadlines are CLOCK_MONOTONIC seconds: one machine, one scale.
+elsewhere without making a job twice.
+
+Deadlines are CLOCK_MONOTONIC seconds of the shard's machine. Over tcp the router converts its own,
+by the time that the shard's latest Welcome or Pulse bears. A frame is received after it was sent,
+so that a converted deadline is early by the frame's time under way, and never late.
 
 ROUTER_MANDATORY makes a shard's send to a router that has gone, or that does not read, fail at
 once, so that what it would have delivered can be taken back.
@@ -21,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -28,6 +33,8 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 import zmq
+
+from pinlaterd.wire.curve import ClusterKey
 
 
 class Op(IntEnum):
@@ -158,13 +165,23 @@ class ShardFacts(NamedTuple):
 # --- frames ---------------------------------------------------------------------------------
 
 
+# What this process speaks, and the oldest that it understands. Hello and Welcome are only ever
+# extended at their end, so that processes of any two versions can read each other's versions.
+WIRE_VERSION, LEAST_WIRE_VERSION = 2, 1
+
+
 class _Frame(msgspec.Struct, array_like=True): ...
 
 
 class Hello(_Frame, tag=1):
-    """`queues`: those that the router knows; the shard creates what it lacks of them."""
+    """`queues`: those that the router knows; the shard creates what it lacks of them. `server`,
+    `member`: over tcp, the router's server and that one's member node; "" over ipc."""
 
     queues: frozenset[str]
+    version: int = 1  # of those that do not say
+    least_version: int = 1
+    server: str = ""
+    member: str = ""
 
 
 class Calls(_Frame, tag=2):
@@ -175,6 +192,9 @@ class Calls(_Frame, tag=2):
 class Welcome(_Frame, tag=3):
     incarnation: int
     facts: ShardFacts
+    version: int = 1
+    least_version: int = 1
+    now: float = 0.0  # monotonic
 
 
 class Replies(_Frame, tag=4):
@@ -191,6 +211,7 @@ class Pulse(_Frame, tag=5):
     incarnation: int
     counts: Sequence[ReadyCounts]
     degraded: bool = False  # what the shard says of its store
+    now: float = 0.0  # monotonic
 
 
 class Goodbye(_Frame, tag=6):
@@ -206,7 +227,13 @@ class GoodbyeAck(_Frame, tag=7):
     incarnation: int
 
 
-Frame = Hello | Calls | Welcome | Replies | Pulse | Goodbye | GoodbyeAck
+class Refused(_Frame, tag=8):
+    """The shard does not serve this router. `reason` is for its log."""
+
+    reason: str
+
+
+Frame = Hello | Calls | Welcome | Replies | Pulse | Goodbye | GoodbyeAck | Refused
 
 pack: Callable[[Frame], bytes] = msgspec.msgpack.Encoder().encode
 unpack: Callable[[bytes], Frame] = msgspec.msgpack.Decoder(Frame).decode
@@ -214,7 +241,18 @@ unpack: Callable[[bytes], Frame] = msgspec.msgpack.Decoder(Frame).decode
 MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
-def pack_calls(incarnation: int, calls: Iterable[ShardCall]) -> bytes:
+def misunderstanding(frame: Hello | Welcome) -> str:
+    """Why this process and the frame's sender must not go on; "" if they may."""
+    if frame.version >= LEAST_WIRE_VERSION and frame.least_version <= WIRE_VERSION:
+        return ""
+    return (
+        f"it speaks wire version {frame.version} and understands those from {frame.least_version}, "
+        f"this process {WIRE_VERSION} and those from {LEAST_WIRE_VERSION}"
+    )
+
+
+def pack_calls(incarnation: int, calls: Iterable[ShardCall], ahead: float = 0.0) -> bytes:
+    """`ahead`: by how much the shard's clock is before this one; 0.0 if it is the same."""
     # Plain tuples are packed alike, and a NamedTuple costs three times as much. Of an entry the
     # defaults at the end can be left out.
     entries = [
@@ -232,6 +270,8 @@ def pack_calls(incarnation: int, calls: Iterable[ShardCall]) -> bytes:
         )
         for call in calls
     ]
+    if ahead:
+        entries = [(call_id, at + ahead, *others) for call_id, at, *others in entries]
     return pack(Calls(incarnation, cast("list[CallEntry]", entries)))
 
 
@@ -249,6 +289,11 @@ NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 READABLE = int(zmq.POLLIN)
 _NONE_READABLE: frozenset[int] = frozenset()
+# Over tcp, where a connection whose messages nobody takes is cut, as its heartbeats wait behind
+# them: what a shard that is busy for seconds may get. Routers bound the bytes.
+_TCP_HIGH_WATER_MESSAGES = 100_000
+# How long the port of this process's last socket, which is closed in the background, may be taken.
+_PORT_SECONDS, _PORT_AGAIN_SECONDS = 1.0, 0.01
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.EAGAIN)
 
 
@@ -289,6 +334,25 @@ class ShardEnd:
         self._socket.bind(endpoint)
         self._endpoint = endpoint
         self._file = path.stat() if path is not None else None
+
+    def listen(self, endpoint: str, key: ClusterKey) -> None:
+        """Take calls of other servers, too: of holders of `key`, at the tcp address `endpoint`.
+
+        Raises OSError if it can't be had."""
+        socket, until = self._socket, time.monotonic() + _PORT_SECONDS
+        socket.setsockopt(zmq.RCVHWM, _TCP_HIGH_WATER_MESSAGES)
+        with key.guards(socket):
+            while True:
+                try:
+                    socket.bind(endpoint)
+                    break
+                except zmq.ZMQError as error:
+                    if error.errno != errno.EADDRINUSE or time.monotonic() >= until:
+                        raise OSError(
+                            error.errno, f"can't listen on {endpoint}: {error}"
+                        ) from error
+                time.sleep(_PORT_AGAIN_SECONDS)
+        socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MESSAGES)
 
     def bind_again(self) -> None:
         """Take calls at the same endpoint after this process has become the owner again: if another

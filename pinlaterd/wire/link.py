@@ -8,7 +8,8 @@ Silence is counted in sweeps of this loop, not in seconds: a router that was sto
 made no sweep meanwhile, and does not take its own pause for that of its shards.
 
 A shard that has gone is expected back for a while (`return_seconds`). Calls that it
-certainly did not carry out wait for its successor meanwhile, if they are patient.
+certainly did not carry out wait for its successor meanwhile, if they are patient. That one may
+have another address, and be another server's (`move_to`).
 
 ZeroMQ's file descriptor is edge-triggered: it becomes readable once, whatever is to be read.
 So after every send and every receive the socket's EVENTS are looked at again.
@@ -25,14 +26,17 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from pinlaterd.clock import Clock
+from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import (
     HIGH_WATER_MESSAGES,
+    LEAST_WIRE_VERSION,
     MALFORMED,
     NOBLOCK,
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
     READABLE,
+    WIRE_VERSION,
     GiveUp,
     Goodbye,
     GoodbyeAck,
@@ -40,12 +44,14 @@ from pinlaterd.wire.envelope import (
     Op,
     Pulse,
     ReadyCounts,
+    Refused,
     Replies,
     ReplyEntry,
     ShardCall,
     ShardFacts,
     Status,
     Welcome,
+    misunderstanding,
     pack,
     pack_calls,
     unpack,
@@ -60,10 +66,19 @@ C = TypeVar("C", bound=ShardCall)
 _SWEEPS_UNTIL_QUIET = PULSES_UNTIL_QUIET * 3 // 4
 _QUIET_SWEEP = 2  # counts for so many in GiveUp
 _GREET_AGAIN_SECONDS = 0.05
+_REFUSED_SECONDS = 0.25  # until it greets again
 _RECONNECT_MS = 50
 # How long an answer is waited for after its caller was told that it is late.
 _FORGET_AFTER_SECONDS = 60.0
 _RELEASE_SECONDS = 60.0
+_LAST_WORD_MS = 1000  # for a GoodbyeAck on a connection that is left
+_TCP = "tcp://"
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
 
 _DOWN = ReplyEntry(0, Status.REFUSED, b"is down")
 _FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in flight as it may have")
@@ -95,6 +110,10 @@ class LinkListener(Protocol):
         """The queues that a shard must have before it serves this router."""
         ...
 
+    def membership(self) -> tuple[str, str]:
+        """This server's name and its member node, by which shards of other servers judge it."""
+        ...
+
 
 class ShardLink:
     """One shard, as the router reaches it. All methods are called on the event loop."""
@@ -102,16 +121,17 @@ class ShardLink:
     def __init__(
         self,
         name: str,
-        address: str,
+        endpoint: str,
         context: zmq.Context[zmq.Socket[bytes]],
         listener: LinkListener,
         clock: Clock,
         *,
         max_bytes: int,
         return_seconds: float,
+        key: ClusterKey | None = None,
     ) -> None:
         """`max_bytes`: of calls that are sent or kept and have no answer. `return_seconds`: how
-        long a shard that has gone is expected back."""
+        long a shard that has gone is expected back. `key`: for endpoints of tcp."""
         self.name = name
         self.incarnation = 0  # 0: not welcomed on the present connection
         self.facts: ShardFacts | None = None
@@ -122,6 +142,13 @@ class ShardLink:
         self.ready: dict[str, tuple[int, ...]] = {}  # ready jobs by queue and priority: hints
         # In flight: goes out after this turn, or to the successor of a shard that has gone.
         self.unsent: list[ShardCall] = []
+        self._context = context
+        self._key = key
+        self._endpoint = endpoint
+        self._next_endpoint = ""  # where to go once the owner before has said its last
+        self._ahead = 0.0  # by how much its clock is before ours, at least
+        self._greeting: asyncio.TimerHandle | None = None
+        self._complaint = ""  # the last that was logged of what keeps it from being welcomed
         self._listener = listener
         self._clock = clock
         self._max_bytes = max_bytes
@@ -136,26 +163,57 @@ class ShardLink:
         self._sweep_seconds = PULSE_SECONDS
         self._unused_sweeps = 0  # since there was a call for it
         self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
-        self._socket = _new_dealer(context)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        )
-        self._socket.connect(address)
+        self._connect()
+
+    def _connect(self) -> None:
+        self._handshake_failed = False
+        self._socket = _new_dealer(self._context)
+        self._is_remote = self._endpoint.startswith(_TCP)
+        if self._is_remote:
+            assert self._key is not None
+            self._key.call(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        if self._endpoint:
+            self._socket.connect(self._endpoint)
         self._loop.add_reader(_descriptor(self._socket), self._readable)
         self._loop.add_reader(_descriptor(self._monitor), self._monitor_readable)
         # What came before the descriptors were watched has raised its edge already.
         self._loop.call_soon(self._monitor_readable)
         self._loop.call_soon(self._readable)
 
-    def close(self) -> None:
-        """Let go of the shard; calls in flight are LOST."""
+    def _disconnect(self, *, linger_ms: int) -> None:
         self._loop.remove_reader(_descriptor(self._socket))
         self._loop.remove_reader(_descriptor(self._monitor))
-        self._return_seconds = 0.0
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=linger_ms)
+
+    def close(self) -> None:
+        """Let go of the shard; calls in flight are LOST."""
+        self._return_seconds, self._next_endpoint = 0.0, ""
         self._leave(_LOST)
         self._sweeping.cancel()
-        self._socket.disable_monitor()
-        self._socket.close(linger=0)
+        self._disconnect(linger_ms=0)
+
+    def move_to(self, endpoint: str) -> None:
+        """The shard's owner is at `endpoint` now, or soon. Calls that are kept go there.
+
+        An owner before that still serves this link may answer what it has, for as long as it is
+        not silent, until it says Goodbye."""
+        if endpoint == self._endpoint:
+            self._next_endpoint = ""
+            return
+        self._next_endpoint = endpoint
+        if not self.incarnation:
+            self._move()
+
+    def _move(self) -> None:
+        log.info("shard-%s: its owner is at %s", self.name, self._next_endpoint)
+        self._disconnect(linger_ms=_LAST_WORD_MS)
+        self._endpoint, self._next_endpoint = self._next_endpoint, ""
+        self._expected_until = self._clock.monotonic() + self._return_seconds
+        self._ahead = 0.0
+        self._connect()
 
     def _assess(self) -> None:
         """After the incarnation, the silence or what the shard says of its store has changed."""
@@ -235,7 +293,7 @@ class ShardLink:
         if self.incarnation == 0 or not self.unsent:
             return
         calls, self.unsent = self.unsent, []
-        if not self._send(pack_calls(self.incarnation, calls)):
+        if not self._send(pack_calls(self.incarnation, calls, self._ahead)):
             for call in calls:
                 self._finish(call.call_id, _DOWN)
 
@@ -282,7 +340,10 @@ class ShardLink:
     def _take(self, data: bytes) -> None:
         frame = unpack(data)
         if isinstance(frame, Welcome):
-            self._welcome(frame.incarnation, frame.facts)
+            self._welcome(frame)
+            return
+        if isinstance(frame, Refused):
+            self._refused(frame.reason)
             return
         if isinstance(frame, Goodbye):
             # Also where it never served us: it waits until it is acknowledged.
@@ -296,13 +357,15 @@ class ShardLink:
             for reply in frame.entries:
                 self._finish(reply.call_id, reply)
         elif isinstance(frame, Pulse):
+            if self._is_remote:
+                self._ahead = frame.now - self._clock.monotonic()
             self._follow_health(degraded=frame.degraded)
             if frame.counts:
                 self._count(frame.counts)
         elif isinstance(frame, Goodbye):
             # What it has not answered by now it will never carry out.
             log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
-            self._leave(None)
+            self._lose(None)
 
     def _finish(self, call_id: int, reply: ReplyEntry) -> None:
         call = self._in_flight.pop(call_id, None)
@@ -337,12 +400,19 @@ class ShardLink:
             log.warning("shard-%s %s", self.name, "is degraded" if degraded else "has recovered")
             self._count_all()
 
-    def _welcome(self, incarnation: int, facts: ShardFacts) -> None:
+    def _welcome(self, welcome: Welcome) -> None:
+        if reason := misunderstanding(welcome):
+            self._refused(reason)
+            return
+        incarnation, facts = welcome.incarnation, welcome.facts
         if self.incarnation:
             # A successor; or the same one, of which we have missed a message.
             self._leave(_LOST)
         kept, self.unsent = self.unsent, []
         self.incarnation = incarnation
+        self._complaint = ""
+        if self._is_remote:
+            self._ahead = welcome.now - self._clock.monotonic()
         self._assess()
         self.facts = facts
         self.ready = dict(facts.counts)
@@ -352,7 +422,24 @@ class ShardLink:
         self.unsent += kept
         self._flush()
 
+    def _refused(self, reason: str) -> None:
+        """Greet again in a while: it may have been told of this server a moment too late."""
+        self._complain(f"refuses this router: {reason}")
+        if self.incarnation:
+            self._lose(_LOST)
+        self._greet_in(_REFUSED_SECONDS)
+
+    def _complain(self, of: str) -> None:
+        if of != self._complaint:
+            self._complaint = of
+            log.warning("shard-%s at %s %s", self.name, self._endpoint, of)
+
     # --- what goes wrong ---------------------------------------------------------------
+
+    def _lose(self, reply: ReplyEntry | None) -> None:
+        self._leave(reply)
+        if self._next_endpoint:
+            self._move()
 
     def _leave(self, reply: ReplyEntry | None) -> None:
         """Not welcomed any more: `reply` is the answer to all calls that were sent, None if they
@@ -381,16 +468,30 @@ class ShardLink:
             if event == zmq.EVENT_DISCONNECTED:
                 if self.incarnation:
                     log.warning("shard-%s has gone; waiting for it to come back", self.name)
-                    self._leave(_LOST)
+                    self._lose(_LOST)
+            elif event & _HANDSHAKE_FAILED:
+                self._complain("ended the handshake: is etc/cluster.key the same on both servers?")
+                self._handshake_failed = True
             else:
                 self._greet()
 
     def _greet(self) -> None:
         """Greet until it is sent: the handshake is reported a moment before sends go through."""
+        if self._greeting is not None:
+            # Of two greetings, the second Welcome would mean that this link has missed a message.
+            self._greeting.cancel()
         if self._socket.closed or self.incarnation:
             return
-        if not self._send(pack(Hello(frozenset(self._listener.queues_known())))):
-            self._loop.call_later(_GREET_AGAIN_SECONDS, self._greet)
+        queues = frozenset(self._listener.queues_known())
+        server, member = self._listener.membership() if self._is_remote else ("", "")
+        hello = Hello(queues, WIRE_VERSION, LEAST_WIRE_VERSION, server, member)
+        if not self._send(pack(hello)):
+            self._greet_in(_GREET_AGAIN_SECONDS)
+
+    def _greet_in(self, seconds: float) -> None:
+        if self._greeting is not None:
+            self._greeting.cancel()
+        self._greeting = self._loop.call_later(seconds, self._greet)
 
     # --- silence and deadlines ---------------------------------------------------------
 
@@ -414,7 +515,14 @@ class ShardLink:
         self._give_up(lambda call: call.deadline + call.grace_seconds <= judged_until, _LATE)
         self._silent_sweeps += 1 if waited == PULSE_SECONDS else _QUIET_SWEEP
         self._assess()
+        if self._handshake_failed:
+            # libzmq may not try again by itself.
+            self._disconnect(linger_ms=0)
+            self._connect()
         if self._silent_sweeps < GiveUp.SILENT or not self.incarnation:
+            return
+        if self._next_endpoint:
+            self._lose(_LOST)
             return
         if self._silent_sweeps == GiveUp.SILENT:
             log.warning("shard-%s does not answer; others come first", self.name)

@@ -3,8 +3,8 @@
 A command that has to know for sure what became of a call uses this: the shard drops a call that is
 past its deadline before it commits anything, so that once the deadline has passed, and the shard
 answers others, nothing can happen any more that can't be seen in its store. Each shard is a
-`ShardLink` on an event loop that runs only during calls. The current folder has to stay the
-deployment's.
+`ShardLink` on an event loop that runs only during calls; it follows the shard's owner, as
+run/snapshot.json names it. The current folder has to stay the deployment's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import zmq
 
 from pinlaterd.clock import Clock
+from pinlaterd.config import layout
+from pinlaterd.config.active import read_active
+from pinlaterd.errors import ConfigError
+from pinlaterd.wire.control import read_snapshot
+from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import (
     GiveUp,
     Op,
@@ -33,17 +39,38 @@ from pinlaterd.wire.link import ShardLink
 # How long an answer may take beyond the deadline: the shard judges that when it takes up the call.
 _GRACE_SECONDS = 5.0
 _UNAVAILABLE = ReplyEntry(0, Status.REFUSED, b"is down")
+_LOOK_AGAIN_SECONDS = 0.25
 
 # A command tells what becomes of its calls; it has no log.
 logging.getLogger("pinlaterd.wire.link").addHandler(logging.NullHandler())
 
 
+class Route(NamedTuple):
+    """How this server reaches a shard's owner."""
+
+    endpoint: str
+    key: ClusterKey | None = None
+
+
+def route_to(shard: str) -> Route:
+    """By run/snapshot.json. Raises ConfigError."""
+    snapshot = read_snapshot()
+    if snapshot is None or not snapshot.server:
+        return Route(layout.shard_endpoint(shard))
+    active = read_active()
+    if active is None:
+        raise ConfigError([f"{layout.CONFIG_FILE}: can't be read; does the coordinator run?"])
+    key = ClusterKey.load(layout.ETC / layout.CLUSTER_KEY_FILE, active.config.server.cluster)
+    endpoint = next((snapshot.endpoint_of(e) for e in snapshot.shards if e.name == shard), "")
+    return Route(endpoint, key)
+
+
 class ShardCallers(contextlib.ExitStack):
     """The shards that a command calls, each once it is asked for."""
 
-    def __init__(self, endpoint_of: Callable[[str], str]) -> None:
+    def __init__(self, route_to: Callable[[str], Route] = route_to) -> None:
         super().__init__()
-        self._endpoint_of = endpoint_of
+        self._route_to = route_to
         self._callers: dict[str, ShardCaller] = {}
         self._context = new_context()
         self.callback(self._context.destroy, linger=0)  # monitors, too
@@ -52,7 +79,7 @@ class ShardCallers(contextlib.ExitStack):
     def __getitem__(self, shard: str) -> ShardCaller:
         caller = self._callers.get(shard)
         if caller is None:
-            caller = ShardCaller(shard, self._endpoint_of(shard), self._context, self._runner)
+            caller = ShardCaller(shard, self._route_to, self._context, self._runner)
             self._callers[shard] = caller
             self.callback(caller.close)
         return caller
@@ -64,7 +91,7 @@ class ShardCaller:
     def __init__(
         self,
         name: str,
-        address: str,
+        route_to: Callable[[str], Route],
         context: zmq.Context[zmq.Socket[bytes]],
         runner: asyncio.Runner,
     ) -> None:
@@ -72,11 +99,20 @@ class ShardCaller:
         self._runner = runner
         self._is_welcome = asyncio.Event()
         self._clock = Clock()
+        self._route_to = route_to
+        route = route_to(name)
 
         async def connect() -> ShardLink:
             # No shard is expected back: `call` itself waits for it.
             return ShardLink(
-                name, address, context, self, self._clock, max_bytes=sys.maxsize, return_seconds=0.0
+                name,
+                route.endpoint,
+                context,
+                self,
+                self._clock,
+                max_bytes=sys.maxsize,
+                return_seconds=0.0,
+                key=route.key,
             )
 
         self._link = runner.run(connect())
@@ -96,16 +132,26 @@ class ShardCaller:
 
     async def _call(self, call: ShardCall) -> ReplyEntry:
         await asyncio.sleep(0)  # first of all, take what has come since the call before
-        if not self._link.incarnation:
-            self._is_welcome.clear()
-            try:
-                async with asyncio.timeout(call.deadline - self._clock.monotonic()):
-                    await self._is_welcome.wait()
-            except TimeoutError:
+        while not self._link.incarnation:
+            seconds = call.deadline - self._clock.monotonic()
+            if seconds <= 0:
                 return _UNAVAILABLE
+            self._is_welcome.clear()
+            self._follow_owner()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(seconds, _LOOK_AGAIN_SECONDS)):
+                    await self._is_welcome.wait()
         return await self._link.ask(call)
 
+    def _follow_owner(self) -> None:
+        route = self._route_to(self.name)
+        if route.endpoint:
+            self._link.move_to(route.endpoint)
+
     # --- what the link hears (LinkListener) -----------------------------------------------
+
+    def membership(self) -> tuple[str, str]:
+        return "", ""  # to a person's command, no shard is refused
 
     def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
         self._is_welcome.set()

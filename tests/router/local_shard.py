@@ -52,6 +52,9 @@ class LocalShard(ShardLink):
     def returning(self) -> bool:
         return self.is_returning
 
+    def move_to(self, endpoint: str) -> None:
+        """It has no address."""
+
     def serves(self, *, serves: bool = True) -> None:
         self.incarnation = int(serves)
         self._assess()

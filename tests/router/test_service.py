@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -60,7 +60,7 @@ from pinlaterd.rpc import codec, tuned
 from pinlaterd.rpc.connection import Answer, Connection
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import ShardEntry
+from pinlaterd.wire.control import ShardEntry, Snapshot
 from pinlaterd.wire.envelope import Op, ReadyCounts, ReplyEntry, ShardCall, Status
 from tests.router.local_shard import LocalShard, Tell
 
@@ -148,17 +148,24 @@ class Site:
             service.create_queues([QUEUE])
         self.deleted: list[str] = []
         self.shards = ShardSet(
-            lambda name, _: LocalShard(self.services[name], self.shards, self.clock),
+            lambda name, _endpoint, _listener: LocalShard(
+                self.services[name], self.shards, self.clock
+            ),
             self.clock.monotonic,
             self.deleted.append,
         )
-        self.shards.follow([ShardEntry(name, dequeue_only=False) for name in names])
+        self.follow(names)
         for shard in self.locals():
             assert shard.facts is not None
             self.shards.welcomed(shard, shard.facts)
         self.limits = RateLimits(FakeClock())  # whose tokens `fill` gives
         self.shared = Shared(self.shards, self.limits, self.clock, Stats(), Random(1), settings)
         self.router = RouterService(self.shared)
+
+    def follow(self, names: Iterable[str]) -> None:
+        """There are these shards."""
+        entries = [ShardEntry(name, dequeue_only=False) for name in names]
+        self.shards.follow(Snapshot(1, tuple(entries), 0))
 
     def fill(self, tokens: float) -> None:
         """From now on the queue has a limit, and so many tokens; no others come."""
@@ -771,13 +778,7 @@ def remove_on(site: Site, name: str, method: Method) -> None:
     """The shard is removed as soon as it has such a call."""
 
     def remove(_: Tell) -> bool:
-        site.shards.follow(
-            [
-                ShardEntry(other, dequeue_only=False)
-                for other in site.shards.by_name
-                if other != name
-            ]
-        )
+        site.follow([other for other in site.shards.by_name if other != name])
         return False
 
     on_call(site.shard(name), method, remove)
@@ -1068,7 +1069,7 @@ async def test_an_answer_that_waits_for_earlier_ones_does_not_keep_its_request(
 @pytest.mark.site(shards=1)
 async def test_no_look_up_is_answered_before_the_shards_are_known(site: Site) -> None:
     """As in a router that began before the coordinator: "there is no such job" would be untrue."""
-    site.shards.follow([])
+    site.follow([])
 
     with pytest.raises(NoHealthyShards):
         await site.call(Method.LOOKUP, LookupRequest([f"{QUEUE}:s1:p1:1"], include_body=False))

@@ -12,9 +12,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pymysql
 
@@ -39,9 +39,6 @@ _SMALL = (
 class MariaDB:
     """One server. `folder` must not exist yet; its path has to be short, for there is a socket."""
 
-    host = HOST
-    users_host = HOST  # where its user may come from
-
     def __init__(self, folder: Path, port: int, *options: str) -> None:
         self.folder = folder
         self.port = port
@@ -52,10 +49,8 @@ class MariaDB:
         self._install()
         self.start()
         with self.connect("root", "") as root:
-            root.cursor().execute(
-                f"CREATE USER '{USER}'@%s IDENTIFIED BY %s", (self.users_host, PASSWD)
-            )
-            root.cursor().execute(f"GRANT ALL ON *.* TO '{USER}'@%s", (self.users_host,))
+            root.cursor().execute(f"CREATE USER '{USER}'@'{HOST}' IDENTIFIED BY %s", (PASSWD,))
+            root.cursor().execute(f"GRANT ALL ON *.* TO '{USER}'@'{HOST}'")
 
     def _install(self) -> None:
         done = subprocess.run(
@@ -79,8 +74,9 @@ class MariaDB:
     def start(self, *options: str) -> None:
         """Returns once it takes connections."""
         with self._log.open("ab") as log:
-            self._process = self._launch(
+            self._process = subprocess.Popen(
                 [
+                    *("setpriv", "--pdeathsig", "KILL"),
                     shutil.which("mariadbd") or "/usr/sbin/mariadbd",
                     "--no-defaults",
                     f"--datadir={self.folder / 'data'}",
@@ -89,13 +85,16 @@ class MariaDB:
                     f"--socket={self.folder / 's'}",
                     f"--pid-file={self.folder / 'pid'}",
                     f"--port={self.port}",
-                    f"--bind-address={self.host}",
+                    f"--bind-address={HOST}",
                     f"--user={getpass.getuser()}",
                     *_SMALL,
                     *self._options,
                     *options,
                 ],
-                log,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
             )
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -107,15 +106,6 @@ class MariaDB:
                 assert self._process.poll() is None, said
                 assert time.monotonic() < deadline, said
                 time.sleep(0.02)
-
-    def _launch(self, command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=self.folder,
-        )
 
     @property
     def pid(self) -> int:
@@ -134,7 +124,7 @@ class MariaDB:
     def connect(self, user: str = USER, passwd: str = PASSWD, **options: Any) -> Any:
         """A connection of a stranger, who knows nothing of owners."""
         return pymysql.connect(
-            host=self.host, port=self.port, user=user, password=passwd, autocommit=True, **options
+            host=HOST, port=self.port, user=user, password=passwd, autocommit=True, **options
         )
 
     def kill(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 import zmq
 
 from pinlaterd.errors import ConfigError
-from pinlaterd.wire.curve import Admission, ClusterKey
+from pinlaterd.wire.curve import ClusterKey
 
 OURS = ClusterKey(bytes(32), "prod")
 ANSWER_MS, SILENCE_MS = 20_000, 500
@@ -25,27 +27,27 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 @pytest.fixture
-def server(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[str]:
+def server(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """An endpoint that echoes what holders of the key send, and ipc that echoes anybody."""
-    admission = Admission(context, OURS)
-    socket = context.socket(zmq.ROUTER)
-    socket.bind("inproc://plain")
-    OURS.serve(socket)
-    port = socket.bind_to_random_port("tcp://127.0.0.1")
+    monkeypatch.chdir(tmp_path)
+    echo = context.socket(zmq.ROUTER)
+    echo.bind("ipc://before.ipc")
+    with OURS.guards(echo):
+        port = echo.bind_to_random_port("tcp://127.0.0.1")
+    echo.bind("ipc://after.ipc")
     ends = context.socket(zmq.PULL)
     ends.bind("inproc://end")
 
     def run() -> None:
         poller = zmq.Poller()
-        for waited in (socket, ends, admission.fileno()):
+        for waited in (echo, ends):
             poller.register(waited, zmq.POLLIN)
         while ends not in (ready := dict(poller.poll())):
-            if admission.fileno() in ready:
-                admission.answer()
-            while socket.poll(0):
-                socket.send_multipart(socket.recv_multipart())
-        admission.close()
-        socket.close()
+            if echo in ready:
+                echo.send_multipart(echo.recv_multipart())
+        echo.close()
         ends.close()
 
     thread = threading.Thread(target=run)
@@ -79,30 +81,46 @@ def test_others_get_no_connection(server, key):
     assert _is_answered(server, OURS, wait_ms=ANSWER_MS)
 
 
-class _ServersKeyOnly(ClusterKey):
-    """What a stranger would hold who has come by the public key, without the secret one."""
+class _KeyOfItsOwn(ClusterKey):
+    """What a stranger would hold who makes up a key pair, and one for the server."""
 
     def call(self, socket: zmq.Socket[bytes]) -> None:
-        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-        socket.curve_serverkey = OURS.pair[0]
+        public, secret = zmq.curve_keypair()
+        socket.curve_publickey, socket.curve_secretkey = public, secret
+        socket.curve_serverkey = public
 
 
-def test_the_public_key_does_not_suffice(server):
-    assert not _is_answered(server, _ServersKeyOnly(b"", ""), wait_ms=SILENCE_MS)
+def test_who_makes_up_a_key_gets_no_connection(server):
+    assert not _is_answered(server, _KeyOfItsOwn(b"", ""), wait_ms=SILENCE_MS)
     assert _is_answered(server, OURS, wait_ms=ANSWER_MS)
 
 
-def test_without_an_admission_nobody_gets_in(context):
-    with context.socket(zmq.ROUTER) as socket:
-        OURS.serve(socket)
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-        assert not _is_answered(f"tcp://127.0.0.1:{port}", OURS, wait_ms=SILENCE_MS)
-        assert not socket.poll(0)
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"\x01\x00" + b"\x06\x00hello",  # ZMTP 1.0, before there was security: identity, message
+        b"\xff" + bytes(8) + b"\x7f\x01\x05" + b"\x00\x00" + b"\x00\x05hello",  # ZMTP 2.0
+        b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48) + b"\x04\x06\x05READY",  # 3.0, plain
+        b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(47) + b"\x00\x05hello",  # no handshake
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_no_dialect_of_zeromq_goes_round_it(server, greeting):
+    address = server.removeprefix("tcp://").split(":")
+    with socket.create_connection(address, timeout=ANSWER_MS / 1000) as stranger:
+        stranger.sendall(greeting)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while data := stranger.recv(1000):  # until the server ends it
+                answer += data
+    assert b"hello" not in answer
+    assert _is_answered(server, OURS, wait_ms=ANSWER_MS)
 
 
-def test_connections_without_curve_are_not_asked_about(server, context):
+@pytest.mark.parametrize("bound", ["before", "after"])
+def test_connections_without_curve_are_not_asked_about(server, context, bound):
     with context.socket(zmq.DEALER) as client:
-        client.connect("inproc://plain")
+        client.connect(f"ipc://{bound}.ipc")
         client.send(b"hello")
         assert client.poll(ANSWER_MS)
 

@@ -58,6 +58,9 @@ class Listener:
     def queues_known(self) -> Iterable[str]:
         return ()
 
+    def membership(self) -> tuple[str, str]:
+        return "b", "m-2"
+
     def others_can_serve(self, link: ShardLink) -> bool:
         return True
 
