@@ -36,6 +36,7 @@ API_TEST = re.compile(r"tests/conformance/test_api_(\w+)\.py::.*[\[-](sqlite|mys
 MYSQL_PARTS = "ds"  # first letters of the files that begin the second part and so on
 # What takes longest, in that order: begun last, it would run alone.
 LONG_GROUPS = (
+    "cluster",
     "checker/test_promises.py",
     "checker/test_variants.py",
     "Thrift interface, redis",
@@ -150,8 +151,10 @@ def program_path() -> ProgramPath:
 
 def group_of(nodeid: str) -> str:
     """Tests of one group run one after the other in one process: those of a file, whose fixtures
-    they share; those of the Thrift interface by engine, whose deployment they share. On MySQL in
-    parts: a server with many hundred tables creates one more in seconds."""
+    they share; those on a cluster; those of the Thrift interface by engine, whose deployment they
+    share. On MySQL in parts: a server with many hundred tables creates one more in seconds."""
+    if nodeid.startswith("tests/cluster/test_") and "/test_machines.py" not in nodeid:
+        return "cluster"
     if not (found := API_TEST.search(nodeid)):
         return nodeid.partition("::")[0].removeprefix("tests/")
     file, engine = found.groups()
@@ -169,8 +172,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
     return GroupScheduling(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rounds", type=int, default=0, help="of each fault of a cluster; 0: a few faults, once"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long groups first, in the order of LONG_GROUPS; then those with the most tests."""
+    if not config.getoption("--rounds"):
+        left_out = [item for item in items if item.get_closest_marker("rounds")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     tests = Counter(group_of(item.nodeid) for item in items)
     place = {group: number for number, group in enumerate(LONG_GROUPS)}
 

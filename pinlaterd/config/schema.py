@@ -200,6 +200,11 @@ class ServerSettings:
         "this server's HOST:PORT in that file (default: advertised_host and port)",
         Characters(0, 300),
     )
+    server_set_path: str = _setting(
+        "",
+        "path of ZooKeeper where servers of a cluster announce themselves; none: nowhere",
+        Matching(re.compile(r"(?:(?:/[\w-]+)+)?"), "expected a path like /discovery/pinlater/prod"),
+    )
 
     num_priority_levels: int = _setting(
         3, "priorities are 1 (first) to this; lower it only once nothing uses them", Between(1, 127)

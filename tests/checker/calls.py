@@ -82,6 +82,7 @@ class Target:
     port: int
     patience_seconds: float
     receive_bytes: int = 0  # of the socket's buffer; 0: the system's choice
+    host: str = HOST
 
 
 class Calls:
@@ -293,7 +294,9 @@ class Calls:
         t0 = time.monotonic()
         try:
             answer = self._exchange(message, wait_ms / 1000, read_bytes)
-            result = prepared.decode(number, answer, server=Address(HOST, self._target.port))
+            result = prepared.decode(
+                number, answer, server=Address(self._target.host, self._target.port)
+            )
         except NotSentError as error:
             outcome, arguments["error"] = FAIL, str(error)
         except (OSError, OutcomeUnknown) as error:
@@ -309,7 +312,7 @@ class Calls:
         if outcome == OK:
             shown = [] if arguments.get("limited") else _shown(result)
         self.outcome = outcome
-        server = f"{HOST}:{self._target.port}"
+        server = f"{self._target.host}:{self._target.port}"
         self._history.add(Record(t0, t1, self.name, operation, arguments, outcome, shown, server))
         return result if outcome == OK else None
 
@@ -350,7 +353,7 @@ class Calls:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._target.receive_bytes)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(_CONNECT_SECONDS)
-        connection.connect((HOST, self._target.port))
+        connection.connect((self._target.host, self._target.port))
         return connection
 
     @staticmethod

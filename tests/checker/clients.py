@@ -28,8 +28,6 @@ _MOST_UNFINISHED = 300
 # After a call of unknown outcome, as an application would; and each makes the judge's work longer.
 _BACK_OFF_SECONDS = 0.25
 _HALF_AN_HOUR_MS = 1_800_000
-# Jobs that a drain moves, and that are due within a run.
-_SCHEDULED_MS = (14_000, 20_000)
 _LARGE_BODY_BYTES = 20_000
 # Together more than the buffers of a connection hold.
 _LARGE_JOBS = 300
@@ -49,6 +47,9 @@ class Shared:
 
 class Client(threading.Thread):
     """One client; its work is a generator of pauses in seconds."""
+
+    # Jobs that a drain moves, and that are due within a run.
+    scheduled_ms = (14_000, 20_000)
 
     def __init__(self, name: str, calls: Calls, shared: Shared) -> None:
         super().__init__(name=name, daemon=True)
@@ -80,7 +81,12 @@ class Client(threading.Thread):
         body = f"{self.name}.{self.serial}/0"
         if rng.random() < 0.02:
             body += "/" + "x" * rng.randrange(_LARGE_BODY_BYTES)
-        delays_ms = (0, rng.randrange(100, 2500), rng.randrange(*_SCHEDULED_MS), _HALF_AN_HOUR_MS)
+        delays_ms = (
+            0,
+            rng.randrange(100, 2500),
+            rng.randrange(*self.scheduled_ms),
+            _HALF_AN_HOUR_MS,
+        )
         delay_ms = rng.choices(delays_ms, (87, 8, 3, 2))[0]
         return body, rng.choice(PRIORITIES), attempts or rng.choice((1, 2, 3)), delay_ms
 

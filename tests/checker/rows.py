@@ -52,6 +52,7 @@ def of_mysql(server: MariaDB, shards: Sequence[str]) -> Iterator[Record]:
             )
             priority = table.removeprefix("jobs_p")
             for local_id, *row in cursor.fetchall():
+                row[4] = row[4].rstrip(" ") if row[4] else None  # it fills up its column
                 yield _record(shard, f"{queue}:s{shard}:p{priority}:{local_id}", row)
 
 

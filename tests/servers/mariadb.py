@@ -12,9 +12,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pymysql
 
@@ -39,6 +39,9 @@ _SMALL = (
 class MariaDB:
     """One server. `folder` must not exist yet; its path has to be short, for there is a socket."""
 
+    host = HOST
+    users_host = HOST  # where its user may come from
+
     def __init__(self, folder: Path, port: int, *options: str) -> None:
         self.folder = folder
         self.port = port
@@ -49,8 +52,10 @@ class MariaDB:
         self._install()
         self.start()
         with self.connect("root", "") as root:
-            root.cursor().execute(f"CREATE USER '{USER}'@'{HOST}' IDENTIFIED BY %s", (PASSWD,))
-            root.cursor().execute(f"GRANT ALL ON *.* TO '{USER}'@'{HOST}'")
+            root.cursor().execute(
+                f"CREATE USER '{USER}'@%s IDENTIFIED BY %s", (self.users_host, PASSWD)
+            )
+            root.cursor().execute(f"GRANT ALL ON *.* TO '{USER}'@%s", (self.users_host,))
 
     def _install(self) -> None:
         done = subprocess.run(
@@ -74,9 +79,8 @@ class MariaDB:
     def start(self, *options: str) -> None:
         """Returns once it takes connections."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = self._launch(
                 [
-                    *("setpriv", "--pdeathsig", "KILL"),
                     shutil.which("mariadbd") or "/usr/sbin/mariadbd",
                     "--no-defaults",
                     f"--datadir={self.folder / 'data'}",
@@ -85,16 +89,13 @@ class MariaDB:
                     f"--socket={self.folder / 's'}",
                     f"--pid-file={self.folder / 'pid'}",
                     f"--port={self.port}",
-                    f"--bind-address={HOST}",
+                    f"--bind-address={self.host}",
                     f"--user={getpass.getuser()}",
                     *_SMALL,
                     *self._options,
                     *options,
                 ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
+                log,
             )
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -106,6 +107,15 @@ class MariaDB:
                 assert self._process.poll() is None, said
                 assert time.monotonic() < deadline, said
                 time.sleep(0.02)
+
+    def _launch(self, command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=self.folder,
+        )
 
     @property
     def pid(self) -> int:
@@ -124,7 +134,7 @@ class MariaDB:
     def connect(self, user: str = USER, passwd: str = PASSWD, **options: Any) -> Any:
         """A connection of a stranger, who knows nothing of owners."""
         return pymysql.connect(
-            host=HOST, port=self.port, user=user, password=passwd, autocommit=True, **options
+            host=self.host, port=self.port, user=user, password=passwd, autocommit=True, **options
         )
 
     def kill(self) -> None:

@@ -10,7 +10,7 @@ import itertools
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -59,17 +59,20 @@ class RedisServer:
     def start(self, *more_settings: str) -> None:
         """Until it answers, be it that it is loading."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(
-            [*self._command, *more_settings],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self._process = self._launch([*self._command, *more_settings])
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
             assert self._process.poll() is None, f"redis-server ended: {self.log()}"
             assert time.monotonic() < deadline, f"redis-server does not answer: {self.log()}"
             time.sleep(POLL_SECONDS)
+
+    def _launch(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     def _answers(self) -> bool:
         try:

@@ -1,0 +1,184 @@
+"""A load over a cluster while things befall it: what its clients saw, in figures and judged."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import NamedTuple, Self
+
+from pinlaterd.model import JobDescriptor
+from tests.checker import history, rows
+from tests.checker.clients import CLAIM_SECONDS
+from tests.checker.history import History, Record, Settings
+from tests.checker.judge import judge
+from tests.cluster.load import PROBE, PROBE_CLAIM_SECONDS
+from tests.cluster.site import (
+    MYSQL_SHARDS,
+    REDIS_SHARDS,
+    THRIFT_PORT,
+    Server,
+    Site,
+)
+
+_REQUEST_SECONDS = 10.0
+# What a call in flight at a fault may take until nothing of it is left.
+_RECOVERY_SECONDS = 10.0
+# The longest that a test waits for what should come within 10 s.
+_SERVED_SECONDS = 60.0
+_POLL_SECONDS = 0.2
+
+_numbers = itertools.count(1)
+
+
+class Served(NamedTuple):
+    """A call of a probe that was answered."""
+
+    server: str
+    shard: str
+    operation: str
+    began: float
+    ended: float
+
+
+class Run:
+    """One load; `with` runs it, and judges what it saw."""
+
+    def __init__(self, site: Site, *, servers: Sequence[Server] = ()) -> None:
+        """`servers`: whose routers the clients use, if not all."""
+        self.site = site
+        self.servers = servers or site.servers
+        number = next(_numbers)
+        self._path = site.folder / f"history-{number}.jsonl"
+        self._faults = History(site.folder / f"faults-{number}.jsonl")
+        self._faults_path = site.folder / f"faults-{number}.jsonl"
+        targets = [f"{server.machine.address}:{THRIFT_PORT}" for server in self.servers]
+        self._process = site.clients.start(
+            *(sys.executable, "-m", "tests.cluster.load", "--history", str(self._path)),
+            *("--run", str(number), "--shards", ",".join(site.shards), *targets),
+        )
+        self._read_bytes = 0
+        self._served: list[Served] = []
+
+    def __enter__(self) -> Self:
+        assert self._line() == "runs"
+        self._faults.add(Record(0.0, 0.0, "test", "settings", asdict(self._settings())))
+        self.wait_until_served(time.monotonic())
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if kind is not None:
+            self._process.kill()
+            return
+        said = list(iter(self._line, ""))
+        self._faults.close()
+        assert said == ["drained"], said
+        violations = judge(
+            [*history.read(self._path), *history.read(self._faults_path), *self._stored()]
+        )
+        assert violations == [], f"{violations[:3]}; {self._path}"
+        assert self.site.returned_writers() == []
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().decode().strip()
+
+    @staticmethod
+    def _settings() -> Settings:
+        wall_offset = time.time() - time.monotonic()
+        claims = {**CLAIM_SECONDS, PROBE: PROBE_CLAIM_SECONDS}
+        return Settings(
+            request_seconds=_REQUEST_SECONDS,
+            claim_seconds=PROBE_CLAIM_SECONDS,
+            queue_claim_seconds=claims,
+            recovery_seconds=_RECOVERY_SECONDS,
+            grace_seconds=2.5,
+            wall_offset=wall_offset,
+        )
+
+    def _stored(self) -> Iterator[Record]:
+        """All rows: nothing changes them any more."""
+        yield from rows.of_mysql(self.site.mariadb, MYSQL_SHARDS)
+        yield from rows.of_redis(self.site.redis, REDIS_SHARDS)
+        for folder in self.site.data_folders():
+            yield from rows.of_sqlite(folder)
+
+    # --- faults -----------------------------------------------------------------------------
+
+    @contextmanager
+    def fault(self, kind: str, *, holds: bool = False) -> Iterator[float]:
+        """What happens meanwhile may make calls fail; `holds`: it may delay some, too."""
+        began = time.monotonic()
+        yield began
+        hurt = ["router", *(f"shard-{shard}" for shard in self.site.shards)]
+        arguments = {"kind": kind, "places": hurt, "holds": "calls" if holds else ""}
+        self._faults.add(Record(began, time.monotonic(), "test", "fault", arguments))
+
+    # --- figures ----------------------------------------------------------------------------
+
+    def wait_until_served(
+        self,
+        since: float,
+        *,
+        servers: Sequence[Server] | None = None,
+        shards: Sequence[str] | None = None,
+    ) -> float:
+        """Seconds from `since` until each shard had taken an enqueue and an ack through the router
+        of each server, of calls that began after that."""
+        routers = [s.machine.address for s in servers or self.servers]
+        wanted = set(itertools.product(routers, shards or self.site.shards, ("enqueue", "ack")))
+        deadline = time.monotonic() + _SERVED_SECONDS
+        while True:
+            first = self.first_served(since)
+            if wanted <= first.keys():
+                return max(first[each] for each in wanted) - since
+            missing = sorted(wanted - first.keys())
+            tails = "".join(server.log_tail() for server in self.site.servers)
+            assert time.monotonic() < deadline, f"not served: {missing}{tails}"
+            time.sleep(_POLL_SECONDS)
+
+    def first_served(self, since: float) -> Mapping[tuple[str, str, str], float]:
+        """When a call that began after `since` was answered, by router, shard and operation."""
+        self._read()
+        first: dict[tuple[str, str, str], float] = {}
+        for served in self._served:
+            if served.began >= since:
+                key = (served.server, served.shard, served.operation)
+                first[key] = min(served.ended, first.get(key, served.ended))
+        return first
+
+    def longest_call(self, since: float) -> float:
+        """Of a probe's."""
+        self._read()
+        return max((s.ended - s.began for s in self._served if s.began >= since), default=0.0)
+
+    def _read(self) -> None:
+        """What the probes have written since."""
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            whole, _, _ = file.read().rpartition(b"\n")
+        self._read_bytes += len(whole) + 1 if whole else 0
+        for line in whole.splitlines():
+            if b'"queue":"probe"' in line and b'"outcome":"ok"' in line:
+                self._served += _served(Record(**json.loads(line)))
+
+
+def _served(record: Record) -> Iterator[Served]:
+    match record.operation:
+        case "enqueue":
+            descriptors = record.result
+        case "ack":
+            descriptors = [descriptor for descriptor, _ in record.arguments["succeeded"]]
+        case _:
+            return
+    server = record.server.partition(":")[0]
+    for descriptor in descriptors:
+        parsed = JobDescriptor.parse(descriptor)
+        assert parsed is not None
+        yield Served(server, parsed.shard, record.operation, record.t0, record.t1)

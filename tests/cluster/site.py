@@ -1,0 +1,296 @@
+"""A cluster on machines: three servers, three ZooKeepers, MariaDB and Redis, and clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pinlaterd.config.password import hash_password
+from pinlaterd.deployment.files import Choices, write_deployment
+from tests.checker.clients import CLAIM_SECONDS
+from tests.checker.site import PASSWORD
+from tests.cluster.machines import Machine, Network
+from tests.cluster.stores import (
+    MARIADB_PORT,
+    REDIS_PORT,
+    ClusterMariaDB,
+    ClusterRedis,
+    LogReader,
+    Writers,
+    note_mysql_writers,
+    note_redis_writers,
+)
+from tests.servers.mariadb import PASSWD, USER
+
+SERVERS = ("jobs-1", "jobs-2", "jobs-3")
+CLUSTER = "test"
+ZOOKEEPER_PORT, THRIFT_PORT, STATS_PORT = 2181, 9010, 9999
+MYSQL_SHARDS, REDIS_SHARDS, SQLITE_SHARDS = ("1", "2"), ("3", "4"), ("5",)
+SHARDS = (*MYSQL_SHARDS, *REDIS_SHARDS, *SQLITE_SHARDS)
+MOVABLE_SHARDS = (*MYSQL_SHARDS, *REDIS_SHARDS)
+START_SECONDS = 120.0
+_POLL_SECONDS = 0.1
+_JARS = "/usr/share/java"
+# What is killed here loses nothing that it has written.
+_JAVA = (
+    *("java", "-Xms24m", "-Xmx64m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    *("-XX:-UsePerfData", "-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=64"),
+    *("-cp", f"{_JARS}/zookeeper.jar:{_JARS}/slf4j-simple.jar"),
+    "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+)
+# As CLUSTER advises.
+_TICK = ("tickTime=1000", "initLimit=10", "syncLimit=2", "maxClientCnxns=0")
+
+
+class ZooKeeper:
+    """One of the ensemble, on a machine of its own."""
+
+    def __init__(self, machine: Machine, folder: Path, number: int) -> None:
+        self.machine = machine
+        self._folder = folder
+        self._number = number
+        self.peer = f"server.{number}={machine.address}:2888:3888"
+
+    def configure(self, ensemble: Sequence[str]) -> None:
+        data = self._folder / "data"
+        data.mkdir(parents=True)
+        (data / "myid").write_text(str(self._number))
+        lines = (
+            *_TICK,
+            *(f"dataDir={data}", f"clientPortAddress={self.machine.address}"),
+            *(f"clientPort={ZOOKEEPER_PORT}", "admin.enableServer=false"),
+            *("4lw.commands.whitelist=srvr", *ensemble),
+        )
+        (self._folder / "zoo.cfg").write_text("".join(f"{line}\n" for line in lines))
+
+    def start(self) -> None:
+        command = [*_JAVA, str(self._folder / "zoo.cfg")]
+        self.machine.start(*command, log=self._folder / "server.log")
+
+    def mode(self) -> str:
+        """leader or follower; "" while it does not serve."""
+        ask = f"exec 3<>/dev/tcp/{self.machine.address}/{ZOOKEEPER_PORT}; echo srvr >&3; cat <&3"
+        try:
+            said = self.machine.run("timeout", "1", "bash", "-c", ask)
+        except AssertionError:
+            return ""
+        return said.partition("Mode: ")[2].partition("\n")[0]
+
+
+class Server:
+    """One machine of the service, and its deployment's folder."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        self.name = machine.name
+        self.machine = machine
+        self.folder = folder
+
+    def command(self, *arguments: str) -> str:
+        """`pinlaterd ARGUMENTS`; AssertionError if it fails."""
+        return self.machine.run(sys.executable, "-P", "-m", "pinlaterd", *arguments)
+
+    def up(self) -> None:
+        self.command("up", str(self.folder))
+
+    def down(self) -> None:
+        self.command("down", str(self.folder))
+
+    def status(self) -> Mapping[str, Any]:
+        """/status.json."""
+        url = f"http://127.0.0.1:{STATS_PORT}/status.json"
+        found: Mapping[str, Any] = json.loads(
+            self.machine.run("curl", "--silent", "--fail", "--max-time", "5", url)
+        )
+        return found
+
+    def kill(self, program: str) -> int:
+        """kill -9; returns the pid that was."""
+        pid = self.pid_of(program)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def pid_of(self, program: str) -> int:
+        """By our numbers."""
+        for pid in self.machine.pids():
+            try:
+                title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue  # ended meanwhile
+            if title.strip() == f"pinlaterd: {program}":
+                return pid
+        raise LookupError(f"{program} does not run on {self.name}")
+
+    def log_tail(self, lines: int = 8) -> str:
+        logs = sorted((self.folder / "run/log").glob("*.log"))
+        tails = ("\n".join(path.read_text(errors="replace").splitlines()[-lines:]) for path in logs)
+        return f"\n--- {self.name}\n" + "\n".join(tails)
+
+
+class Site:
+    """Everything that runs; it ends with the network."""
+
+    def __init__(self, network: Network, folder: Path, *, servers: int = len(SERVERS)) -> None:
+        self.network = network
+        self.folder = folder
+        self.clients = network.machine("clients")  # whose clock is ours
+        self.store = network.machine("store", days_up=400)
+        self.zookeepers = [
+            ZooKeeper(network.machine(f"z{n}", days_up=n), folder / f"z{n}", n) for n in (1, 2, 3)
+        ]
+        self.servers = [
+            Server(network.machine(name, days_up=40 * (3 - n)), folder / name[-1])
+            for n, name in enumerate(SERVERS[:servers])
+        ]
+        self.redis = ClusterRedis(self.store, folder / "r")
+        self.shards = SHARDS
+        self.writers = Writers()
+        self._mysql_log = LogReader(folder / "db/general.log")
+        self._redis_log = LogReader(folder / "r/monitor.log")
+
+    def start(self) -> None:
+        with ThreadPoolExecutor() as threads:
+            mariadb = threads.submit(ClusterMariaDB, self.store, self.folder / "db")
+            list(threads.map(lambda part: part(), (self.redis.start, self.start_zookeepers)))
+            self.mariadb = mariadb.result()
+            self._write()
+            list(threads.map(lambda server: server.up(), self.servers))
+        self.wait_until_serving()
+
+    def start_zookeepers(self) -> None:
+        for zookeeper in self.zookeepers:
+            zookeeper.configure([each.peer for each in self.zookeepers])
+            zookeeper.start()
+        wait_until(lambda: all(zookeeper.mode() for zookeeper in self.zookeepers))
+
+    @property
+    def zookeeper_hosts(self) -> str:
+        return ",".join(f"{z.machine.address}:{ZOOKEEPER_PORT}" for z in self.zookeepers)
+
+    def _write(self) -> None:
+        for server in self.servers:
+            ports = {"port": THRIFT_PORT, "stats_port": STATS_PORT}
+            write_deployment(server.folder, Choices("sqlite", 1, ports))
+            etc = server.folder / "etc"
+            (etc / "shards.yaml").write_text(json.dumps({"shards": self._shards()}))
+            with (etc / "pinlaterd.yaml").open("a") as file:
+                file.writelines(f"{key}: {value}\n" for key, value in self._settings().items())
+            queues = {
+                queue: {"job_claimed_timeout_seconds": seconds}
+                for queue, seconds in CLAIM_SECONDS.items()
+            }
+            (etc / "queues.yaml").write_text(json.dumps({"queues": queues}))
+            (etc / "local.yaml").write_text(json.dumps(self._local(server)))
+
+    def _shards(self) -> Mapping[str, object]:
+        def at(engine: str, port: int, **more: object) -> object:
+            return {"engine": engine, "master": {"host": self.store.address, "port": port}, **more}
+
+        return {
+            **{s: at("mysql", MARIADB_PORT, user=USER, passwd=PASSWD) for s in MYSQL_SHARDS},
+            **{s: at("redis", REDIS_PORT) for s in REDIS_SHARDS},
+            **{s: {"engine": "sqlite", "server": SERVERS[0]} for s in SQLITE_SHARDS},
+        }
+
+    @staticmethod
+    def _settings() -> Mapping[str, object]:
+        return {
+            "admin_password_hash": f'"{hash_password(PASSWORD)}"',
+            "monitor_interval_seconds": 0.5,
+            "health_slow_ms": 60_000,
+        }
+
+    def _local(self, server: Server) -> Mapping[str, object]:
+        return {
+            "host": "0.0.0.0",
+            "advertised_host": server.name,
+            "cluster": CLUSTER,
+            "server": server.name,
+            "zookeeper": self.zookeeper_hosts,
+            "peer_host": server.machine.address,
+        }
+
+    # --- who does what ----------------------------------------------------------------------
+
+    def owners(self, *, of: Sequence[Server] = ()) -> Mapping[str, Server]:
+        """By shard, as a server (one of these) says that runs."""
+        by_name = {server.name: server for server in self.servers}
+        return {shard["name"]: by_name[shard["server"]] for shard in self._status(of)["shards"]}
+
+    def leader(self) -> Server:
+        leads = [server["name"] for server in self._status()["servers"] if server["leads"]]
+        return next(server for server in self.servers if [server.name] == leads)
+
+    def follower(self) -> Server:
+        """One that owns shards which can move: the most that any has."""
+        owners, leader = self.owners(), self.leader()
+        owned = [owners[shard].name for shard in MOVABLE_SHARDS]
+        followers = [server for server in self.servers if server is not leader]
+        return max(followers, key=lambda server: owned.count(server.name))
+
+    def others(self, *victims: Server) -> Sequence[Server]:
+        return [server for server in self.servers if server not in victims]
+
+    def _status(self, of: Sequence[Server] = ()) -> Mapping[str, Any]:
+        for server in of or self.servers:
+            if server.machine.is_on:
+                with suppress(AssertionError):
+                    return server.status()
+        raise LookupError("no server says how it is")
+
+    def zookeeper_leader(self) -> ZooKeeper:
+        return next(zookeeper for zookeeper in self.zookeepers if zookeeper.mode() == "leader")
+
+    # --- after a fault ----------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """All is on, connected and serves."""
+        for machine in self.network.machines.values():
+            if machine.is_on:
+                machine.thaw()
+        self.network.heal()
+        for zookeeper in self.zookeepers:
+            if not zookeeper.machine.is_on:
+                zookeeper.machine.on()
+                zookeeper.start()
+        for server in self.servers:
+            if not server.machine.is_on:
+                server.machine.on()
+                server.up()
+        wait_until(lambda: all(zookeeper.mode() for zookeeper in self.zookeepers))
+        self.wait_until_serving()
+
+    def data_folders(self) -> Iterator[Path]:
+        """With the files of SQLite."""
+        for server in self.servers:
+            yield server.folder / "data"
+
+    def returned_writers(self) -> Sequence[str]:
+        """Owners that wrote to a shard's store once a later one had."""
+        note_mysql_writers(self._mysql_log, self.writers)
+        note_redis_writers(self._redis_log, self.writers)
+        return self.writers.returned
+
+    def wait_until_serving(self) -> None:
+        wait_until(lambda: all(server.status()["healthy"] for server in self.servers))
+
+
+def wait_until(condition: Any, *, seconds: float = START_SECONDS) -> float:
+    """Returns how long it took."""
+    began = time.monotonic()
+    while True:
+        try:
+            if condition():
+                return time.monotonic() - began
+            error = None
+        except (AssertionError, LookupError) as found:
+            error = found
+        assert time.monotonic() < began + seconds, f"not within {seconds:g} s: {error}"
+        time.sleep(_POLL_SECONDS)
