@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.cluster.machines import Network, NoNamespacesError
 from tests.cluster.site import Site
 from tests.conftest import ProgramPath
+from tests.servers.zookeeper import java_path
 
-_JAR = Path("/usr/share/java/zookeeper.jar")
+_PROGRAMS = {"mariadbd": "mariadb-server", "redis-server": "redis-server", "curl": "curl"}
 _SECONDS: dict[str, list[float]] = defaultdict(list)
 
 
@@ -36,16 +36,12 @@ def shared_site(
     program_path: ProgramPath,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Site]:
-    for program, package in (
-        *(("mariadbd", "mariadb-server"), ("redis-server", "redis-server")),
-        *(("java", "default-jre-headless"), ("curl", "curl")),
-    ):
+    for program, package in _PROGRAMS.items():
         program_path(program, debian_package=package)
-    if not _JAR.exists():
-        pytest.skip("ZooKeeper is missing; on Debian: apt-get install zookeeper")
+    java = java_path(program_path)
     network = network_here()
     try:
-        site = Site(network, tmp_path_factory.mktemp("c"))
+        site = Site(network, tmp_path_factory.mktemp("c"), java)
         site.start()
         yield site
     finally:

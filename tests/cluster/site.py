@@ -23,6 +23,7 @@ from tests.cluster.stores import (
     REDIS_PORT,
     ClusterMariaDB,
     ClusterRedis,
+    ClusterZooKeeper,
     LogReader,
     Writers,
     note_mysql_writers,
@@ -32,57 +33,12 @@ from tests.servers.mariadb import PASSWD, USER
 
 SERVERS = ("jobs-1", "jobs-2", "jobs-3")
 CLUSTER = "test"
-ZOOKEEPER_PORT, THRIFT_PORT, STATS_PORT = 2181, 9010, 9999
+THRIFT_PORT, STATS_PORT = 9010, 9999
 MYSQL_SHARDS, REDIS_SHARDS, SQLITE_SHARDS = ("1", "2"), ("3", "4"), ("5",)
 SHARDS = (*MYSQL_SHARDS, *REDIS_SHARDS, *SQLITE_SHARDS)
 MOVABLE_SHARDS = (*MYSQL_SHARDS, *REDIS_SHARDS)
 START_SECONDS = 120.0
 _POLL_SECONDS = 0.1
-_JARS = "/usr/share/java"
-# What is killed here loses nothing that it has written.
-_JAVA = (
-    *("java", "-Xms24m", "-Xmx64m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
-    *("-XX:-UsePerfData", "-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=64"),
-    *("-cp", f"{_JARS}/zookeeper.jar:{_JARS}/slf4j-simple.jar"),
-    "org.apache.zookeeper.server.quorum.QuorumPeerMain",
-)
-# As CLUSTER advises.
-_TICK = ("tickTime=1000", "initLimit=10", "syncLimit=2", "maxClientCnxns=0")
-
-
-class ZooKeeper:
-    """One of the ensemble, on a machine of its own."""
-
-    def __init__(self, machine: Machine, folder: Path, number: int) -> None:
-        self.machine = machine
-        self._folder = folder
-        self._number = number
-        self.peer = f"server.{number}={machine.address}:2888:3888"
-
-    def configure(self, ensemble: Sequence[str]) -> None:
-        data = self._folder / "data"
-        data.mkdir(parents=True)
-        (data / "myid").write_text(str(self._number))
-        lines = (
-            *_TICK,
-            *(f"dataDir={data}", f"clientPortAddress={self.machine.address}"),
-            *(f"clientPort={ZOOKEEPER_PORT}", "admin.enableServer=false"),
-            *("4lw.commands.whitelist=srvr", *ensemble),
-        )
-        (self._folder / "zoo.cfg").write_text("".join(f"{line}\n" for line in lines))
-
-    def start(self) -> None:
-        command = [*_JAVA, str(self._folder / "zoo.cfg")]
-        self.machine.start(*command, log=self._folder / "server.log")
-
-    def mode(self) -> str:
-        """leader or follower; "" while it does not serve."""
-        ask = f"exec 3<>/dev/tcp/{self.machine.address}/{ZOOKEEPER_PORT}; echo srvr >&3; cat <&3"
-        try:
-            said = self.machine.run("timeout", "1", "bash", "-c", ask)
-        except AssertionError:
-            return ""
-        return said.partition("Mode: ")[2].partition("\n")[0]
 
 
 class Server:
@@ -137,17 +93,18 @@ class Server:
 class Site:
     """Everything that runs; it ends with the network."""
 
-    def __init__(self, network: Network, folder: Path, *, servers: int = len(SERVERS)) -> None:
+    def __init__(self, network: Network, folder: Path, java: str) -> None:
         self.network = network
         self.folder = folder
         self.clients = network.machine("clients")  # whose clock is ours
         self.store = network.machine("store", days_up=400)
         self.zookeepers = [
-            ZooKeeper(network.machine(f"z{n}", days_up=n), folder / f"z{n}", n) for n in (1, 2, 3)
+            ClusterZooKeeper(java, network.machine(f"z{n}", days_up=n), folder / f"z{n}", n)
+            for n in (1, 2, 3)
         ]
         self.servers = [
             Server(network.machine(name, days_up=40 * (3 - n)), folder / name[-1])
-            for n, name in enumerate(SERVERS[:servers])
+            for n, name in enumerate(SERVERS)
         ]
         self.redis = ClusterRedis(self.store, folder / "r")
         self.shards = SHARDS
@@ -172,7 +129,7 @@ class Site:
 
     @property
     def zookeeper_hosts(self) -> str:
-        return ",".join(f"{z.machine.address}:{ZOOKEEPER_PORT}" for z in self.zookeepers)
+        return ",".join(zookeeper.address for zookeeper in self.zookeepers)
 
     def _write(self) -> None:
         for server in self.servers:
@@ -245,7 +202,7 @@ class Site:
                     return server.status()
         raise LookupError("no server says how it is")
 
-    def zookeeper_leader(self) -> ZooKeeper:
+    def zookeeper_leader(self) -> ClusterZooKeeper:
         return next(zookeeper for zookeeper in self.zookeepers if zookeeper.mode() == "leader")
 
     # --- after a fault ----------------------------------------------------------------------

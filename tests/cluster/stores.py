@@ -1,5 +1,5 @@
-"""MariaDB and Redis on a machine of their own, and who wrote there: no shard's owner may write
-once a later one has.
+"""MariaDB, Redis and ZooKeepers on machines, and who wrote to a store: no shard's owner may once a
+later one has.
 
 Tests reach the servers by their Unix sockets, which namespaces share with the file system.
 """
@@ -18,8 +18,9 @@ import redis
 from tests.cluster.machines import Machine
 from tests.servers.mariadb import PASSWD, USER, MariaDB
 from tests.servers.redis import RedisServer
+from tests.servers.zookeeper import ZooKeeper
 
-MARIADB_PORT, REDIS_PORT = 3306, 6379
+MARIADB_PORT, REDIS_PORT, ZOOKEEPER_PORT = 3306, 6379, 2181
 _ANYWHERE = "%"
 # In the general log: a connection, and the jobs' table that it writes to.
 _SQL_WRITE = re.compile(
@@ -76,6 +77,24 @@ class ClusterRedis(RedisServer):
 
     def client(self) -> redis.Redis:
         return redis.Redis(unix_socket_path=str(self._socket), protocol=2)
+
+
+class ClusterZooKeeper(ZooKeeper):
+    """One of an ensemble, on a machine of its own."""
+
+    def __init__(self, java: str, machine: Machine, folder: Path, number: int) -> None:
+        self.machine = machine
+        super().__init__(java, folder, machine.address, number, (ZOOKEEPER_PORT, 2888, 3888))
+
+    def _launch(self, command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+        return self.machine.start(*command, log=Path(log.name))
+
+    def _answer(self) -> str:
+        ask = f"exec 3<>/dev/tcp/{self.host}/{self.port}; echo srvr >&3; cat <&3"
+        try:
+            return self.machine.run("timeout", "1", "bash", "-c", ask)
+        except AssertionError:
+            return ""
 
 
 class Writers:

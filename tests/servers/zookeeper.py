@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -39,12 +40,15 @@ def _free_port(host: str) -> int:
 class ZooKeeper:
     """One server. `ensemble`: its lines `server.N=...` in all servers' configuration."""
 
-    def __init__(self, java: str, folder: Path, host: str, number: int = 0) -> None:
+    def __init__(
+        self, java: str, folder: Path, host: str, number: int = 0, ports: Sequence[int] = ()
+    ) -> None:
+        """`ports`: for clients and the two for other servers, if not any that are free."""
         self.folder = folder
         self.host = host
-        self.port = _free_port(host)
+        self.port, *of_peers = ports or [_free_port(host) for _ in range(3)]
         self.number = number
-        self.peer = f"server.{number}={host}:{_free_port(host)}:{_free_port(host)}"
+        self.peer = f"server.{number}={host}:{of_peers[0]}:{of_peers[1]}"
         self._java = java
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -71,9 +75,9 @@ class ZooKeeper:
     def start(self) -> None:
         """Does not wait until it serves: alone, one of an ensemble can't."""
         with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = self._launch(
                 [
-                    *("setpriv", "--pdeathsig", "KILL", self._java),
+                    self._java,
                     *("-Xms24m", "-Xmx64m", "-Xss512k", "-XX:+UseSerialGC"),
                     *("-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xshare:auto"),
                     # What is killed here loses nothing that it has written.
@@ -82,22 +86,31 @@ class ZooKeeper:
                     "org.apache.zookeeper.server.quorum.QuorumPeerMain",
                     str(self.folder / "zoo.cfg"),
                 ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
+                log,
             )
+
+    def _launch(self, command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=self.folder,
+        )
 
     def mode(self) -> str:
         """standalone, leader or follower; "" while it does not serve."""
+        return self._answer().partition("Mode: ")[2].partition("\n")[0]
+
+    def _answer(self) -> str:
+        """To the question how it is; "" if there is none."""
         try:
             with socket.create_connection((self.host, self.port), _ANSWER_SECONDS) as asked:
                 asked.settimeout(_ANSWER_SECONDS)
                 asked.sendall(b"srvr")
-                answer = b"".join(iter(lambda: asked.recv(4096), b""))
+                return b"".join(iter(lambda: asked.recv(4096), b"")).decode()
         except OSError:
             return ""
-        return answer.decode().partition("Mode: ")[2].partition("\n")[0]
 
     def wait(self) -> None:
         """Until it serves."""
@@ -189,7 +202,7 @@ def new_cluster() -> str:
     return f"c{next(_names)}"
 
 
-def _java(program_path: ProgramPath) -> str:
+def java_path(program_path: ProgramPath) -> str:
     if not (JARS / "zookeeper.jar").exists() or not (JARS / "slf4j-simple.jar").exists():
         pytest.skip(f"ZooKeeper is missing; on Debian: apt-get install {DEBIAN_PACKAGE}")
     return program_path("java", debian_package="default-jre-headless")
@@ -200,7 +213,7 @@ def shared_zookeeper(
     program_path: ProgramPath, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ensemble]:
     """One server that the tests of a process share."""
-    alone = Ensemble(_java(program_path), tmp_path_factory.mktemp("zookeeper"), 1)
+    alone = Ensemble(java_path(program_path), tmp_path_factory.mktemp("zookeeper"), 1)
     alone.start()
     yield alone
     alone.stop()
@@ -210,7 +223,7 @@ def shared_zookeeper(
 def shared_ensemble(
     program_path: ProgramPath, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ensemble]:
-    three = Ensemble(_java(program_path), tmp_path_factory.mktemp("zookeepers"), 3)
+    three = Ensemble(java_path(program_path), tmp_path_factory.mktemp("zookeepers"), 3)
     three.start()
     yield three
     three.stop()
