@@ -207,7 +207,7 @@ redis.call('HSET', prefix .. id, 'cs', ARGV[3])
 """
 _TIME_OUT = f"""
 local prefix, pending, failed, now = KEYS[2], KEYS[3], KEYS[4], ARGV[1]
-local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', '0', 1000)
+local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '+inf', 'LIMIT', '0', 1000)
 for _, id in ipairs(ids) do
   redis.call('ZREM', KEYS[1], id)
   {_RETRY_OR_END}
@@ -263,7 +263,7 @@ class PinLaterOnRedis:
 
     def time_out(self, queue: str) -> int:
         """Every claim."""
-        now = f"{time.time() + 1:.3f}"
+        now = f"{time.time():.3f}"
         return sum(self._eval(_TIME_OUT, self._ends(queue, one), now) for one in PRIORITIES)
 
     def counts(self, queue: str) -> Mapping[JobState, int]:
