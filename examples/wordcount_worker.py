@@ -39,7 +39,7 @@ def flaky(job: RunningJob, fail_first: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count the words of files that jobs name.")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", nargs="+", default=["127.0.0.1"])
     parser.add_argument("--port", type=int, default=9010)
     parser.add_argument("--queue", default="files")
     parser.add_argument("--fail-first", default="", metavar="NAME", help="to see a retry")

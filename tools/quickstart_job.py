@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import quickstart_cluster
 import quickstart_store
 from quickstart_store import Store, StoreMissing
 
@@ -88,7 +89,10 @@ def main() -> int:
     parser.add_argument("--port", type=int, help=f"Thrift port ({defaults.port})")
     parser.add_argument("--stats-port", type=int, help=f"HTTP port ({defaults.stats_port})")
     parser.add_argument("--web-port", type=int, help=f"dashboard port ({defaults.web_port})")
+    parser.add_argument("--cluster", action="store_true", help="three servers, one of them killed")
     options = parser.parse_args()
+    if options.cluster:
+        return run_cluster((options.dir or REPOSITORY / "quickstart-cluster").resolve())
     directory = (options.dir or default_directory(options.engine)).resolve()
     try:
         server = prepare_deployment(directory, options)
@@ -100,6 +104,28 @@ def main() -> int:
         print(f"\ntools/quickstart: {error}", file=sys.stderr)
         return 1
     show_the_way(directory, server)
+    return 0
+
+
+def run_cluster(directory: Path) -> int:
+    """The same with three servers, one of which is killed meanwhile."""
+    try:
+        servers = quickstart_cluster.prepare(directory)
+        hosts = [server.host for server in servers]
+        port = quickstart_cluster.THRIFT_PORT
+        with Client(hosts, port, source="quickstart:main") as client:
+            known = QUEUE in client.queue_names()
+            client.create_queue(QUEUE)
+            print(f"Queue {QUEUE}: {'there already, reused' if known else 'created'}")
+            enqueued = enqueue_library(client)
+            with workers(hosts, port) as processes, quickstart_cluster.loss_of(servers[1], servers):
+                records = watch(client, enqueued, processes)
+            check(records, enqueued)
+        quickstart_cluster.bring_back(servers[1])
+    except (NotAsPromised, quickstart_cluster.Failed, PinLaterError, ConnectionFailed) as error:
+        print(f"\ntools/quickstart: {error}", file=sys.stderr)
+        return 1
+    quickstart_cluster.show_the_way(directory, servers, PROGRAMS)
     return 0
 
 
@@ -237,7 +263,7 @@ def do_main_job(client: Client, server: ServerSettings) -> dict[str, JobRecord]:
     client.create_queue(QUEUE)
     print(f"Queue {QUEUE}: {'there already, reused' if known else 'created'}")
     enqueued = enqueue_library(client)
-    with workers(server) as processes:
+    with workers([server.host], server.port) as processes:
         records = watch(client, enqueued, processes)
     check(records, enqueued)
     return records
@@ -277,10 +303,10 @@ def enqueue_library(client: Client) -> Enqueued:
 
 
 @contextlib.contextmanager
-def workers(server: ServerSettings) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
+def workers(hosts: Sequence[str], port: int) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
     """Worker processes, stopped in order at the end: they finish what they have begun."""
     command = [sys.executable, str(WORKER), "--queue", QUEUE, "--fail-first", FAILS_FIRST]
-    command += ["--host", server.host, "--port", str(server.port)]
+    command += ["--host", *hosts, "--port", str(port)]
     processes = [subprocess.Popen(command) for _ in range(WORKERS)]
     try:
         yield processes

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 USER = "pinlater"
-PASSWORD_FILE = "etc/store.passwd"  # noqa: S105 - where it is, not what it is
 _LOOPBACK = "127.0.0.1"
 _MORE_FOLDERS = "/usr/sbin:/usr/local/sbin:/sbin"  # servers are not on everybody's path
 
@@ -37,33 +36,39 @@ class Store(NamedTuple):
     passwd_line: str  # of shards.yaml; "" if it takes none
 
 
-def add_private_store(directory: Path, engine: str) -> Store:
-    """Set up a server of `engine` in a deployment that was just written and does not run yet.
+def add_private_store(directory: Path, engine: str, program: str = "store") -> Store:
+    """Set up a server of `engine`, as `program` of supervisord's, in a deployment that was just
+    written and does not run yet.
 
     Raises StoreMissing, OSError, subprocess.CalledProcessError."""
     port = _free_port()
     password = secrets.token_urlsafe(24)
-    _write_secret(directory / PASSWORD_FILE, password + "\n")
+    _write_secret(directory / password_file(program), password + "\n")
     command = _SERVERS[engine](directory.resolve(), port, password)
     with (directory / "etc" / "supervisord.conf").open("a", encoding="utf-8") as file:
         file.write(
             "\n; The quickstart's private server.\n"
-            "[program:store]\n"
+            f"[program:{program}]\n"
             f"command = {shlex.join(command).replace('%', '%%')}\n"
             "priority = 1\n"
             "autorestart = true\n"
             "stopwaitsecs = 60\n"
             "redirect_stderr = true\n"
-            "stdout_logfile = %(here)s/../run/log/store.log\n"
+            f"stdout_logfile = %(here)s/../run/log/{program}.log\n"
         )
     user = USER if engine == "mysql" else ""
-    return Store(engine, _LOOPBACK, port, user, f"passwd_file: {PASSWORD_FILE}")
+    return Store(engine, _LOOPBACK, port, user, f"passwd_file: {password_file(program)}")
 
 
-def shards_text(store: Store, shards: int) -> str:
-    """shards.yaml with all shards on one server."""
+def password_file(program: str) -> str:
+    """In the deployment."""
+    return f"etc/{program}.passwd"
+
+
+def shards_text(store: Store, shards: int, first: int = 1) -> str:
+    """shards.yaml with all shards on one server, numbered from `first` on."""
     lines = ["# Written by tools/quickstart; `pinlaterd init` explains all keys.", "shards:"]
-    for number in range(1, shards + 1):
+    for number in range(first, first + shards):
         lines += [
             f"  {number}:",
             f"    engine: {store.engine}",

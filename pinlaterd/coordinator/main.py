@@ -7,13 +7,14 @@ configuration has changed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 import uvloop
@@ -22,9 +23,18 @@ from aiohttp import web
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import NO_VERSION, ActiveConfig, Superseded, activate, load_active
-from pinlaterd.config.schema import Config
+from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.coordinator.pages import Pages
-from pinlaterd.coordinator.processes import About, ProcessView, Registry, Status, status, usage_of
+from pinlaterd.coordinator.processes import (
+    About,
+    ProcessView,
+    Registry,
+    Status,
+    shard_states,
+    status,
+    unreached_shards,
+    usage_of,
+)
 from pinlaterd.coordinator.programs import ShardPrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding, Reload
@@ -43,6 +53,10 @@ from pinlaterd.wire.control import (
     unpack,
     write_snapshot,
 )
+
+if TYPE_CHECKING:
+    from pinlaterd.coordinator.cluster import Cluster
+    from pinlaterd.coordinator.zookeeper import View
 
 log = logging.getLogger(__name__)
 
@@ -86,16 +100,17 @@ async def _serve(etc: Path, active: ActiveConfig) -> int:
         await coordinator.stop()
         return ExitCode.FAILURE
     stopping = asyncio.create_task(stop.wait())
-    following = asyncio.create_task(coordinator.follow_files())
+    following = asyncio.create_task(coordinator.follow())
     await asyncio.wait({stopping, following}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     following.cancel()
     try:
         await following  # raises what ended it, if that was not the cancellation
     except asyncio.CancelledError:
-        return ExitCode.OK
+        pass
     finally:
         await coordinator.stop()
+    return ExitCode.OK
 
 
 class Coordinator:
@@ -110,6 +125,8 @@ class Coordinator:
         self._started = clock.monotonic()
         self._stats = Stats()
         self._registry = Registry(clock, psutil.pid_exists)
+        self._cluster = _cluster(active.config.server, clock, self._follow_view)
+        self._woken = asyncio.Event()  # something of the cluster may have to be told or decided
         self._joining = self._shards_since(read_snapshot())
         self._reload = Reload(etc, active, self._holding, self._activate)
         self._programs = ShardPrograms(clock.monotonic) if _SUPERVISED in os.environ else None
@@ -149,13 +166,18 @@ class Coordinator:
             self._loop.remove_reader(self._control.fileno())
             self._control.close()
             self._control = None
+        if self._cluster is not None:
+            await asyncio.to_thread(self._cluster.stop)
         if self._programs is not None:
             await self._programs.stop()
 
     # --- the configuration ---------------------------------------------------------------------
 
-    async def follow_files(self) -> NoReturn:
-        """Activate what changes in etc/, for as long as this runs."""
+    async def follow(self) -> None:
+        """Activate what changes in etc/ and in the cluster, for as long as this runs."""
+        await asyncio.gather(self._follow_files(), self._follow_cluster())
+
+    async def _follow_files(self) -> NoReturn:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             failure = ""
@@ -163,7 +185,7 @@ class Coordinator:
             try:
                 await self._reload.step()
                 if self._programs is not None:
-                    self._programs.step(self._config)
+                    self._programs.step(self._hosted())
             except (OSError, ConfigError) as error:
                 failure = f"the configuration can't be activated: {error}; trying again"
                 if failure != self._failure:
@@ -176,7 +198,8 @@ class Coordinator:
         """For all processes: first what they start from, then what they follow. Returns what is
         active by then: what another command has activated meanwhile goes before."""
         if self._programs is not None:
-            self._programs.want(changed_programs(self._config, config))
+            before, after = self._hosted(), self._hosted(config)
+            self._programs.want(changed_programs(before, after))
         try:
             active = activate(config, after=self._config_version)
         except Superseded:
@@ -196,7 +219,8 @@ class Coordinator:
 
     def _config_problems(self) -> Sequence[str]:
         programs = "" if self._programs is None else self._programs.problem
-        return [text for text in (*self._reload.problems, programs, self._failure) if text]
+        cluster = "" if self._cluster is None else self._cluster.problem
+        return [text for text in (*self._reload.problems, programs, cluster, self._failure) if text]
 
     @property
     def _converged(self) -> bool:
@@ -216,6 +240,44 @@ class Coordinator:
         version = 0 if gauges.get("shard_queues_counting") else report.config_version
         return Holding(version, jobs("_pending"), jobs("_in_progress"))
 
+    # --- the cluster ---------------------------------------------------------------------------
+
+    def _hosted(self, config: Config | None = None) -> Config:
+        """The active configuration, or `config`, with those shards only that have a process here:
+        all of them, if there is no other server."""
+        config = config or self._config
+        return config if self._cluster is None else self._cluster.here(config)
+
+    async def _follow_cluster(self) -> None:
+        """Tell what has changed here, and decide what this server has to, as long as this runs."""
+        cluster = self._cluster
+        if cluster is None:
+            return
+        await cluster.start()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), LOOK_SECONDS)
+            self._woken.clear()
+            cluster.leaving = layout.LEAVING.exists()
+            views = self._registry.views()
+            cluster.describe(shard_states(views), unreached_shards(views))
+            await cluster.lead(self._config.shards)
+
+    def _follow_view(self, view: View) -> None:
+        """Start and stop the processes that follow from what ZooKeeper says by now."""
+        assert self._cluster is not None
+        before = self._hosted()
+        if self._cluster.follow(view):
+            self._publish()
+            try:
+                if self._programs is not None:
+                    self._programs.want(changed_programs(before, self._hosted()))
+                    self._programs.step(self._hosted())
+            except OSError as error:
+                log.error("the programs to change can't be noted: %s", error)
+        self._admit()
+        self._woken.set()
+
     # --- what the pages ask --------------------------------------------------------------------
 
     def status(self) -> Status:
@@ -230,7 +292,8 @@ class Coordinator:
             "config_judged": self._reload.validated if self._converged else "",
             "warnings": self._reload.warnings,
         }
-        return status(self._config, self._views(), about)
+        found = status(self._hosted(), self._views(), about)
+        return found if self._cluster is None else self._cluster.add_to(found, self._config)
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
         figures = {_NAME: self._stats.snapshot(), **self._registry.stats()}
@@ -293,18 +356,21 @@ class Coordinator:
                 log.info("%s reports, pid %d: %s", report.process, report.pid, report.state)
             if newcomer or not understood:
                 self._control.send(peer, self._snapshot)
+            if report is not None:
+                self._woken.set()
         self._admit()
 
     def _admit(self) -> None:
         """A new shard counts once it serves: calls that need all shards go on until then."""
-        serving = {
-            shard
-            for shard in self._joining
-            if self._registry.serving(layout.shard_program(shard)) is not None
-        }
+        serving = {shard for shard in self._joining if self._is_served(shard)}
         if serving:
             self._joining -= serving
             self._publish()
+
+    def _is_served(self, shard: str) -> bool:
+        if self._cluster is not None:
+            return self._cluster.state_of(shard) == ProcessState.SERVING
+        return self._registry.serving(layout.shard_program(shard)) is not None
 
     def _publish(self) -> None:
         """Send the snapshot to all. A process that starts later reads the file, or gets it for its
@@ -330,14 +396,24 @@ class Coordinator:
         before = read_snapshot()
         now_ms = self._clock.now_ms()
         version = max(now_ms, before.version + 1) if before is not None else now_ms
+        shards, cluster = self._config.shards.values(), self._cluster
+        if cluster is None:
+            known = (shard for shard in shards if shard.name not in self._joining)
+            entries = tuple(ShardEntry(shard.name, shard.dequeue_only) for shard in known)
+            return Snapshot(version, entries, now_ms, self._config_version)
         entries = tuple(
-            ShardEntry(shard.name, shard.dequeue_only)
-            for shard in self._config.shards.values()
-            if shard.name not in self._joining
+            cluster.entry(shard, joining=shard.name in self._joining) for shard in shards
         )
-        return Snapshot(
-            version,
-            entries,
-            generated_at_ms=now_ms,
-            config_version=self._config_version,
-        )
+        return Snapshot(version, entries, now_ms, self._config_version, *cluster.place)
+
+
+def _cluster(
+    settings: ServerSettings, clock: Clock, on_view: Callable[[View], None]
+) -> Cluster | None:
+    """None if there is no other server. Raises ConfigError."""
+    if not settings.cluster:
+        return None
+    # Only here: a single machine needs no ZooKeeper.
+    from pinlaterd.coordinator.cluster import Cluster
+
+    return Cluster(settings, read_snapshot(), clock, on_view)

@@ -265,6 +265,8 @@ def _missing(config: Config) -> Sequence[str]:
         return [problem.split(" is ")[0] for problem in status["problems"]]
     alive = [server["name"] for server in status["servers"] if server["state"] == "alive"]
     if status["server"] and status["server"] not in alive:
+        if status["config_problems"]:
+            raise DeploymentError("\n".join(status["config_problems"]))
         return [f"ZooKeeper, {config.server.zookeeper}, to make this server a member"]
     # Of the files as they are now: another command may edit them meanwhile.
     if status["config_judged"] != ConfigFiles(ETC).digest:

@@ -28,6 +28,7 @@ from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState
+from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import ShardEnd, new_context
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ def run(name: str, etc: Path, make: Callable[..., StorageEngine] = make_engine) 
                 [f"{etc / layout.SHARDS_FILE}: no shard {name!r}; there are: {names}"]
             )
         engine = make(settings, config.server)
+        cluster = config.server.cluster
+        key = ClusterKey.load(etc / layout.CLUSTER_KEY_FILE, cluster) if cluster else None
     except ConfigError as error:
         set_up_log(process, "info")
         for problem in error.problems:
@@ -61,7 +64,7 @@ def run(name: str, etc: Path, make: Callable[..., StorageEngine] = make_engine) 
     set_up_log(process, config.server.log_level)
     stop = StopSignal()
     stop.catch()
-    return _Shard(settings, active, engine, stop).run()
+    return _Shard(settings, active, engine, stop, key).run()
 
 
 class _Shard:
@@ -73,7 +76,9 @@ class _Shard:
         active: ActiveConfig,
         engine: StorageEngine,
         stop: StopSignal,
+        key: ClusterKey | None,
     ) -> None:
+        """`key`: of the cluster that this server belongs to; None: there is no other server."""
         self._settings = settings
         self._engine = engine
         self._stop = stop
@@ -92,10 +97,10 @@ class _Shard:
             context=self._context,
         )
         self._control.config_version = active.version
-        server = active.config.server
-        self._updates = Updates(self._control, self._service, server)
-        self._in_cluster = bool(server.server)
+        self._updates = Updates(self._control, self._service, active.config.server)
+        self._key = key
         self._end = ShardEnd(self._context)
+        self._listens_at = ""  # for other servers
 
     def run(self) -> int:
         try:
@@ -133,6 +138,7 @@ class _Shard:
         """SERVING if the store is ours; else what is waited for, as the first of the facts."""
         term = self._updates.term
         try:
+            self._listen()
             if term is None:
                 return ProcessState.STANDBY, {"owner": "another server owns this shard"}
             self._service.term = term
@@ -146,7 +152,17 @@ class _Shard:
             raise
         except StorageError as error:
             return ProcessState.STARTING, {"store warning": error.message}
+        except OSError as error:
+            return ProcessState.STARTING, {"port warning": str(error.strerror)}
         return ProcessState.SERVING, {}
+
+    def _listen(self) -> None:
+        """For other servers, before the store is ours: their routers connect meanwhile. Raises
+        OSError."""
+        endpoint = self._updates.endpoint
+        if self._key is not None and endpoint not in ("", self._listens_at):
+            self._end.listen(endpoint, self._key)
+            self._listens_at = endpoint
 
     def _serve(self) -> None:
         """Until told to stop, or another term is to own the shard. Raises ShardOwned."""
@@ -168,12 +184,12 @@ class _Shard:
                 self._facts_of_owner,
             ).run()
         except ShardOwned as error:
-            if not self._in_cluster:
+            if self._key is None:
                 raise
             log.warning("has lost its store: %s", error.message)
         finally:
             self._end.close()
-            self._end = ShardEnd(self._context)
+            self._end, self._listens_at = ShardEnd(self._context), ""
         log.info("stopped" if self._stop.requested else "gave the shard up")
 
     def _facts_of_owner(self) -> Mapping[str, str]:
@@ -191,5 +207,5 @@ class _Shard:
             "engine": settings.engine,
             "file": settings.file,
             "master": self._engine.address(),
-            "epoch": str(self._service.term.epoch) if self._in_cluster else "",
+            "epoch": str(self._service.term.epoch) if self._key else "",
         }

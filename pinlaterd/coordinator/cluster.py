@@ -1,0 +1,292 @@
+"""This server's part in its cluster: which shards have a process here; and, where it leads, which
+server owns which.
+
+ZooKeeper suggests who owns a shard, by an epoch that only grows; the shard's store decides. Each
+coordinator keeps its member node up to date, which says how the shard processes here are. The
+oldest member leads: it reads that and writes the assignment, which all follow. Without ZooKeeper
+all stays as it was, also for a coordinator that is restarted: it has the last snapshot. An
+assignment older than the one that is followed is ignored.
+
+Knows no processes and no sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from pinlaterd import __version__
+from pinlaterd.clock import Clock
+from pinlaterd.config.layout import CLUSTER_KEY_FILE, ETC, ZOOKEEPER_SESSION
+from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
+from pinlaterd.coordinator.placement import Assigned, Assignment, Member, Placement, ShardState
+from pinlaterd.coordinator.processes import STOPPED, ServerStatus, ShardStatus, Status
+from pinlaterd.coordinator.zookeeper import Conflict, Node, NotConnected, Session, View
+from pinlaterd.errors import DeploymentError
+from pinlaterd.wire.control import ProcessState, ShardEntry, Snapshot
+from pinlaterd.wire.curve import ClusterKey
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_NO_VERSION = -1
+
+
+class Place(NamedTuple):
+    """What the snapshot says of this server."""
+
+    server: str
+    member: str
+    members: tuple[str, ...]
+
+
+class Cluster:
+    """Used on the event loop, which gives it each View."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        before: Snapshot | None,
+        clock: Clock,
+        on_view: Callable[[View], None],
+    ) -> None:
+        """`before`: the snapshot of the coordinator before this one. `on_view` is called on the
+        event loop with all that ZooKeeper holds, when it may have changed. Raises ConfigError."""
+        self.place = Place(settings.server, "", ())
+        self.assigned: Mapping[str, Assigned] = {}  # by shard
+        self.leaving = False  # whether this server is about to go: its shards go elsewhere
+        if before is not None:
+            self.place = Place(settings.server, before.member, before.members)
+            self.assigned = {entry.name: _assigned(entry) for entry in before.shards}
+        self._settings = settings
+        self._session = Session(
+            settings.zookeeper,
+            settings.cluster,
+            ClusterKey.load(ETC / CLUSTER_KEY_FILE, settings.cluster).digest,
+            ZOOKEEPER_SESSION,
+            on_view,
+            asyncio.get_running_loop(),
+        )
+        self._clock = clock
+        self._placement = Placement()
+        self._view: View | None = None
+        self._members: Mapping[str, Member] = {}  # that live, by node, the oldest first
+        self._version = _NO_VERSION  # of the assignment
+        self._written = _NO_VERSION  # of the assignment that this server wrote last
+        self._described = self._member({}, ())
+
+    async def start(self) -> None:
+        """Become a member; goes on trying if ZooKeeper can't be reached, or refuses (`problem`)."""
+        with contextlib.suppress(DeploymentError):
+            await self._session.start(msgspec.json.encode(self._described))
+
+    def stop(self) -> None:
+        """The session goes on for a successor, unless this server leaves."""
+        self._session.stop(leave=self.leaving)
+
+    # --- what is followed ------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        """Whether ZooKeeper answers, and this server is a member."""
+        return self._view is not None and self._view.connected and bool(self._view.own)
+
+    @property
+    def problem(self) -> str:
+        """Why this server can't be a member, and the cure."""
+        return "" if self._view is None else self._view.problem
+
+    def here(self, config: Config) -> Config:
+        """`config` with those shards only that have a process on this server."""
+        shards = {name: shard for name, shard in config.shards.items() if self._is_here(name)}
+        return dataclasses.replace(config, shards=shards)
+
+    def _is_here(self, shard: str) -> bool:
+        found = self.assigned.get(shard)
+        return found is not None and self.place.server in (found.server, found.next)
+
+    def entry(self, shard: ShardSettings, *, joining: bool) -> ShardEntry:
+        """As the snapshot names it."""
+        found = self.assigned.get(shard.name, _NOWHERE)
+        where = (found.server, found.epoch, found.endpoint, found.next, found.planned, found.slot)
+        return ShardEntry(shard.name, shard.dequeue_only, *where, joining)
+
+    def state_of(self, shard: str) -> str:
+        """What its owner's server says of its process; "" if nothing."""
+        owner = self.assigned.get(shard, _NOWHERE).server
+        states = [
+            member.shards.get(shard) for member in self._members.values() if member.server == owner
+        ]
+        return next((found.state for found in states if found is not None), "")
+
+    def follow(self, view: View) -> bool:
+        """Whether what the snapshot says of this server or of shards has changed."""
+        before = (self.place, self.assigned)
+        self._view = view
+        if view.connected and view.own:
+            found = {node: _decode(data, Member, node) for node, data in view.members.items()}
+            self._members = {node: member for node, member in found.items() if member is not None}
+            self.place = Place(self.place.server, view.own, tuple(view.members))
+        node = view.nodes.get("assignment")
+        if node is not None and node.version > self._version:
+            assignment = _decode(node.data, Assignment, "assignment")
+            if assignment is not None:
+                self.assigned, self._version = assignment.shards, node.version
+        return (self.place, self.assigned) != before
+
+    # --- what is told ----------------------------------------------------------------------------
+
+    def describe(self, shards: Mapping[str, ShardState], unreached: Sequence[str]) -> None:
+        """How the shard processes here are, and which shards no router here reaches."""
+        member = self._member(shards, unreached)
+        if member != self._described:
+            self._described = member
+            self._session.describe(msgspec.json.encode(member))
+
+    def _member(self, shards: Mapping[str, ShardState], unreached: Sequence[str]) -> Member:
+        settings = self._settings
+        return Member(
+            settings.server,
+            settings.peer_host,
+            f"{settings.peer_host}:{settings.peer_port}",
+            settings.shard_ports,
+            f"{settings.advertised_host}:{settings.port}",
+            __version__,
+            weight=settings.weight,
+            shards=shards,
+            unreached=unreached,
+            leaving=self.leaving,
+        )
+
+    # --- what the leader decides -----------------------------------------------------------------
+
+    async def lead(self, shards: Mapping[str, ShardSettings]) -> None:
+        """Write the assignment that follows from what is known, if this server leads."""
+        view = self._view
+        if view is None or not (view.connected and view.leads):
+            return
+        assignment, version, node = Assignment(), None, view.nodes.get("assignment")
+        if node is not None:
+            found, version = _decode(node.data, Assignment, "assignment"), node.version
+            if found is None or version < self._written:
+                return  # a later release's; or what we wrote is still to be seen
+            assignment = found
+        pins = {name: shard.server for name, shard in shards.items()}
+        times = (self._clock.monotonic(), self._clock.now_ms())
+        wanted = self._placement.decide(
+            *times, pins, self._members, self._in_maintenance(), assignment
+        )
+        if wanted == assignment:
+            return
+        data = msgspec.json.encode(wanted)
+        try:
+            self._written = await self._session.write("assignment", data, version, as_leader=True)
+        except (Conflict, NotConnected) as error:
+            log.warning("the assignment can't be written: %s; trying again", error)
+            return
+        for name, to in wanted.shards.items():
+            if to != assignment.shards.get(name):
+                log.info("shard-%s: %s", name, to)
+
+    def _in_maintenance(self) -> AbstractSet[str]:
+        """Servers that own no shards if others can."""
+        nodes = {} if self._view is None else self._view.servers
+        leaving = {member.server for member in self._members.values() if member.leaving}
+        return leaving | {name for name, node in nodes.items() if _rests(node)}
+
+    # --- status ----------------------------------------------------------------------------------
+
+    def add_to(self, found: Status, config: Config) -> Status:
+        """What this server says of itself, and what it knows of the others and their shards."""
+        mine = {shard["name"]: shard for shard in found["shards"]}
+        shards = [mine.get(name) or self._shard(shard) for name, shard in config.shards.items()]
+        for shard in shards:
+            shard["server"] = self.assigned.get(shard["name"], _NOWHERE).server
+        away = [
+            f"shard-{s['name']} is not served: server {s['server'] or 'none'}, {s['state']}"
+            for s in shards
+            if s["state"] != ProcessState.SERVING and s["name"] not in mine
+        ]
+        if not self.connected:
+            away.append(
+                f"ZooKeeper ({self._settings.zookeeper}) does not answer: what runs goes on, but no"
+                " shard moves, and no change of the configuration acts"
+            )
+        servers, server = self._servers(), self.place.server
+        others = any(
+            other["state"] == "alive" and not other["maintenance"] and other["name"] != server
+            for other in servers
+        )
+        mobile = [
+            s for s, of in config.shards.items() if others and self._is_here(s) and not of.server
+        ]
+        return {
+            **found,
+            "shards": shards,
+            "servers": servers,
+            "shards_to_leave": mobile,
+            "warnings": [*found["warnings"], *away],
+        }
+
+    def _shard(self, shard: ShardSettings) -> ShardStatus:
+        """One that has no process here."""
+        return {
+            "name": shard.name,
+            "engine": shard.engine,
+            "state": self.state_of(shard.name) or STOPPED,
+            "healthy": self.state_of(shard.name) == ProcessState.SERVING,
+            "dequeue_only": shard.dequeue_only,
+            "warnings": [],
+            "server": "",
+        }
+
+    def _servers(self) -> Sequence[ServerStatus]:
+        alive = {member.server: member for member in self._members.values()}
+        nodes = {} if self._view is None else self._view.servers
+        leader = next((member.server for member in self._members.values()), "")
+        resting = self._in_maintenance()
+        return [
+            {
+                "name": name,
+                "state": "alive" if name in alive else "gone",
+                "leads": name == leader,
+                "maintenance": name in resting,
+                "thrift": alive[name].thrift if name in alive else "",
+                "version": alive[name].version if name in alive else "",
+                "shards": [shard for shard, of in self.assigned.items() if of.server == name],
+            }
+            for name in sorted({*alive, *nodes})
+        ]
+
+
+_NOWHERE = Assigned("", 0, "", 0)
+
+
+def _assigned(entry: ShardEntry) -> Assigned:
+    where = (entry.server, entry.epoch, entry.endpoint, entry.slot)
+    return Assigned(*where, entry.next, entry.planned)
+
+
+def _rests(node: Node) -> bool:
+    try:
+        return bool(json.loads(node.data).get("maintenance"))
+    except (ValueError, AttributeError):
+        return False
+
+
+def _decode(data: bytes, kind: type[T], node: str) -> T | None:
+    """None for what no version up to this one writes."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except ValueError as error:
+        log.error("ZooKeeper's node %s can't be read: %s", node, error)
+        return None
