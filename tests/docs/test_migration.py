@@ -193,7 +193,6 @@ def test_over_to_a_copy_and_back(migration: Migration, tmp_path: Path):
         shell.run("pinlaterd up ~/jobs")
         with deployment.client() as client:
             assert {job.descriptor for job in client.dequeue("mail", limit=1000)} >= {*theirs}
-        shell.run("pinlaterd down ~/jobs")
     finally:
         deployment.destroy()
 
