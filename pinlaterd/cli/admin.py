@@ -44,7 +44,11 @@ _RATES = {
 @click.group(
     "pinlater-admin",
     cls=command.CommandLine,
-    modules={"shard": ["shards", "drain", "failover"], "top": ["service_status"]},
+    modules={
+        "server": ["servers"],
+        "shard": ["shards", "drain", "failover"],
+        "top": ["service_status"],
+    },
     context_settings=command.WIDTH,
 )
 @click.version_option(__version__, prog_name="pinlater-admin")

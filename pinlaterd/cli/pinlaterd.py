@@ -6,9 +6,12 @@ of the others.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import logging
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -156,6 +159,130 @@ def status(*, directory: Path) -> None:
     from pinlaterd.deployment import stats_page
 
     service_status.report(stats_page.fetch_json("/status.json", directory=directory, url=None))
+
+
+# --- a cluster ----------------------------------------------------------------------------
+
+_cluster_options = command.together(
+    command.option("--name", "cluster", metavar="NAME", help="The cluster's name."),
+    command.option("--server", metavar="NAME", help="This server's name in it."),
+    command.option("--zookeeper", metavar="HOSTS", help="HOST:PORT,HOST:PORT of ZooKeeper."),
+    command.option(
+        "--peer-host",
+        metavar="HOST",
+        help="Address for other servers  [default: the one that ZooKeeper is reached from]",
+    ),
+    command.option("--peer-port", type=command.PORT, help="For coordinators  [default: 9012]"),
+    command.option("--shard-ports", type=command.PORT, help="First for shards  [default: 9100]"),
+    command.option("--port", type=command.PORT, help="Thrift port, if not that of all servers."),
+    command.option("--stats-port", type=command.PORT, help="Port of statistics, likewise."),
+)
+
+
+@cli.group()
+def cluster() -> None:
+    """Several servers on one set of shards. ZooKeeper knows which server owns which shard."""
+
+
+@cluster.command("init")
+@_DIRECTORY
+@_cluster_options
+@click.option("--restore", is_flag=True, help="Fill a ZooKeeper that has lost its data.")
+def init_cluster(*, directory: Path, restore: bool, **options: str | int | None) -> None:
+    """Make the deployment DIR the first server of a new cluster.
+
+    Writes DIR/etc/cluster.key, which every server of the cluster needs, and DIR/etc/local.yaml;
+    pinlaterd.yaml, shards.yaml and queues.yaml are those of all servers from then on. Refused
+    where ZooKeeper has a cluster of that name. --restore takes no other options: it makes the
+    cluster again from this server's files.
+
+    Examples:
+      pinlaterd cluster init /srv/pinlaterd --name prod --server jobs-1 --zookeeper z1:2181,z2:2181
+      pinlaterd cluster init /srv/pinlaterd --restore
+    """
+    from pinlaterd.deployment import cluster as deployed
+
+    if restore:
+        if any(value is not None for value in options.values()):
+            raise click.UsageError("--restore takes no other options: etc/local.yaml has them")
+        deployed.restore(directory)
+        click.echo("ZooKeeper has the cluster again")
+        return
+    deployed.create(directory, _local_settings(options))
+    click.echo(
+        f"server {options['server']} is the first of cluster {options['cluster']}; `pinlaterd up` "
+        f"(re)starts it, `pinlaterd cluster join --key {directory / ETC}/cluster.key` adds others"
+    )
+
+
+@cluster.command()
+@click.argument("directory", metavar="DIR", type=_FOLDER)
+@click.option(
+    "--key",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A copy of etc/cluster.key of another server.",
+)
+@_cluster_options
+def join(*, directory: Path, key: Path, **options: str | int | None) -> None:
+    """Make a deployment in DIR that is one more server of a cluster.
+
+    Its shards, queues and settings are those of the cluster; its own are in DIR/etc/local.yaml. The
+    environment has to have the passwords that shards.yaml takes from it.
+
+    Example:
+      pinlaterd cluster join /srv/pinlaterd --key ./cluster.key --name prod --server jobs-2 \\
+        --zookeeper z1:2181,z2:2181
+    """
+    from pinlaterd.deployment import cluster as deployed
+
+    deployed.join(directory, key, _local_settings(options))
+    click.echo(
+        f"server {options['server']} is one of cluster {options['cluster']}; start it with "
+        f"`pinlaterd up {directory}`"
+    )
+
+
+@cluster.command()
+@_DIRECTORY
+def leave(*, directory: Path) -> None:
+    """Take the deployment DIR, which is down, out of its cluster.
+
+    Its files stay, but nothing starts there until it joins again: its shards are others' by then.
+
+    Example: pinlaterd cluster leave /srv/pinlaterd
+    """
+    from pinlaterd.deployment import cluster as deployed
+
+    kept = deployed.leave(directory)
+    click.echo(f"left the cluster; its key is {kept} now, for `pinlaterd cluster join --key`")
+
+
+def _local_settings(options: Mapping[str, str | int | None]) -> Mapping[str, str | int]:
+    """What etc/local.yaml is to say."""
+    given = {key: value for key, value in options.items() if value is not None}
+    missing = [key for key in ("cluster", "server", "zookeeper") if key not in given]
+    if missing:
+        names = ", ".join("--name" if key == "cluster" else f"--{key}" for key in missing)
+        raise click.UsageError(f"missing {names}")
+    if "peer_host" not in given:
+        given["peer_host"] = _own_address(str(given["zookeeper"]))
+    return given
+
+
+def _own_address(hosts: str) -> str:
+    """From which ZooKeeper is reached, if another machine can use it."""
+    host, _, port = hosts.partition(",")[0].rpartition(":")
+    with contextlib.suppress(OSError, ValueError):
+        family, kind, _, _, address = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            found = str(probe.getsockname()[0])
+        if not ipaddress.ip_address(found).is_loopback:
+            return found
+    raise click.UsageError("this machine's address is not known; give --peer-host")
 
 
 # --- what supervisord runs ----------------------------------------------------------------
