@@ -193,14 +193,19 @@ class Amount(click.FloatRange):
 
 
 def _host(text: str) -> str:
-    from pinlaterd.client.addresses import AddressInvalid, parse_addresses
+    from pinlaterd.client.addresses import AddressInvalid, open_list, parse_addresses
 
+    try:
+        if open_list(text, default_port=1) is not None:
+            return text
+    except AddressInvalid as error:
+        raise click.BadParameter(str(error)) from None
     try:
         parse_addresses(text, default_port=1)
     except AddressInvalid:
         raise click.BadParameter(
             f"{text!r} is no server; write HOST, HOST:PORT or [IPV6]:PORT, with a port from "
-            "1 to 65535"
+            "1 to 65535; or file:PATH or zk://HOSTS/PATH, which list servers"
         ) from None
     return text
 

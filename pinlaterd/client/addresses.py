@@ -1,5 +1,6 @@
-"""Which server a call goes to: the addresses a Client was given, which of them are healthy, and
-what DNS says that they stand for. Times are monotonic seconds."""
+"""Which server a call goes to: the addresses that a Client was given, or that a list has which it
+follows, which of them are healthy, and what DNS says that they stand for. Times are monotonic
+seconds."""
 
 from __future__ import annotations
 
@@ -7,14 +8,20 @@ import ipaddress
 import random
 import socket
 import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
+
+from pinlaterd.config.layout import FileWatch
 
 # A server that fails is left alone for so long; after each vain probe for twice as long.
 FIRST_PAUSE_SECONDS = 0.25
 LONGEST_PAUSE_SECONDS = 16.0
+_FILE_SECONDS = 0.5
 
 _NOT_IN_A_HOST = frozenset(" \t\r\n/,;@")
 
@@ -70,6 +77,85 @@ def _parse_address(named: str, default_port: int) -> Address:
     return Address(host, int(port_text))
 
 
+# --- lists that change ----------------------------------------------------------------------
+
+
+class ServerList(ABC):
+    """The servers that a file or ZooKeeper lists.
+
+    `addresses`: the last list that could be read and had any; () before the first. `problem`: why
+    there is none. `was_read`: done once it was looked for."""
+
+    addresses: Sequence[Address] = ()
+    problem = "it was not read yet"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.was_read: Future[None] = Future()
+        self.was_read.set_running_or_notify_cancel()  # a call that gives up does not end it
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """To be called before each use, by one thread at a time. Does not wait."""
+
+    def close(self) -> None:  # noqa: B027 - most lists have nothing to end
+        """It will not be used again. May be repeated."""
+
+    def _take(self, addresses: Sequence[Address], problem: str) -> None:
+        if addresses and addresses != self.addresses:
+            self.addresses = addresses
+        self.problem = problem
+        if not self.was_read.done():
+            self.was_read.set_result(None)
+
+
+class FileList(ServerList):
+    """A file of servers, a line each; what follows a `#` is a comment."""
+
+    def __init__(self, name: str, default_port: int) -> None:
+        super().__init__(name)
+        self._path = Path(name.removeprefix("file:"))
+        self._default_port = default_port
+        self._watch = FileWatch([self._path], self._read)
+        self._look_at = 0.0
+
+    def refresh(self) -> None:
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _FILE_SECONDS if self.addresses else 0.0
+        found = self._watch.look() if self.addresses else self._read()
+        if found is not None:
+            self._take(*found)
+
+    def _read(self) -> tuple[Sequence[Address], str]:
+        try:
+            lines = self._path.read_text(encoding="utf-8").splitlines()
+            servers = filter(None, (line.partition("#")[0].strip() for line in lines))
+            return parse_addresses(tuple(servers), self._default_port), ""
+        except OSError as error:
+            return (), f"can't be read: {error.strerror}"
+        except ValueError as error:
+            return (), str(error)
+
+
+def open_list(hosts: str | Sequence[str], default_port: int) -> ServerList | None:
+    """The list that is named, file:PATH or zk://HOSTS/PATH; None if these are addresses.
+
+    Raises AddressInvalid."""
+    if not isinstance(hosts, str):
+        return None
+    if hosts.startswith("file:"):
+        return FileList(hosts, default_port)
+    if not hosts.startswith("zk:"):
+        return None
+    try:
+        from pinlaterd.client.zookeeper import ZooKeeperList  # noqa: PLC0415  (an optional package)
+    except ImportError as error:
+        raise AddressInvalid(f"{hosts!r}: {error}") from error
+    return ZooKeeperList(hosts)
+
+
 # --- health ---------------------------------------------------------------------------------
 
 
@@ -102,10 +188,26 @@ class Servers:
     """
 
     def __init__(self, addresses: Sequence[Address], *, rng: random.Random) -> None:
-        self._addresses = tuple(addresses)
-        # Clients that start together don't begin with the same server.
-        self._turn = rng.randrange(len(self._addresses))
+        self._addresses: Sequence[Address] = ()
+        self._rng = rng
+        self._turn = 0
         self._failures: dict[Address, _Failure] = {}
+        self.replace(addresses)
+
+    def replace(self, addresses: Sequence[Address]) -> Sequence[Address]:
+        """Have calls go to these from now on; returns those that are no longer among them."""
+        if addresses is self._addresses:
+            return ()
+        gone = [address for address in self._addresses if address not in addresses]
+        for address in gone:
+            self._failures.pop(address, None)
+        self._addresses = addresses
+        # Clients that start together don't begin with the same server.
+        self._turn = self._rng.randrange(len(addresses) or 1)
+        return gone
+
+    def __contains__(self, address: Address) -> bool:
+        return address in self._addresses
 
     def order(self) -> list[Address]:
         """All servers in the order in which a call should try them: the healthy ones take turns;
@@ -121,6 +223,8 @@ class Servers:
     def failed(self, address: Address, *, now: float) -> None:
         """It can't be connected, or broke, or kept silent. Many calls that break at the same time
         are one failure."""
+        if address not in self._addresses:
+            return
         failure = self._failures.get(address)
         if failure is None:
             pause_ends_at = now + FIRST_PAUSE_SECONDS

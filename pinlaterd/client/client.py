@@ -81,7 +81,7 @@ class Client(BaseClient):
             )
         make = functools.partial(
             type(self),
-            [str(address) for address in self._addresses],
+            *self._hosts,
             source=self._source,
             timeout_seconds=self._timeout_seconds,
             connect_timeout_seconds=self._connect_timeout_seconds,

@@ -9,6 +9,7 @@ it is repeatable, once after it did. Times are monotonic seconds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
@@ -26,7 +27,15 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar, cast
 
 from pinlaterd.client import calls
-from pinlaterd.client.addresses import Address, Endpoint, Names, Servers, parse_addresses
+from pinlaterd.client.addresses import (
+    Address,
+    Endpoint,
+    Names,
+    ServerList,
+    Servers,
+    open_list,
+    parse_addresses,
+)
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, EnqueuedInPart, OutcomeUnknown, PinLaterError
@@ -79,9 +88,11 @@ class BaseClient(ABC):
 
         `host` is HOST, HOST:PORT or [IPV6]:PORT (else AddressInvalid, a ValueError), or several of
         them, which lead to the same shards; calls take turns over the healthy ones. `port` is that
-        of those named without one. `source` is who calls, as the server's claims name it (default:
-        PROGRAM:HOST). `timeout_seconds` bounds every call, connecting included; the server answers
-        within its request_timeout_ms (10 s), so less makes outcomes unknown that need not be.
+        of those named without one. Or it names a list that is followed: file:PATH, of HOST:PORT
+        lines, or zk://HOST:PORT,HOST:PORT/PATH, a server set in ZooKeeper. `source` is who calls,
+        as the server's claims name it (default: PROGRAM:HOST). `timeout_seconds` bounds every call,
+        connecting included; the server answers within its request_timeout_ms (10 s), so less makes
+        outcomes unknown that need not be.
         `connect_timeout_seconds` bounds the connecting to one address. `ssl` is for servers behind
         a TLS proxy. Numbers that make no sense are a ValueError.
         """
@@ -95,7 +106,7 @@ class BaseClient(ABC):
                 raise ValueError(
                     f"{name} must be above 0 and at most {_LONGEST_SECONDS:.0f}, not {seconds}"
                 )
-        self._addresses = parse_addresses(host, port)
+        self._hosts = host, port
         self._source = _default_source() if source is None else source
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
@@ -111,6 +122,10 @@ class BaseClient(ABC):
         self._seqids = itertools.count(1)
         self._names = Names()
         self._lock = threading.Lock()  # of the rest
+        self._list = open_list(*self._hosts)
+        if self._list is not None:
+            weakref.finalize(self, self._list.close)
+        self._addresses = () if self._list is not None else parse_addresses(*self._hosts)
         self._servers = Servers(self._addresses, rng=random.Random())
         self._idle: defaultdict[Address, list[Connection]] = defaultdict(list)
 
@@ -120,8 +135,8 @@ class BaseClient(ABC):
 
     @property
     def address(self) -> str:
-        """HOST:PORT, or several with commas in between, for messages."""
-        return ", ".join(map(str, self._addresses))
+        """HOST:PORT, or several with commas in between, or the list's name, for messages."""
+        return self._list.name if self._list is not None else ", ".join(map(str, self._addresses))
 
     # --- waiting, as a task of an event loop or blocking the thread -----------------------
 
@@ -157,6 +172,8 @@ class BaseClient(ABC):
     async def _call(self, prepared: PreparedCall[T]) -> T:
         """Make a call, to one server after the other until one answers, and return its result."""
         call = self._encoded(prepared, self._timeout_seconds)
+        if self._list is not None:
+            await self._follow(self._list, call.deadline)
         with self._lock:
             due = self._servers.begin_probe(now=time.monotonic())
             servers = self._servers.order()
@@ -233,6 +250,20 @@ class BaseClient(ABC):
 
     # --- servers --------------------------------------------------------------------------
 
+    async def _follow(self, servers: ServerList, deadline: float) -> None:
+        """Raises ConnectionFailed if it has never had any."""
+        with self._lock:
+            if not self._is_closed:
+                servers.refresh()
+        if not servers.addresses:
+            with contextlib.suppress(TimeoutError):
+                await self._result_of(servers.was_read, deadline)
+            if not servers.addresses:
+                raise ConnectionFailed(f"no server is known from {servers.name}: {servers.problem}")
+        with self._lock:
+            for gone in self._servers.replace(servers.addresses):
+                self._close_idle(gone)
+
     async def _connect(self, server: Address, deadline: float, share: float) -> Connection:
         """To the first of the endpoints that the server's name stands for which can be connected,
         within a share of the time that is left. Raises CannotConnect."""
@@ -297,7 +328,7 @@ class BaseClient(ABC):
         with self._lock:
             if not is_probe:
                 self._servers.answered(connection.address)
-            if not self._is_closed:
+            if not self._is_closed and connection.address in self._servers:
                 self._idle[connection.address].append(connection)
                 return
         connection.close()
@@ -306,6 +337,8 @@ class BaseClient(ABC):
         """Close what is idle now, and what is lent once it comes back."""
         with self._lock:
             self._is_closed = True
+            if self._list is not None:
+                self._list.close()
             for server in list(self._idle):
                 self._close_idle(server)
 

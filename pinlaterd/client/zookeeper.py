@@ -10,6 +10,7 @@ Imported only where a cluster or an address `zk://...` is used: kazoo need not b
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import queue
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 
 try:
     from kazoo.client import KazooClient, KazooState
-    from kazoo.exceptions import KazooException
+    from kazoo.exceptions import KazooException, NoAuthError, NoNodeError
     from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
     from kazoo.hosts import collect_hosts
 except ImportError as error:
@@ -27,13 +28,17 @@ except ImportError as error:
         "ZooKeeper needs the package kazoo; run `pip install pinlaterd[zookeeper]`"
     ) from error
 
+from pinlaterd.client.addresses import Address, AddressInvalid, ServerList
+
 log = logging.getLogger(__name__)
 # At DEBUG it would tell credentials; at WARNING, each attempt to connect during an outage.
 KAZOO_LOG = logging.getLogger(f"{__name__}.kazoo")
 KAZOO_LOG.setLevel(logging.ERROR)
 
 REREAD_SECONDS = 10.0
+SET_MEMBER = "member_"  # of a server set's nodes those of such names count, for Finagle, too
 _CALL_SECONDS = 5.0
+_CLIENTS_SESSION_SECONDS = 10.0
 _CONNECT_SECONDS = 0.5
 _RETRY_SECONDS = 1.0
 # Then a client that has seen nothing: ZooKeepers that lost data refuse one that has (kazoo#42).
@@ -184,3 +189,56 @@ class Watcher(ABC):
         )
         self._client.add_listener(self.poke)
         self._client.start_async()
+
+
+class ZooKeeperList(Watcher, ServerList):
+    """A server set: nodes whose JSON, as Finagle's, names an address each."""
+
+    def __init__(self, name: str) -> None:
+        ServerList.__init__(self, name)
+        hosts, _, path = name.removeprefix("zk://").partition("/")
+        try:
+            super().__init__(hosts, session_seconds=_CLIENTS_SESSION_SECONDS)
+        except ValueError:
+            path = ""
+        if not all(path.split("/")) or not name.startswith("zk://"):
+            raise AddressInvalid(f"{name!r}: write zk://HOST:PORT,HOST:PORT/PATH")
+        self._path = f"/{path}"
+        self._has_begun = False
+        self.problem = f"ZooKeeper at {hosts} does not answer"
+
+    def refresh(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self.begin()
+
+    def close(self) -> None:
+        self.end(close_session=True)
+
+    def look(self, client: KazooClient) -> bool:
+        found: Sequence[Address] = ()
+        problem = "none is announced there"
+        try:
+            names = self.ask(client.get_children_async(self._path, self.poke))
+            members = sorted(name for name in names if name.startswith(SET_MEMBER))
+            calls = [client.get_async(f"{self._path}/{name}", self.poke) for name in members]
+            found = tuple(dict.fromkeys(filter(None, map(self._address, calls))))
+        except NoNodeError:
+            problem = f"there is no {self._path}"
+        except NoAuthError:
+            problem = f"not everyone may read {self._path}"
+        self._take(found, problem)
+        return bool(found)
+
+    def away(self) -> None:
+        """What was read before stays."""
+
+    def _address(self, call: Any) -> Address | None:
+        try:
+            member = json.loads(self.ask(call)[0])
+            host, port = (member["serviceEndpoint"][key] for key in ("host", "port"))
+        except (NoNodeError, ValueError, KeyError, TypeError):  # it went, or is something else
+            return None
+        if member.get("status") != "ALIVE" or not isinstance(host, str) or type(port) is not int:
+            return None
+        return Address(host, port)

@@ -14,9 +14,10 @@ import asyncio
 import contextlib
 import json
 import logging
-import queue
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from kazoo.exceptions import (
 )
 from kazoo.security import make_acl, make_digest_acl
 
-from pinlaterd.client.zookeeper import KAZOO_LOG, REREAD_SECONDS, Unanswered, Watcher
+from pinlaterd.client.zookeeper import KAZOO_LOG, REREAD_SECONDS, SET_MEMBER, Unanswered, Watcher
 from pinlaterd.config.layout import replace_file
 from pinlaterd.errors import DeploymentError
 from pinlaterd.lifecycle import process_place
@@ -80,7 +81,7 @@ class _Write(NamedTuple):
     data: bytes | None
     version: int | None
     as_leader: bool
-    done: asyncio.Future[int]
+    done: Future[int]
 
 
 class Session(Watcher):
@@ -95,10 +96,11 @@ class Session(Watcher):
         on_view: Callable[[View], None],
         loop: asyncio.AbstractEventLoop,
         *,
+        server_set: str = "",
         reread_seconds: float = REREAD_SECONDS,
     ) -> None:
         """`digest`: ClusterKey.digest. `state_file`: where the session is kept for a coordinator
-        that comes after this one."""
+        that comes after this one. `server_set`: the path of `announce`; none: nowhere."""
         super().__init__(
             hosts,
             session_seconds=SESSION_SECONDS,
@@ -114,8 +116,11 @@ class Session(Watcher):
         self._on_view = on_view
         self._loop = loop
         self._is_settled = asyncio.Event()
-        self._writes: queue.SimpleQueue[_Write] = queue.SimpleQueue()
+        self._writes: deque[_Write] = deque()
         self._member_data = b""
+        self._server_set = server_set
+        self._endpoint: bytes | None = None
+        self.server_set_problem = ""  # why this server can't be found there, and the cure
         self._told = View()  # this and what follows is the thread's
         self._kept: tuple[int, bytes] | None = None
         self._namesake_since: float | None = None
@@ -141,6 +146,11 @@ class Session(Watcher):
         self._member_data = member_data
         self.poke()
 
+    def announce(self, endpoint: bytes | None) -> None:
+        """Have clients find this server (`endpoint_of`) in the server set; None: not any more."""
+        self._endpoint = endpoint
+        self.poke()
+
     async def write(
         self, path: str, data: bytes | None, version: int | None, *, as_leader: bool
     ) -> int:
@@ -150,10 +160,11 @@ class Session(Watcher):
         assert data is None or len(data) <= MOST_DATA_BYTES
         if self._is_ending:
             raise NotConnected(f"{path}: the session was ended")
-        done: asyncio.Future[int] = self._loop.create_future()
-        self._writes.put(_Write(path, data, version, as_leader, done))
+        done: Future[int] = Future()
+        done.set_running_or_notify_cancel()  # a caller that gives up does not end it
+        self._writes.append(_Write(path, data, version, as_leader, done))
         self.poke()
-        return await done
+        return await asyncio.wrap_future(done)
 
     def stop(self, *, leave: bool) -> None:
         """Without `leave` others take us for alive while the process lives, and for the session's
@@ -181,14 +192,17 @@ class Session(Watcher):
         except (NoNodeError, NoAuthError, DeploymentError) as error:
             problem = str(_explained(error, self.hosts, self._cluster))
             view = replace(self._told, own="", connected=False, problem=problem)
+        if self._server_set:
+            self._keep_announced(client, session[0], self._endpoint if view.own else None)
         if client.client_id != session:  # some of it may have been read in the next one
             return False
         self._tell(view)
         return view.own != ""
 
     def away(self) -> None:
-        for write in _drained(self._writes):
-            self._settle(write, NotConnected(f"{write.path}: ZooKeeper can't be asked"))
+        while self._writes:
+            write = self._writes.popleft()
+            write.done.set_exception(NotConnected(f"{write.path}: ZooKeeper can't be asked"))
         self._tell(replace(self._told, connected=False))
 
     def _read(self, client: KazooClient, session_id: int) -> View:
@@ -236,39 +250,51 @@ class Session(Watcher):
             return mine[0]
         return None
 
+    def _keep_announced(self, client: KazooClient, session_id: int, endpoint: bytes | None) -> None:
+        """One node of this session, with this endpoint; or none."""
+        problem = ""
+        try:
+            if endpoint is not None:
+                _make_server_set(client, self._server_set, self._digest)
+            found = _read_folder(client, self._server_set, self.poke)
+            mine = {name: one for name, one in found.items() if one.session_id == session_id}
+            right = [name for name, one in mine.items() if one.node.data == endpoint][:1]
+            if endpoint is not None and not right:
+                acl = [*_acl(self._digest), make_acl("world", "anyone", read=True)]
+                path = f"{self._server_set}/{SET_MEMBER}"
+                self.ask(client.create_async(path, endpoint, acl, ephemeral=True, sequence=True))
+            for name in mine.keys() - set(right):
+                self.ask(client.delete_async(f"{self._server_set}/{name}"))
+        except NoNodeError:
+            pass  # nothing is announced there
+        except NoAuthError:
+            problem = (
+                f"server_set_path: {self._server_set} in ZooKeeper belongs to others; choose "
+                "another path, or have them allow all to create nodes there"
+            )
+        self.server_set_problem = problem
+
     def _carry_out_writes(self, client: KazooClient) -> None:
-        for write in _drained(self._writes):
+        while self._writes:
+            write = self._writes.popleft()
             try:
                 if write.as_leader and not self._told.leads:
                     raise Conflict(f"{write.path}: this server does not lead")
                 member = self._told.own if write.as_leader else ""
                 version = _write(client, self._root, self._digest, write[:3], member)
-                self._settle(write, version)
             except Conflict as error:
-                self._settle(write, error)
+                write.done.set_exception(error)
             except Unanswered as error:
-                self._settle(write, NotConnected(f"{write.path}: {error!r}"))
+                write.done.set_exception(NotConnected(f"{write.path}: {error!r}"))
                 raise
-
-    def _settle(self, write: _Write, outcome: int | Exception) -> None:
-        def settle() -> None:
-            if write.done.done():  # its caller was cancelled
-                return
-            if isinstance(outcome, Exception):
-                write.done.set_exception(outcome)
             else:
-                write.done.set_result(outcome)
-
-        self._in_loop(settle)
+                write.done.set_result(version)
 
     def _tell(self, view: View) -> None:
         if view != self._told:
             self._told = view
-            self._in_loop(self._take, view)
-
-    def _in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # it was closed
-            self._loop.call_soon_threadsafe(callback, *arguments)
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                self._loop.call_soon_threadsafe(self._take, view)
 
     def _keep(self, session: tuple[int, bytes]) -> None:
         if session == self._kept or self._is_ending:
@@ -292,12 +318,6 @@ def _kept_session(state_file: Path) -> tuple[int, bytes] | None:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return None
-
-
-def _drained(writes: queue.SimpleQueue[_Write]) -> Iterator[_Write]:
-    with contextlib.suppress(queue.Empty):
-        while True:
-            yield writes.get_nowait()
 
 
 # --- a cluster's nodes ------------------------------------------------------------------------
@@ -393,6 +413,28 @@ def _explained(error: Exception, hosts: str, cluster: str) -> Exception:
     if isinstance(error, Unanswered):
         return DeploymentError(f"{where} does not answer: {error!r}")
     return error
+
+
+# --- the server set ---------------------------------------------------------------------------
+
+
+def endpoint_of(host: str, port: int, stats_port: int | None = None) -> bytes:
+    """Where a server is found, as Finagle reads it."""
+    stats = {} if stats_port is None else {"stats": {"host": host, "port": stats_port}}
+    endpoint = {"host": host, "port": port}
+    member = {"serviceEndpoint": endpoint, "additionalEndpoints": stats, "status": "ALIVE"}
+    return json.dumps({**member, "shard": 0}).encode()
+
+
+def _make_server_set(client: KazooClient, path: str, digest: str) -> None:
+    """All can read it and what is on its way there, where others may have sets beside it."""
+    names = path.strip("/").split("/")
+    for depth in range(1, len(names) + 1):
+        folder = f"/{'/'.join(names[:depth])}"
+        if Watcher.ask(client.exists_async(folder)) is None:
+            anyone = make_acl("world", "anyone", read=True, create=depth < len(names))
+            with contextlib.suppress(NodeExistsError):
+                Watcher.ask(client.create_async(folder, b"", [*_acl(digest), anyone]))
 
 
 # --- for commands, which wait -----------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import stat
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
+from kazoo.security import make_acl, make_digest_acl
 
 from pinlaterd.client import zookeeper as watching
 from pinlaterd.coordinator.zookeeper import (
@@ -26,6 +28,7 @@ from pinlaterd.coordinator.zookeeper import (
     View,
     change_cluster,
     create_cluster,
+    endpoint_of,
     read_cluster,
 )
 from pinlaterd.errors import DeploymentError
@@ -255,7 +258,7 @@ def test_a_deposed_leader_s_write_fails(
     carry_out = first.session._carry_out_writes
 
     def after_its_end(client: Any) -> None:
-        if not first.session._writes.empty():
+        if first.session._writes:
             client.delete(own)
         carry_out(client)
 
@@ -370,6 +373,82 @@ def test_the_node_of_an_old_session_is_not_taken_for_ours(
     started.result(30)
     assert member.view.own != old.rpartition("/")[2]
     assert names(member.view) == ["a"]
+
+
+# --- the server set ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def anyone(zookeeper: Ensemble) -> Iterator[KazooClient]:
+    """A client without any key."""
+    client = KazooClient(zookeeper.hosts)
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+def announced(client: KazooClient, path: str) -> list[tuple[str, dict[str, Any]]]:
+    if client.exists(path) is None:
+        return []
+    names = sorted(client.get_children(path))
+    return [(name, json.loads(client.get(f"{path}/{name}")[0])) for name in names]
+
+
+def test_a_server_that_serves_is_in_the_server_set(
+    zookeeper, cluster, new_member, anyone, wait_until: WaitUntil
+) -> None:
+    path = f"/discovery/{cluster}/prod"
+    first, second = (new_member(zookeeper, cluster, name, server_set=path) for name in "ab")
+    first.start(described("a"))
+    second.start(described("b"))
+    assert announced(anyone, path) == []
+    first.session.announce(endpoint_of("jobs-1", 9010, 9999))
+    second.session.announce(endpoint_of("jobs-2", 9010))
+    wait_until(lambda: len(announced(anyone, path)) == 2)
+    found = announced(anyone, path)
+    assert all(re.fullmatch("member_[0-9]{10}", name) for name, _ in found)
+    assert next(data for _, data in found if data["serviceEndpoint"]["host"] == "jobs-1") == {
+        "serviceEndpoint": {"host": "jobs-1", "port": 9010},
+        "additionalEndpoints": {"stats": {"host": "jobs-1", "port": 9999}},
+        "status": "ALIVE",
+        "shard": 0,
+    }
+    with pytest.raises(NoAuthError):
+        anyone.create(f"{path}/member_", b"", ephemeral=True, sequence=True)
+    with pytest.raises(NoAuthError):
+        anyone.delete(f"{path}/{found[0][0]}")
+    anyone.create(f"/discovery/{cluster}/beside", b"")  # another's set
+
+    first.session.announce(None)
+    wait_until(lambda: len(announced(anyone, path)) == 1)
+    second.session.announce(endpoint_of("jobs-2", 9011))
+    wait_until(lambda: [d["serviceEndpoint"]["port"] for _, d in announced(anyone, path)] == [9011])
+    before = announced(anyone, path)
+    expire(zookeeper, second)
+    wait_until(lambda: announced(anyone, path) not in ([], before))
+    assert [data for _, data in announced(anyone, path)] == [data for _, data in before]
+    second.session.stop(leave=True)
+    wait_until(lambda: announced(anyone, path) == [])
+
+
+def test_a_server_set_of_others(
+    zookeeper, cluster, new_member, anyone, wait_until: WaitUntil
+) -> None:
+    """One that all may use is used; of one that they may not, the cluster does not suffer."""
+    anyone.ensure_path(f"/{cluster}/open")
+    theirs = make_digest_acl("they", "secret", all=True)
+    anyone.create(f"/{cluster}/closed", b"", [theirs, make_acl("world", "anyone", read=True)])
+    welcome = new_member(zookeeper, cluster, "a", server_set=f"/{cluster}/open")
+    refused = new_member(zookeeper, cluster, "b", server_set=f"/{cluster}/closed")
+    for member, server in ((welcome, "a"), (refused, "b")):
+        member.start(described(server))
+        member.session.announce(endpoint_of(server, 9010))
+    wait_until(lambda: len(announced(anyone, f"/{cluster}/open")) == 1)
+    wait_until(lambda: "belongs to others" in refused.session.server_set_problem)
+    assert not welcome.session.server_set_problem
+    refused.write("assignment", b"1", None)
+    wait_until(lambda: refused.view.nodes.get("assignment"))
 
 
 # --- watches ----------------------------------------------------------------------------------
