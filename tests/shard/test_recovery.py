@@ -18,6 +18,7 @@ from pinlaterd.errors import (
     StorageError,
     StorageFull,
     StorageNotCommitted,
+    Superseded,
 )
 from pinlaterd.model import (
     AckInfo,
@@ -562,3 +563,86 @@ def test_changes_of_many_jobs_end_with_the_store(shard, engine):
 
     assert {reply.call_id for reply in replies} >= {deleting.call_id, retrying.call_id}
     assert {reply.status for reply in replies} == {Status.FAILED}
+
+
+# --- a store that other servers may come to own ---------------------------------------------------
+
+
+@pytest.fixture
+def shared(shard):
+    shard.service.close()
+    shard.service.term = Term("a", 1)
+    shard.service.open()
+    return shard
+
+
+def _heartbeats(engine: Failing) -> list[str]:
+    calls: list[str] = []
+    engine.on_read = lambda call: calls.append(call) if call == "heartbeat" else None
+    return calls
+
+
+def test_an_empty_dequeue_of_a_shared_store_is_answered_by_who_has_heard_from_it_lately(
+    shared, engine
+):
+    heartbeats = _heartbeats(engine)
+    assert shared.dequeue() == []
+    assert not heartbeats  # it was opened just now
+
+    shared.clock.advance(0.6)
+    assert [shared.dequeue(), shared.dequeue()] == [[], []]
+    assert len(heartbeats) == 1
+
+    shared.clock.advance(0.6)
+    shared.enqueue(b"a")
+    [job] = shared.dequeue()
+    shared.ack([job.descriptor])
+    assert shared.dequeue() == []
+    assert len(heartbeats) == 1  # commits say as much
+
+
+def test_a_store_of_a_single_machine_is_not_asked_before_an_empty_dequeue(shard, engine):
+    heartbeats = _heartbeats(engine)
+    shard.clock.advance(60)
+
+    assert shard.dequeue() == []
+    assert not heartbeats
+
+
+@pytest.mark.parametrize("error", [StorageError, StorageNotCommitted])
+def test_an_owner_that_was_superseded_refuses_an_empty_dequeue_and_closes_its_store(
+    shared, engine, error: type[StorageError]
+):
+    def superseded(call: str) -> None:
+        if call == "heartbeat":
+            engine.lost = "another server owns it"
+            raise error(engine.lost)
+
+    def never_opens() -> None:
+        raise Superseded("it is owned by b", "b", 2)
+
+    engine.on_read, engine.on_open = superseded, never_opens
+    shared.clock.advance(0.6)
+
+    assert shared.results(DequeueRequest("mail", 1), DequeueRequest("mail", 1)) == [
+        Status.REFUSED,
+        Status.REFUSED,
+    ]
+    assert not shared.service.serving
+    with pytest.raises(Superseded):
+        shared.service.recover()
+
+
+def test_a_dequeue_beside_a_commit_that_fails_is_not_answered_from_memory_either(shared, engine):
+    shared.enqueue(b"a")
+
+    def lose(_what: object) -> None:
+        engine.lost = "another server owns it"
+        raise StorageNotCommitted(engine.lost)
+
+    engine.on_apply = engine.on_read = lose
+    shared.clock.advance(0.6)
+
+    results = shared.results(DequeueRequest("mail", 1), DequeueRequest("mail", 1))
+
+    assert results == [Status.REFUSED, Status.REFUSED]

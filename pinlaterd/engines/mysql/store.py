@@ -362,7 +362,10 @@ class Store:
             with closing(self._connect(self._answer_seconds * _LOOK_UP_PART)) as db:
                 self._lock.take(db)
                 self._check_writable(db)
-                # Every owner writes when it took over: there may have been another meanwhile.
+                # There may have been another owner meanwhile. Each has claimed its term, if there
+                # are terms, and written when it took over.
+                if self._term.epoch:
+                    self._record.check(db, self._term)
                 start = b"SELECT value FROM %b WHERE name = 'start_ms'" % self._owner_table
                 if db.rows(start) != ((self._start_ms,),):
                     raise StorageError("another process has owned the shard meanwhile")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
     NO_BOUND,
+    SINGLE,
     AckOp,
     AckResult,
     Acks,
@@ -30,6 +31,7 @@ from pinlaterd.engines.base import (
     Requeued,
     StorageEngine,
     StoredJob,
+    Term,
 )
 from pinlaterd.errors import ShardOwned
 from pinlaterd.model import Job, JobKey, JobState, Payload
@@ -106,12 +108,12 @@ class Claimed(NamedTuple):
         return self.payload[0]
 
 
-def open_when_free(engine: StorageEngine, now_ms: int) -> Ownership:
+def open_when_free(engine: StorageEngine, now_ms: int, term: Term = SINGLE) -> Ownership:
     """Own the store, once the lease of an owner that was killed is over, where there is one."""
     deadline = time.monotonic() + _LEASE_END_SECONDS
     while True:
         try:
-            return engine.open(now_ms)
+            return engine.open(now_ms, term)
         except ShardOwned:
             if time.monotonic() > deadline:
                 raise
@@ -131,11 +133,11 @@ def counted(engine: StorageEngine) -> Mapping[str, Mapping[tuple[int, JobState],
 
 
 class EngineHarness:
-    def __init__(self, make: EngineMaker, clock: FakeClock) -> None:
+    def __init__(self, make: EngineMaker, clock: FakeClock, term: Term = SINGLE) -> None:
         self.make = make
         self.clock = clock
         self.engine: StorageEngine = make()
-        self.ownership = open_when_free(self.engine, clock.now_ms())
+        self.ownership = open_when_free(self.engine, clock.now_ms(), term)
         self._claims = 0
         counted(self.engine)
 

@@ -12,9 +12,12 @@ from multiprocessing.process import BaseProcess
 import pytest
 
 from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import Term
 from pinlaterd.engines.redis.connection import Server
-from pinlaterd.engines.redis.store import has_ended, own_name
-from pinlaterd.errors import ShardOwned
+from pinlaterd.engines.redis.scripts import HOLD
+from pinlaterd.engines.redis.store import Store, has_ended, own_name
+from pinlaterd.errors import ShardOwned, StorageError
+from tests.conformance.engine.engines import EngineMaker
 from tests.conformance.engine.harness import QUEUE
 from tests.conftest import WaitUntil
 from tests.servers.redis import RedisServer, redis_engine
@@ -102,3 +105,17 @@ def test_a_successor_of_a_killed_owner_does_not_wait_for_its_lease(
     assert engine.queues() == {QUEUE}
     engine.heartbeat()
     engine.close()
+
+
+def test_a_later_term_does_not_take_a_shard_from_a_failover(make: EngineMaker, clock: FakeClock):
+    owner, successor = make(), make()
+    owner.open(clock.now_ms(), Term("a", 1))
+    assert isinstance(owner, Store)
+    owner.connection.run(HOLD, (owner.shard.name, "0:0:a failover", 60_000))
+
+    with pytest.raises(ShardOwned, match="owned by a failover"):
+        successor.open(clock.now_ms(), Term("b", 2))
+
+    with pytest.raises(StorageError, match="not ours any more"):
+        owner.heartbeat()
+    owner.close()
