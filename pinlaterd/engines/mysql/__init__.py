@@ -2,12 +2,14 @@
 
     jobs.sql       the table of a queue's priority, the whole layout and why it is so
     owner.sql      what a shard remembers of itself
+    cluster.sql    the latest term in which it was claimed, where several servers share the shards
     connection.py  one connection: its session's settings, its patience; values as SQL literals, the
                    only place where any becomes part of a statement; faults as our own
     tables.py      what the tables of a queue can hold, ours and PinLater's; making, counting them
     statements.py  UPDATE and SELECT of many jobs at once, by primary key; one transaction of them;
                    how a COMMIT ended that was cut off
-    store.py       the owning connection: the server's lock that makes an owner, ids, transactions
+    ownership.py   the server's lock that makes an owner, and the record of terms
+    store.py       the owning connection: opening it, ids, transactions
     batch.py       what `apply` does within its one transaction
     engine.py      MysqlEngine: the StorageEngine contract
     searcher.py    MysqlSearcher: counts and scans on a read-only connection in another process

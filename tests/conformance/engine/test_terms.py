@@ -285,6 +285,7 @@ class World:
         self._now_ms = now_ms
         self._base = base
         self.served: list[Term] = []
+        self._owner: StorageEngine | None = None  # the latest, until it ends
         self.engines: dict[StorageEngine, Term] = {}  # and its latest term
         self.first = make()
         self.open("a", 1, self.first)
@@ -296,24 +297,34 @@ class World:
         with suppress(StorageError):
             engine.open(self._now_ms, term)
             self.served.append(term)
+            self._owner = engine
         return engine
+
+    def close(self, engine: StorageEngine) -> None:
+        engine.close()
+        self._ended(engine)
 
     def crash(self, engine: StorageEngine) -> None:
         """End its connection, with nothing noted."""
         with suppress(StorageError):
             if isinstance(engine, mysql_store.Store):
-                engine.db._db._sock.close()
+                engine.db._db._sock.shutdown(socket.SHUT_RDWR)
             elif isinstance(engine, redis_store.Store):
                 engine.connection.fail("it crashed")
+        self._ended(engine)
+
+    def _ended(self, engine: StorageEngine) -> None:
+        if engine is self._owner:
+            self._owner = None
 
     def check(self) -> None:
-        """The latest term is served, and no earlier one after it; its server alone writes."""
+        """No earlier term was served after a later one; the owner alone writes, if one is left."""
         assert self.served == sorted(self.served, key=lambda term: term.epoch)
         assert len({term.epoch: term.server for term in self.served}) == len(set(self.served))
-        writers = [term for engine, term in self.engines.items() if _writes(engine)]
-        assert writers in ([], [self.served[-1]])
+        writers = [engine for engine in self.engines if _writes(engine)]
+        assert writers == [self._owner] if self._owner else not writers
 
-    def close(self) -> None:
+    def end(self) -> None:
         for engine in self.engines:
             self.crash(engine)
             engine.close()
@@ -321,25 +332,25 @@ class World:
 
 def _first_comes_back(world: World) -> None:
     world.crash(world.first)
-    world.first.close()
+    world.close(world.first)
     world.open("a", 1, world.first)
 
 
 def _two_take_over(world: World) -> None:
     world.open("c", 3)
-    world.first.close()
+    world.close(world.first)
     world.open("a", 4, world.first)
 
 
 EVENTS: dict[str, Callable[[World], object]] = {
     "nothing": lambda world: None,
     "a later term stays": lambda world: world.open("c", 3),
-    "a later term ends in order": lambda world: world.open("c", 3).close(),
+    "a later term ends in order": lambda world: world.close(world.open("c", 3)),
     "a later term crashes": lambda world: world.crash(world.open("c", 3)),
     "another server claims the same epoch": lambda world: world.open("c", 2),
     "another server has the same epoch and crashes": lambda world: world.crash(world.open("c", 2)),
     "an earlier term comes too late": lambda world: world.open("c", 1),
-    "the first owner ends in order": lambda world: world.first.close(),
+    "the first owner ends in order": lambda world: world.close(world.first),
     "the first owner comes back": _first_comes_back,
     "two take over": _two_take_over,
 }
@@ -380,7 +391,7 @@ def test_wherever_an_opening_stops_the_latest_term_owns_the_store(
         with _stopped_before(step, lambda: event(world)) as sent:  # noqa: B023
             world.open("b", 2)
         world.check()
-        world.close()
+        world.end()
         if sent[0] <= step:
             break
     assert 2 < step < 99
