@@ -9,6 +9,7 @@ either: its claim fails, or, if it came before the later one, the second look at
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from pinlaterd.engines.base import Term
 from pinlaterd.engines.mysql.connection import (
@@ -27,15 +28,77 @@ from pinlaterd.errors import ShardOwned, StorageError, Superseded
 
 # A server takes a moment to notice that a process that was killed has gone.
 _WAIT_SECONDS = 1
+# How long the owner before may take to close the store, in a planned move.
+_PLANNED_WAIT_SECONDS = 5
+
+
+class OwnerRecord:
+    """The latest term in which a shard was claimed."""
+
+    def __init__(self, shard: str, server: Server) -> None:
+        self._database = owner_database(shard)
+        self._table = quote_name(self._database, "cluster")
+        self._where = f"shard {shard} in {server}"
+
+    def claim(self, db: Connection, term: Term) -> None:
+        """Raises Superseded if it was claimed in a later term, or by another server in the same
+        epoch. The driver's faults are passed on."""
+        server = quote_text(term.server)
+        # Another claim may hold the row until it is committed.
+        statement = (WAIT_FOR_LOCKS if db.is_mariadb else b"") + (
+            b"INSERT INTO %b VALUES (1, %d, %b) ON DUPLICATE KEY UPDATE"
+            b" server = IF(epoch < %d, %b, server), epoch = GREATEST(epoch, %d)"
+            % (self._table, term.epoch, server, term.epoch, server, term.epoch)
+        )
+        try:
+            db.execute(statement)
+        except FAULTS as fault:
+            if not is_gone(fault):
+                raise
+            db.execute(create_database(self._database))
+            db.execute(create_table("cluster.sql", self._database, "cluster"))
+            db.execute(statement)
+        self.check(db, term)
+
+    def check(self, db: Connection, term: Term) -> None:
+        """Raises Superseded unless the record bears this term."""
+        rows = db.rows(b"SELECT server, epoch FROM " + self._table)
+        server, epoch = rows[0] if rows else ("", 0)
+        if (server, epoch) != term[:2]:
+            raise Superseded(
+                f"{self._where}: server {server} has claimed it in epoch {epoch}; this is "
+                f"{term.server} in epoch {term.epoch}",
+                server,
+                epoch,
+            )
 
 
 class OwnerLock:
     """One shard's lock, and which connection of this process had it last."""
 
     def __init__(self, shard: str, server: Server) -> None:
+        self.record = OwnerRecord(shard, server)
         self._name = f"pinlaterd:{shard}"
         self._where = f"shard {shard} in {server}"
         self._last_holder = 0  # as the server numbers connections
+
+    def take_in(self, db: Connection, term: Term, *, was_ours: bool) -> None:
+        """Make `db` the owner in `term`. If that was ours before, its holder is another process of
+        this server: none is ended then, or the two would end each other for ever.
+
+        Raises Superseded, and as `take`."""
+        if not term.epoch:
+            self.take(db)
+            return
+        self.record.claim(db, term)
+        waits = _PLANNED_WAIT_SECONDS if term.planned else 0
+        is_ours = partial(self.record.check, db, term)
+        self.take(db, attempts=waits + 3, ends_after=None if was_ours else waits, check=is_ours)
+        try:
+            is_ours()  # a later term may have claimed and found the lock free
+        except Superseded:
+            self.release(db)
+            raise
 
     def take(
         self,
@@ -92,44 +155,3 @@ class OwnerLock:
     def release(self, db: Connection) -> None:
         """A server that is busy may see much later that a connection has been closed."""
         db.execute(b"DO RELEASE_LOCK(" + quote_text(self._name) + b")")
-
-
-class OwnerRecord:
-    """The latest term in which a shard was claimed."""
-
-    def __init__(self, shard: str, server: Server) -> None:
-        self._database = owner_database(shard)
-        self._table = quote_name(self._database, "cluster")
-        self._where = f"shard {shard} in {server}"
-
-    def claim(self, db: Connection, term: Term) -> None:
-        """Raises Superseded if it was claimed in a later term, or by another server in the same
-        epoch. The driver's faults are passed on."""
-        server = quote_text(term.server)
-        # Another claim may hold the row until it is committed.
-        statement = (WAIT_FOR_LOCKS if db.is_mariadb else b"") + (
-            b"INSERT INTO %b VALUES (1, %d, %b) ON DUPLICATE KEY UPDATE"
-            b" server = IF(epoch < %d, %b, server), epoch = GREATEST(epoch, %d)"
-            % (self._table, term.epoch, server, term.epoch, server, term.epoch)
-        )
-        try:
-            db.execute(statement)
-        except FAULTS as fault:
-            if not is_gone(fault):
-                raise
-            db.execute(create_database(self._database))
-            db.execute(create_table("cluster.sql", self._database, "cluster"))
-            db.execute(statement)
-        self.check(db, term)
-
-    def check(self, db: Connection, term: Term) -> None:
-        """Raises Superseded unless the record bears this term."""
-        rows = db.rows(b"SELECT server, epoch FROM " + self._table)
-        server, epoch = rows[0] if rows else ("", 0)
-        if (server, epoch) != term[:2]:
-            raise Superseded(
-                f"{self._where}: server {server} has claimed it in epoch {epoch}; this is "
-                f"{term.server} in epoch {term.epoch}",
-                server,
-                epoch,
-            )

@@ -24,7 +24,6 @@ import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import NoReturn, TypeVar
 
 from pinlaterd.clock import Clock
@@ -48,7 +47,7 @@ from pinlaterd.engines.mysql.connection import (
     quote_text,
     storage_error,
 )
-from pinlaterd.engines.mysql.ownership import OwnerLock, OwnerRecord
+from pinlaterd.engines.mysql.ownership import OwnerLock
 from pinlaterd.engines.mysql.statements import CommitProbe, Transaction, UnexpectedRows
 from pinlaterd.engines.mysql.tables import (
     ShardTables,
@@ -58,13 +57,11 @@ from pinlaterd.engines.mysql.tables import (
     limits_of,
     owner_database,
 )
-from pinlaterd.errors import QueueGone, StorageError, StorageLocked, StorageNotCommitted, Superseded
+from pinlaterd.errors import QueueGone, StorageError, StorageLocked, StorageNotCommitted
 from pinlaterd.model import JobState
 
 T = TypeVar("T")
 
-# How long the owner before may take to close the store, in a planned move.
-_PLANNED_WAIT_SECONDS = 5
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
 # An answer to how a lost COMMIT ended may take this part of what others may take: together they end
@@ -112,7 +109,6 @@ class Store:
         self._owner_database = owner_database(shard)
         self._owner_table = quote_name(self._owner_database, "owner")
         self._lock = OwnerLock(shard, server)
-        self._record = OwnerRecord(shard, server)
         self._term = SINGLE  # of our latest ownership
         self._db: Connection | None = None
         self._heard_at = 0.0  # when a heartbeat last found the server as it has to be
@@ -136,7 +132,9 @@ class Store:
         self._db, self._failure, self._heard_at = db, "", self.clock.monotonic()
         try:
             with self.guarded():
-                self._take_lock(db, term)
+                if term.epoch:
+                    self._check_writable(db)
+                self._lock.take_in(db, term, was_ours=term[:2] == self._term[:2])
                 self._check_writable(db)
                 self._term = term
                 self.sweeps_due = {}
@@ -145,24 +143,6 @@ class Store:
                 return self._take_over(db, now_ms)
         except BaseException:
             self._abandon()
-            raise
-
-    def _take_lock(self, db: Connection, term: Term) -> None:
-        if not term.epoch:
-            self._lock.take(db)
-            return
-        self._check_writable(db)
-        self._record.claim(db, term)
-        waits = _PLANNED_WAIT_SECONDS if term.planned else 0
-        # If this term was ours before, the holder is another process of this server: end none then,
-        # or the two would end each other for ever.
-        ends_after = None if term[:2] == self._term[:2] else waits
-        ours = partial(self._record.check, db, term)
-        self._lock.take(db, attempts=waits + 3, ends_after=ends_after, check=ours)
-        try:
-            ours()  # a later term may have claimed and found the lock free
-        except Superseded:
-            self._lock.release(db)
             raise
 
     def _connect(self, patience_seconds: float) -> Connection:
@@ -365,7 +345,7 @@ class Store:
                 # There may have been another owner meanwhile. Each has claimed its term, if there
                 # are terms, and written when it took over.
                 if self._term.epoch:
-                    self._record.check(db, self._term)
+                    self._lock.record.check(db, self._term)
                 start = b"SELECT value FROM %b WHERE name = 'start_ms'" % self._owner_table
                 if db.rows(start) != ((self._start_ms,),):
                     raise StorageError("another process has owned the shard meanwhile")

@@ -23,8 +23,9 @@ import pytest
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine, Term
-from pinlaterd.engines.mysql import store as mysql_store
+from pinlaterd.engines.mysql import ownership as mysql_ownership
 from pinlaterd.engines.mysql.connection import Connection as MysqlConnection
+from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.engines.redis import store as redis_store
 from pinlaterd.engines.redis.connection import Connection as RedisConnection
 from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError, Superseded
@@ -189,7 +190,7 @@ def test_an_owner_that_does_not_close_is_ended_after_the_wait(
     open_as: Callable[[Term], StorageEngine],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    for module in (mysql_store, redis_store):
+    for module in (mysql_ownership, redis_store):
         monkeypatch.setattr(module, "_PLANNED_WAIT_SECONDS", 1)
     began = time.monotonic()
 
@@ -307,7 +308,7 @@ class World:
     def crash(self, engine: StorageEngine) -> None:
         """End its connection, with nothing noted."""
         with suppress(StorageError):
-            if isinstance(engine, mysql_store.Store):
+            if isinstance(engine, MysqlEngine):
                 engine.db._db._sock.shutdown(socket.SHUT_RDWR)
             elif isinstance(engine, redis_store.Store):
                 engine.connection.fail("it crashed")
