@@ -1,4 +1,8 @@
-"""The rate allocator: how much of each queue's rate each router may spend.
+"""The rate allocator: how much of each queue's rate each router, or each server, may spend.
+
+One in each coordinator divides its server's share over the routers there. In a cluster the leading
+coordinator has another one, which divides the rates over the servers (coordinator/server_rates.py);
+to that one a "router" below is a server, which holds what its routers may be spending.
 
 The invariant: what all routers may be spending of a queue, together, is never raised above its
 limit, whatever is lost, late or killed. For this, each router's entry says the *most* that it
@@ -6,17 +10,22 @@ may be spending (`held`), and not what it was told last:
 
 - A share that is raised counts from before the grant is sent; one that is cut counts in full
   until the router has confirmed the grant. So a raise is paid out of what others have confirmed
-  to have given up, never out of what they were asked for.
+  to have given up, never out of what they were asked for. A server confirms a cut with what its
+  routers still hold, and reports the rest as they confirm it.
 - A router that lives but is not heard spends its last share for ever: it stays counted.
 - A router that died spends nothing; but its successor, when it starts without being able to
   ask, takes over its share. So that stays counted until a router of that name has said what it
   holds, or no router of that name is expected, or for KEPT_SECONDS, within which it would report.
 - A coordinator that starts reads the entries that its predecessor noted (each grant, before it
   was sent), and counts what routers report or what was noted, the larger, until
-  they confirm its own first grant. It raises nothing until all expected routers have reported, or
-  for SETTLE_SECONDS: where no note is left, it does not know of them.
+  they confirm its own first grant. Where no note is left, it does not know of all routers. Until
+  all expected ones have reported, or for SETTLE_SECONDS, those that it has not heard count as if
+  they held all of the limit that the others did not report.
 - Only a limit that is lowered may leave more held than allowed, until the cuts are confirmed: a
   few milliseconds for routers that are heard.
+
+A server that is gone is not forgotten by time, and a new leader has no notes: both times the caller
+knows when nobody else can hold anything (`expect`).
 
 No tokens are lost in a transfer either: what a bucket can't hold any more after a cut comes back
 with the confirmation, and goes along with the raise that the cut pays for.
@@ -33,6 +42,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeVar
 
 from pinlaterd.clock import Clock
@@ -41,9 +51,10 @@ from pinlaterd.wire.control import Holding, RateGrant, RateReport, RouterId
 
 Sharer = TypeVar("Sharer", bound=Hashable)
 
-# Of the rate, for all together. It is lost while those that have it want nothing, so it stays well
-# below the 2 % by which a queue may miss its rate.
+# Of the rate, for all together. It is lost while those that have it want nothing, so both together
+# stay well below the 2 % by which a queue may miss its rate.
 FLOOR_FRACTION = 0.01
+SERVER_FLOOR_FRACTION = 0.002
 
 SETTLE_SECONDS = 3.0
 KEPT_SECONDS = 10.0
@@ -82,20 +93,36 @@ class RateAllocator:
         is_running: Callable[[int], bool],
         noted: Sequence[Holding],
         expected: Iterable[str],
+        *,
+        floor: float = FLOOR_FRACTION,
+        by_time: bool = True,
+        on_surplus: Callable[[str, float], None] = lambda _queue, _tokens: None,
     ) -> None:
         """`is_running`: whether there is a process of that pid. `noted`: by the coordinator
-        before. `expected`: the names of the routers that there should be."""
+        before. `expected`: the names of the routers that there should be. `by_time`: whether the
+        dead are forgotten, and those unheard taken for absent, after some time. `on_surplus` is
+        told of tokens that were given up and that nobody here wants, by queue."""
         self._clock = clock
         self._is_running = is_running
+        self._floor = floor
+        self._by_time = by_time
+        self._on_surplus = on_surplus
         self._limits: dict[str, float] = {}
         self._expected = frozenset(expected)
+        self._complete = by_time  # whether nobody but those expected can hold anything
         self._entries = {
             note.router: _Entry(note.router, dict(note.shares), note.number) for note in noted
         }
         self._by_peer: dict[bytes, _Entry] = {}
+        # What was known of each when it was first known: those unheard held the rest, at most, of
+        # the limits that there were at the beginning.
+        self._first: dict[str, float] = {}
+        self._first_limits: Mapping[str, float] | None = None
+        for note in noted:
+            self._count_first(note.shares)
         self._number = max([clock.now_ms(), *(note.number for note in noted)])
         self._started = clock.monotonic()
-        self._settled = False
+        self.settled = False  # whether all that anybody may hold is in the entries
         self._spare: dict[str, float] = {}  # tokens given up by some, for others
         self._changed = True
         self._look_due = 0.0
@@ -104,45 +131,76 @@ class RateAllocator:
     # --- what is heard -------------------------------------------------------------------------
 
     def set_limits(self, limits: Mapping[str, float]) -> None:
-        """This server's part of each limited queue's rate, jobs/s."""
+        """What there is to divide of each limited queue's rate, jobs/s."""
         self._changed |= self._limits != limits
         self._limits = dict(limits)
+        if self._first_limits is None:
+            self._first_limits = self._limits
         self._spare = {queue: self._spare[queue] for queue in limits if queue in self._spare}
 
-    def heard(self, peer: bytes, report: RateReport) -> None:
+    def expect(self, names: Iterable[str], *, complete: bool) -> None:
+        """The names that there should be from now on; `complete`: nobody else holds anything."""
+        self._expected, self._complete = frozenset(names), complete
+
+    def add_spare(self, tokens: Mapping[str, float]) -> None:
+        """Tokens for those that want more than their share, by queue."""
+        for queue, added in tokens.items():
+            self._spare[queue] = self._spare.get(queue, 0.0) + added
+            self._changed = True
+
+    def heard(
+        self, peer: bytes, report: RateReport, held: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
+        """`held`: of a server, what its routers may be spending; more than its share, until they
+        have confirmed a cut."""
         entry = self._entries.get(report.router)
         if entry is None:
             self._end_namesakes(report.router)
             entry = _Entry(report.router, {}, 0)
             self._entries[report.router] = entry
+            self._count_first(report.shares)
         if entry.peer != peer:
             self._by_peer.pop(entry.peer, None)
             self._by_peer[peer] = entry
+            entry.confirmed = False
         if not entry.peer:
             # what it says counts, and what was noted: an older grant may still be on its way
-            for queue, share in report.shares.items():
-                entry.held[queue] = max(share, entry.held.get(queue, 0.0))
+            for holding in (report.shares, held):
+                for queue, share in holding.items():
+                    entry.held[queue] = max(share, entry.held.get(queue, 0.0))
             entry.sent = dict(report.shares)
             self._number = max(self._number, report.grant)
             self._changed = True
-        elif report.grant == entry.number and entry.was_granted and not entry.confirmed:
+        elif report.grant == entry.number and entry.was_granted:
+            self._changed |= not entry.confirmed
             entry.confirmed = True
             # what one that died meanwhile held may have been taken over, as it was noted
             if self._is_running(report.router.pid):
-                self._note_due |= entry.held != entry.sent
-                entry.held = dict(entry.sent)
-            self._changed = True
-            for queue, tokens in report.returned.items():
-                self._spare[queue] = self._spare.get(queue, 0.0) + tokens
+                now_held = {q: max(share, held.get(q, 0.0)) for q, share in entry.sent.items()}
+                self._note_due |= entry.held != now_held
+                self._changed |= entry.held != now_held
+                entry.held = now_held
+        self.add_spare(report.returned)
         self._changed |= entry.demands != report.demands
         entry.peer, entry.demands = peer, report.demands
-        entry.heard_at = self._clock.monotonic()
+        self._note_heard(entry)
+
+    def lost(self, pid: int) -> None:
+        """Grant nothing to the one of that pid, which may go on spending what it holds."""
+        for entry in self._entries.values():
+            if entry.router.pid == pid:
+                entry.heard_at = -math.inf
+                self._changed = True
 
     def heartbeat(self, peer: bytes) -> None:
         """A router that has nothing to say of rates lives."""
         entry = self._by_peer.get(peer)
         if entry is not None:
-            entry.heard_at = self._clock.monotonic()
+            self._note_heard(entry)
+
+    def _note_heard(self, entry: _Entry) -> None:
+        self._changed |= not self._is_heard(entry)  # it may have missed what the others got
+        entry.heard_at = self._clock.monotonic()
 
     # --- what follows from it ------------------------------------------------------------------
 
@@ -171,6 +229,14 @@ class RateAllocator:
             if (grant := self._grant(entry, wanted[entry.router], credits_[entry.router]))
         ]
 
+    def held(self) -> dict[str, float]:
+        """The most that all together may be spending, jobs/s by queue."""
+        return _sum(entry.held for entry in self._entries.values())
+
+    def demands(self) -> dict[str, float]:
+        """What those that are heard want together, jobs/s by queue."""
+        return _sum(entry.demands for entry in self._entries.values() if self._is_heard(entry))
+
     @property
     def note_due(self) -> bool:
         """Whether what routers may hold has changed since `holdings` was asked for."""
@@ -194,16 +260,18 @@ class RateAllocator:
         """Put into `wanted` what each router is to have of `queue` now."""
         sharers = {entry.router: entry for entry in live}
         held = {router: entry.held.get(queue, 0.0) for router, entry in self._entries.items()}
+        unknown = 0.0 if self.settled else self._unknown(queue)
         out_of_reach = math.fsum(held[router] for router in held if router not in sharers)
-        rest = max(0.0, limit - out_of_reach)
+        rest = max(0.0, limit - unknown - out_of_reach)
         demands = {
             router: min(rest, entry.demands.get(queue, 0.0)) for router, entry in sharers.items()
         }
         sent = {router: entry.sent.get(queue, 0.0) for router, entry in sharers.items()}
-        if _is_good(sent, demands, rest) and all(queue in entry.sent for entry in live):
+        floor = rest * self._floor / max(1, len(sent))
+        if _is_good(sent, demands, rest, floor) and all(queue in entry.sent for entry in live):
             return
-        targets = divide(rest, demands)
-        free = max(0.0, limit - math.fsum(held.values())) if self._settled else 0.0
+        targets = divide(rest, demands, self._floor)
+        free = max(0.0, limit - unknown - math.fsum(held.values()))
         missing = {
             router: targets[router] - held[router]
             for router in wanted
@@ -240,6 +308,8 @@ class RateAllocator:
                     credits_[router][queue] = tokens * unmet[router] / reached
         elif any(unmet.values()):
             self._spare[queue] = tokens  # those that want it are about to confirm
+        else:
+            self._on_surplus(queue, tokens)
 
     def _grant(
         self, entry: _Entry, shares: Mapping[str, float], credits_: Mapping[str, float]
@@ -278,13 +348,23 @@ class RateAllocator:
         silent_seconds = self._clock.monotonic() - entry.heard_at
         return bool(entry.peer) and entry.died_at is None and silent_seconds <= SILENT_SECONDS
 
+    def _count_first(self, shares: Mapping[str, float]) -> None:
+        for queue, share in shares.items():
+            self._first[queue] = self._first.get(queue, 0.0) + share
+
+    def _unknown(self, queue: str) -> float:
+        """What may be held by those that this coordinator has not heard of."""
+        limit = (self._first_limits or {}).get(queue, 0.0)
+        return max(0.0, limit - self._first.get(queue, 0.0))
+
     def _settle(self) -> None:
-        if self._settled:
+        if self.settled:
             return
         reported = {entry.router.process for entry in self._entries.values() if entry.peer}
         seconds = self._clock.monotonic() - self._started
-        if self._expected <= reported or seconds > SETTLE_SECONDS:
-            self._settled = self._changed = True
+        late = self._by_time and seconds > SETTLE_SECONDS
+        if (self._complete and self._expected <= reported) or late:
+            self.settled = self._changed = True
 
     def _look_for_the_dead(self) -> None:
         now = self._clock.monotonic()
@@ -297,7 +377,8 @@ class RateAllocator:
                     continue
                 entry.died_at = now
                 self._changed = True
-            if self._is_succeeded(entry) or now - entry.died_at > KEPT_SECONDS:
+            late = self._by_time and now - entry.died_at > KEPT_SECONDS
+            if self._is_succeeded(entry) or late:
                 del self._entries[entry.router]
                 self._note_due = True
                 self._by_peer.pop(entry.peer, None)
@@ -319,11 +400,18 @@ class RateAllocator:
         )
 
 
+def _sum(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for by_queue in figures:
+        for queue, figure in by_queue.items():
+            total[queue] = total.get(queue, 0.0) + figure
+    return total
+
+
 def _is_good(
-    sent: Mapping[RouterId, float], demands: Mapping[RouterId, float], rest: float
+    sent: Mapping[RouterId, float], demands: Mapping[RouterId, float], rest: float, floor: float
 ) -> bool:
     """Whether every router has what it wants, and all is given out: nothing needs to change."""
-    floor = rest * FLOOR_FRACTION / max(1, len(sent))
     tolerance = rest * _WORTH_TELLING
     return abs(math.fsum(sent.values()) - rest) <= tolerance and all(
         share >= max(floor - tolerance, demands[router]) for router, share in sent.items()
@@ -333,13 +421,15 @@ def _is_good(
 # --- shares ------------------------------------------------------------------------------------
 
 
-def divide(rate: float, demands: Mapping[Sharer, float]) -> dict[Sharer, float]:
+def divide(
+    rate: float, demands: Mapping[Sharer, float], floor_fraction: float = FLOOR_FRACTION
+) -> dict[Sharer, float]:
     """`rate` over the sharers in `demands`, which want so much each (in the same unit, at least 0).
 
     What none wants is divided evenly: it is there for demand that grows."""
     if not demands:
         return {}
-    floor = rate * FLOOR_FRACTION / len(demands)
+    floor = rate * floor_fraction / len(demands)
     wanted = {sharer: max(0.0, demand - floor) for sharer, demand in demands.items()}
     left = rate - floor * len(demands)
     shares = dict.fromkeys(demands, floor)

@@ -1,6 +1,7 @@
 """Rate limits in the coordinator's process: from what is configured and reported to what is sent.
 
     limits of queues.yaml, over the servers of the server set  ->  this server's part
+                           or what the cluster's leader grants (coordinator/server_rates.py)
     this server's part, over its routers by the allocator      ->  grants
 
 It has no timer: routers report or heartbeat at least once a second, and each time is a time to
@@ -20,10 +21,17 @@ from pinlaterd.config.layout import SERVER_SET_COPY, FileWatch, replace_file, ro
 from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import ControlServer, read_holdings, write_holdings
+from pinlaterd.wire.control import (
+    ControlServer,
+    Holding,
+    RouterId,
+    read_holdings,
+    write_holdings,
+)
 
 log = logging.getLogger(__name__)
 
+_SERVER_ITSELF = RouterId("", 0, 0)
 _MAX_BYTES = 1024 * 1024
 _SERVER = re.compile(r"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5}")
 
@@ -38,12 +46,24 @@ class RateControl:
         server = config.server
         own = server.server_set_name or f"{server.advertised_host}:{server.port}"
         self._server_set: ServerSetFile | None = None  # None: this server has the rates alone
-        if server.server_set_file:
+        self.unnoted = False  # whether what is held here has to be noted yet
+        self._note_failed = False
+        self._surplus: dict[str, float] = {}
+        if server.server_set_file and not server.cluster:
             self._server_set = ServerSetFile(Path(server.server_set_file), own)
         self._queues = config.queues
+        noted = read_holdings()
         self.allocator = RateAllocator(
-            clock, is_running, read_holdings(), router_programs(server.routers)
+            clock,
+            is_running,
+            [holding for holding in noted if holding.router != _SERVER_ITSELF],
+            router_programs(server.routers),
+            on_surplus=self._keep_surplus,
         )
+        self._share: Mapping[str, float] | None = None  # this server's part in its cluster
+        if server.cluster:
+            shares = [holding.shares for holding in noted if holding.router == _SERVER_ITSELF]
+            self._share = shares[0] if shares else {}
         self._limited: frozenset[str] = frozenset()  # those that have gauges
         self._set_limits()
 
@@ -51,6 +71,22 @@ class RateControl:
         """The queues' settings were replaced."""
         self._queues = queues
         self._set_limits()
+
+    @property
+    def share(self) -> Mapping[str, float]:
+        """This server's part in the cluster, jobs/s by queue."""
+        return self._share or {}
+
+    def follow(self, share: Mapping[str, float]) -> None:
+        """Have routers spend `share` from now on."""
+        if share != self._share:
+            self._share, self.unnoted = dict(share), True
+            self._set_limits()
+
+    def take_surplus(self) -> Mapping[str, float]:
+        """Tokens that nobody here wants, by queue, since this was asked last."""
+        surplus, self._surplus = self._surplus, {}
+        return surplus
 
     def look(self) -> None:
         """Whether the server set has changed. To be called a few times a second."""
@@ -61,13 +97,16 @@ class RateControl:
         """Send what follows from all that was heard; whether there was anything."""
         self._stats.gauge("server_set_problems", len(self.problems()))
         grants = self.allocator.due_grants()
-        if self.allocator.note_due:
+        if self.allocator.note_due or self.unnoted:
             # Before any router may spend it: a coordinator that comes after us has to know.
             try:
-                write_holdings(self.allocator.holdings())
+                write_holdings(self._holdings())
+                self.unnoted = self._note_failed = False
             except OSError as error:
                 # It will have to rely on what routers report.
-                log.error("what routers hold can't be noted: %s", error)
+                if not self._note_failed:
+                    log.error("what routers hold can't be noted: %s", error)
+                self.unnoted = self._note_failed = True
         for peer, grant in grants:
             control.send(peer, grant)
         return bool(grants)
@@ -78,17 +117,34 @@ class RateControl:
 
     def _set_limits(self) -> None:
         servers = 1 if self._server_set is None else len(self._server_set.servers)
-        limits = {
-            queue: settings.max_jobs_per_second / servers
-            for queue, settings in self._queues.items()
-            if settings.max_jobs_per_second is not None
-        }
+        limits = limits_of(self._queues)
+        if self._share is None:
+            limits = {queue: limit / servers for queue, limit in limits.items()}
+        else:
+            limits = {queue: self._share.get(queue, 0.0) for queue in limits}
         self.allocator.set_limits(limits)
         for queue in self._limited - limits.keys():
             self._stats.drop_gauge(f"{queue}_rate_limit")
         for queue, limit in limits.items():
             self._stats.gauge(f"{queue}_rate_limit", limit)
         self._limited = frozenset(limits)
+
+    def _holdings(self) -> Sequence[Holding]:
+        own = () if self._share is None else (Holding(_SERVER_ITSELF, 0, self._share),)
+        return [*self.allocator.holdings(), *own]
+
+    def _keep_surplus(self, queue: str, tokens: float) -> None:
+        if self._share is not None:
+            self._surplus[queue] = self._surplus.get(queue, 0.0) + tokens
+
+
+def limits_of(queues: Mapping[str, QueueSettings]) -> dict[str, float]:
+    """The rates of all servers together, jobs/s by limited queue."""
+    return {
+        queue: settings.max_jobs_per_second
+        for queue, settings in queues.items()
+        if settings.max_jobs_per_second is not None
+    }
 
 
 # --- the server set -------------------------------------------------------------------------

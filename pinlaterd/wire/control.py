@@ -148,7 +148,26 @@ class RateGrant(_Message):
     credits: Rates  # tokens that others gave up for it, once
 
 
-Message = Heartbeat | Report | RateReport | Snapshot | RateGrant
+class ServerReport(_Message):
+    """What a server says of rates to the cluster's leader. Its routers count as one, whose pid is
+    the number of its member node."""
+
+    term: str  # of the leader's that it follows; empty: of none yet
+    report: RateReport
+    held: Rates  # jobs/s that its routers may be spending, where that is more than its share
+    admitted: tuple[str, ...]  # member nodes whose routers a shard here may still serve
+
+
+class ServerGrant(_Message):
+    """What a server's routers may spend; without a grant: that reports have to name `term`, which
+    a leader chooses when it begins to lead. Grants of an earlier one are ignored."""
+
+    term: str
+    member: str  # the member node that it is for
+    grant: RateGrant | None = None
+
+
+Message = Heartbeat | Report | RateReport | Snapshot | RateGrant | ServerReport | ServerGrant
 
 pack: Callable[[Message], bytes] = msgspec.json.Encoder().encode
 _unpack: Callable[[bytes], Message] = msgspec.json.Decoder(Message).decode
@@ -180,7 +199,8 @@ def read_snapshot(path: Path = SNAPSHOT_FILE) -> Snapshot | None:
 
 
 class Holding(NamedTuple):
-    """The most that a router may be spending (jobs/s by queue), as of the grant `number`."""
+    """The most that a router may be spending (jobs/s by queue), as of the grant `number`; without
+    a name: this server's share in its cluster."""
 
     router: RouterId
     number: int

@@ -393,6 +393,17 @@ def test_a_limit_that_is_lowered_counts_what_one_that_is_cut_off_still_spends(se
     assert server.spent() == pytest.approx(LIMIT / 2)
 
 
+def test_one_that_was_silent_while_a_limit_was_lowered_is_cut_once_it_is_heard(server):
+    demand(server, router_1=1000, router_2=1000)
+    server.clock.advance(SILENT_SECONDS + 1)
+    server.allocator.set_limits({QUEUE: LIMIT / 2})
+    server.act()
+
+    server.settle()
+
+    assert server.spent() == pytest.approx(LIMIT / 2)
+
+
 @pytest.mark.parametrize(("running", "share"), [((), 6.0), ((1,), 0.0)])
 def test_one_that_starts_takes_over_what_a_dead_one_of_its_name_held(running, share):
     held = [
