@@ -46,6 +46,7 @@ class TokenBucket:
 
     def __init__(self, rate: float, now: float) -> None:
         self.rate = rate
+        self.spilled = 0.0  # tokens that did not fit in
         self._tokens = 0.0
         self._at = now
 
@@ -54,9 +55,15 @@ class TokenBucket:
         return max(1.0 + _MARGIN_SECONDS * self.rate, self.rate) if self.rate > 0 else 0.0
 
     def tokens(self, now: float) -> float:
-        self._tokens = min(self.capacity, self._tokens + self.rate * (now - self._at))
+        self._tokens += self.rate * (now - self._at)
         self._at = now
+        if self._tokens > self.capacity:
+            self.spilled += self._tokens - self.capacity
+            self._tokens = self.capacity
         return self._tokens
+
+    def is_full(self, now: float) -> bool:
+        return self.tokens(now) >= self.capacity > 0
 
     def take(self, wanted: int, now: float) -> int:
         """Up to `wanted` whole tokens."""
@@ -65,7 +72,7 @@ class TokenBucket:
         return taken
 
     def put(self, tokens: float, now: float) -> None:
-        """What would make the bucket overflow is lost."""
+        """What would make the bucket overflow is spilled."""
         self._tokens += tokens
         self.tokens(now)
 
@@ -73,7 +80,8 @@ class TokenBucket:
         """Fill by `rate` from now on. Returns the tokens that the bucket can't hold any more."""
         before = self.tokens(now)
         self.rate = rate
-        return before - self.tokens(now)
+        self._tokens = min(before, self.capacity)
+        return before - self._tokens
 
     def seconds_to_token(self, now: float) -> float:
         """How long until a whole token is there; infinity if none will come."""
@@ -122,6 +130,7 @@ class LimitedQueue:
         self._clock = clock
         self._bucket = TokenBucket(share, clock.monotonic())
         self._meter = DemandMeter()
+        self._used = DemandMeter()
         # The first to come first. Thousands may end at once: a deque would be searched for each.
         self._line: OrderedDict[_Granted, _Waiter] = OrderedDict()
         self._lent = 0  # tokens taken by calls that have not settled
@@ -133,8 +142,19 @@ class LimitedQueue:
 
     def demand(self) -> float:
         """Jobs/s that clients took, or would have if they had been let."""
-        unmet = sum(waiter.wanted for waiter in self._line.values()) if self._line else 0
-        return self._meter.per_second(self._clock.monotonic()) + unmet
+        now = self._clock.monotonic()
+        demand = self._meter.per_second(now)
+        if self._line:
+            return demand + sum(waiter.wanted for waiter in self._line.values())
+        if demand and self._bucket.is_full(now):  # so they have got all that they want by now
+            return min(demand, self._used.per_second(now))
+        return demand
+
+    def take_spilled(self) -> float:
+        """Tokens that did not fit into the bucket since this was asked last."""
+        self._bucket.tokens(self._clock.monotonic())
+        spilled, self._bucket.spilled = self._bucket.spilled, 0.0
+        return spilled
 
     # --- for dequeues --------------------------------------------------------------------------
 
@@ -149,6 +169,7 @@ class LimitedQueue:
         if taken > used:
             self._bucket.put(taken - used, now)
         self._meter.add(wanted if used == taken else used, now)
+        self._used.add(used, now)
         self._serve()
         if not self._lent:
             for granted in [g for g, waiter in self._line.items() if not waiter.patient]:
@@ -243,6 +264,7 @@ class RateLimits:
     def __init__(self, clock: Clock) -> None:
         self.queues: dict[str, LimitedQueue] = {}
         self._clock = clock
+        self._wanted: frozenset[str] = frozenset()  # as of the last report
 
     def follow(
         self, shares: Mapping[str, float], credits_: Mapping[str, float]
@@ -269,6 +291,17 @@ class RateLimits:
         """Jobs/s that clients take or would take, by limited queue; those of none left out."""
         demands = {queue: limited.demand() for queue, limited in self.queues.items()}
         return {queue: demand for queue, demand in demands.items() if demand > 0}
+
+    def take_spilled(self, demands: Mapping[str, float]) -> dict[str, float]:
+        """Tokens that buckets could not hold since this was asked last, of queues that were wanted
+        then. They go to other routers, where the demand may have moved. `demands`: those of now."""
+        spilled: dict[str, float] = {}
+        for queue in (demands.keys() | self._wanted) & self.queues.keys():
+            tokens = self.queues[queue].take_spilled()
+            if tokens and queue in self._wanted:
+                spilled[queue] = tokens
+        self._wanted = frozenset(demands)
+        return spilled
 
     def stop_waiting(self) -> None:
         """Those in line get nothing."""
@@ -318,8 +351,11 @@ class RateReporter:
         """Say what is held and wanted."""
         demands = self._limits.demands()
         self._wanted = bool(demands)
+        spilled = self._limits.take_spilled(demands)
+        for queue, tokens in (returned or {}).items():
+            spilled[queue] = spilled.get(queue, 0.0) + tokens
         self._control.report_rates(
-            RateReport(self._router, self._followed, self._limits.shares(), demands, returned or {})
+            RateReport(self._router, self._followed, self._limits.shares(), demands, spilled)
         )
 
     def watch(self) -> None:

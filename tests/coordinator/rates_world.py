@@ -252,6 +252,7 @@ class World:
 
     def __init__(self, *, pinned: bool = False) -> None:
         self.clock = FakeClock()
+        self.limit = LIMIT
         self._ids = self._nodes = 0
         self.servers: dict[str, str] = {}  # by member node, also of those that are gone
         self.zookeeper: dict[str, str] = {}
@@ -390,7 +391,7 @@ class World:
         )
 
     def check(self) -> None:
-        assert self.spent() <= LIMIT * (1 + 1e-9)
+        assert self.spent() <= self.limit * (1 + 1e-9)
 
     def share(self, server: str) -> float:
         return sum(r.shares.get(QUEUE, 0.0) for r in self.hosts[server].routers.values())

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from pinlaterd.clock import Clock
 from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.coordinator.server_rates import Leading, ServerRates
-from pinlaterd.router.rate_limits import DemandMeter, TokenBucket
+from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.wire.control import RateGrant
 from tests.coordinator.rates_world import LIMIT, QUEUE, Router, World
 
@@ -196,13 +197,6 @@ def share_kept_for_the_next_node(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ServerRates, "step", step)
 
 
-def cut_confirmed_before_routers_have(patch: pytest.MonkeyPatch) -> None:
-    honest = RateAllocator.heard
-    patch.setattr(
-        RateAllocator, "heard", lambda self, peer, report, _held=None: honest(self, peer, report)
-    )
-
-
 @pytest.mark.parametrize(
     "variant",
     [
@@ -210,7 +204,6 @@ def cut_confirmed_before_routers_have(patch: pytest.MonkeyPatch) -> None:
         owners_not_awaited,
         unheard_not_counted,
         share_kept_for_the_next_node,
-        cut_confirmed_before_routers_have,
     ],
 )
 def test_a_broken_variant_is_caught(variant, monkeypatch):
@@ -241,6 +234,29 @@ def test_shares_follow_demand(world, rng):
     world.run(rng, 1)
     assert world.share("a") == pytest.approx(world.share("c"))
     assert world.share("c") == pytest.approx(LIMIT / 2, rel=0.01)
+
+
+def test_a_cut_is_confirmed_by_a_server_as_its_routers_confirm_it(world, rng):
+    world.demand("c", 1000)
+    world.run(rng, 1)
+    [stuck, other] = world.hosts["c"].routers.values()
+    world.demand("c", 0)
+    world.demand("a", 1000)
+    for _ in range(20):
+        world.clock.advance(0.1)
+        for host in world.hosts.values():
+            grants, inbox = stuck.inbox, stuck.inbox.__class__()
+            stuck.inbox = inbox  # it does not read them now
+            world.deliver(host)
+            grants.extend(inbox)
+            stuck.inbox = grants
+        world.check()
+    assert other.shares[QUEUE] < LIMIT / 100
+    assert stuck.shares[QUEUE] == pytest.approx(LIMIT / 2, rel=0.01)
+    assert world.share("a") == pytest.approx(LIMIT / 2, rel=0.01)
+
+    world.run(rng, 1)
+    assert world.share("a") == pytest.approx(LIMIT, rel=0.01)
 
 
 @pytest.mark.parametrize("limit", [0.0, 0.5, 3.0, 40.0])
@@ -375,48 +391,46 @@ WANTED = 50  # by a dequeue
 class Spender:
     """What a router does with its share."""
 
-    def __init__(self, router: Router, now: float) -> None:
+    def __init__(self, router: Router, clock: Clock) -> None:
         self.router = router
-        self.bucket = TokenBucket(router.shares[QUEUE], now)
-        self.meter = DemandMeter()
-        self.now = now
-        router.on_grant = self.on_grant
+        self.limits = RateLimits(clock)
+        self.limits.follow(router.shares, {})
+        router.on_grant = lambda grant: self.limits.follow(grant.shares, grant.credits)
 
-    def on_grant(self, grant: RateGrant) -> Mapping[str, float]:
-        surplus = self.bucket.set_rate(grant.shares[QUEUE], self.now)
-        self.bucket.put(grant.credits.get(QUEUE, 0.0), self.now)
-        return {QUEUE: surplus} if surplus > 0 else {}
-
-    def tick(self, now: float, *, busy: bool) -> int:
+    def tick(self, *, busy: bool) -> int:
         """Jobs that it takes."""
-        self.now = now
-        taken = self.bucket.take(WANTED, now) if busy else 0
+        queue = self.limits.queues[QUEUE]
+        taken = queue.take(WANTED) if busy else 0
         if taken:
-            self.meter.add(WANTED, now)
-        self.router.demand = self.meter.per_second(now) + (WANTED if busy and not taken else 0)
+            queue.settle(wanted=WANTED, taken=taken, used=taken)
+        self.router.demand = queue.demand() + (WANTED if busy and not taken else 0)
         return taken
+
+    def report(self) -> None:
+        demand = self.router.demand
+        self.router.report(self.limits.take_spilled({QUEUE: demand} if demand else {}))
 
 
 @pytest.mark.parametrize("rate", [0.5, 10.0, 1000.0])
 def test_demand_that_moves_every_5_seconds_gets_the_whole_rate(world, rng, rate):
     for host in world.hosts.values():
         host.coordinator.server_rates.configure({QUEUE: rate})
+    world.limit = rate
     world.run(rng, 3)
     spenders = {
-        name: [Spender(router, world.clock.monotonic()) for router in host.routers.values()]
+        name: [Spender(router, world.clock) for router in host.routers.values()]
         for name, host in world.hosts.items()
     }
     taken = 0
     for tick in range(70 * 100):
         world.clock.advance(TICK_SECONDS)
-        now = world.clock.monotonic()
         busy = "abc"[tick // 500 % 3]
         for name, host in world.hosts.items():
-            jobs = sum(spender.tick(now, busy=name == busy) for spender in spenders[name])
+            jobs = sum(spender.tick(busy=name == busy) for spender in spenders[name])
             taken += jobs if tick >= 1000 else 0
             if tick % TICKS_A_REPORT == ord(name) % TICKS_A_REPORT:
-                for router in host.routers.values():
-                    router.report()
+                for spender in spenders[name]:
+                    spender.report()
             world.deliver(host)
 
     assert taken == pytest.approx(rate * 60, abs=max(2, 0.02 * rate * 60))

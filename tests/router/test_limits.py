@@ -102,6 +102,28 @@ def test_demand_is_what_was_taken_and_what_was_refused(limits, queue, clock):
     run(scenario)
 
 
+def test_while_the_bucket_is_full_demand_is_what_is_taken(limits, queue, clock):
+    clock.advance(0.1)
+    queue.settle(wanted=100, taken=queue.take(2), used=2)
+    assert limits.demands()[QUEUE] == pytest.approx(100, rel=0.3)
+
+    clock.advance(0.2)
+    assert limits.demands()[QUEUE] == pytest.approx(2, rel=0.3)
+
+
+def test_tokens_that_a_wanted_queue_can_not_hold_are_for_others(limits, queue, clock):
+    clock.advance(3600)
+    assert limits.take_spilled({}) == {}  # nobody wanted it
+    clock.advance(3600)
+    queue.settle(wanted=10, taken=queue.take(10), used=10)
+    assert limits.take_spilled(limits.demands()) == {}
+
+    clock.advance(1.2)
+    assert limits.take_spilled({}) == {QUEUE: pytest.approx(2.0)}
+    clock.advance(1.2)
+    assert limits.take_spilled({}) == {}
+
+
 def test_jobs_that_there_are_not_are_no_demand(limits, queue):
     queue.settle(wanted=1000, taken=queue.take(1000), used=0)
 
