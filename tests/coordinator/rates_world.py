@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
+from unittest.mock import patch
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.config.layout import router_programs
 from pinlaterd.config.schema import Config, ServerSettings, default_queue_settings
-from pinlaterd.coordinator import rates as rates_module
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.server_rates import ClusterView, ServerRates
 from pinlaterd.router.rate_limits import shares_at_start
@@ -196,8 +197,17 @@ class Host:
         nodes = [node for node in self.world.zookeeper if self.world.servers[node] == self.name]
         return max(nodes, default="")
 
-    def files(self) -> Files:
-        return Files(self)
+    def files(self) -> AbstractContextManager[object]:
+        """Its run/rates.json, for what runs meanwhile."""
+
+        def write(holdings: Sequence[Holding]) -> None:
+            self.note = list(holdings)
+
+        return patch.multiple(
+            "pinlaterd.coordinator.rates",
+            read_holdings=lambda: list(self.note),
+            write_holdings=write,
+        )
 
     def is_running(self, pid: int) -> bool:
         return any(router.id.pid == pid for router in self.routers.values())
@@ -227,24 +237,6 @@ class Host:
         for shard, owner in self.world.stores.items():
             if owner is not None and owner.server == self.name:
                 self.world.stores[shard] = None
-
-
-class Files:
-    """run/rates.json of a server."""
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
-
-    def __enter__(self) -> None:
-        self.before = rates_module.read_holdings, rates_module.write_holdings
-        rates_module.read_holdings = lambda: list(self.host.note)  # type: ignore[assignment]
-        rates_module.write_holdings = self._write  # type: ignore[assignment]
-
-    def _write(self, holdings: list[Holding]) -> None:
-        self.host.note = list(holdings)
-
-    def __exit__(self, *_: object) -> None:
-        rates_module.read_holdings, rates_module.write_holdings = self.before
 
 
 class World:

@@ -138,10 +138,8 @@ class Step:
         self.world.clock.advance(self.rng.choice([0.1, 1.1, 4.0]))
         self.world.heartbeats()
         for host in self.world.hosts.values():
-            for router in host.routers.values() if host.coordinator is not None else ():
-                host.coordinator.hear(router)
             if host.coordinator is not None:
-                host.coordinator.act()
+                self.world.report(host)
 
 
 def walks(seeds: int) -> None:
