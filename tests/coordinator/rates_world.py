@@ -10,10 +10,8 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
-from unittest.mock import patch
 
 from pinlaterd.clock import FakeClock
 from pinlaterd.config.layout import router_programs
@@ -98,8 +96,8 @@ class Coordinator:
         server = ServerSettings(cluster="c", server=host.name, routers=len(host.names))
         limited = replace(default_queue_settings(server), max_jobs_per_second=LIMIT)
         config = Config(server, queues={QUEUE: limited})
-        with host.files():
-            self.rates = RateControl(config, world.clock, Stats(), host.is_running)
+        Note.current = host
+        self.rates = RateControl(config, world.clock, Stats(), host.is_running)
         self.server_rates = ServerRates(
             host.name,
             host.snapshot.member,
@@ -169,15 +167,16 @@ class Coordinator:
         snapshot = Snapshot(self.server_rates.member, self.view, self.assignment)
         if snapshot != self.host.snapshot:
             self.host.snapshot = snapshot
-            for process in (*self.host.routers.values(), self.host.shards):
-                process.inbox.append(snapshot)
+            self.host.shards.inbox.append(snapshot)
+            for router in self.host.routers.values():
+                router.inbox.append(snapshot)
 
     def act(self) -> None:
         self.follow()
-        with self.host.files():
-            self.rates.act(cast("ControlServer", self))
-            if self.server_rates.step():
-                self.publish()
+        Note.current = self.host
+        self.rates.act(cast("ControlServer", self))
+        if self.server_rates.step():
+            self.publish()
 
 
 class Host:
@@ -186,7 +185,7 @@ class Host:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.names = router_programs(2)
-        self.note: list[Holding] = []
+        self.note: Sequence[Holding] = ()
         self.snapshot = Snapshot("", frozenset(), {})  # the file, and the last that was sent
         self.shards = ShardProcesses(self.snapshot)
         self.routers: dict[str, Router] = {}
@@ -196,18 +195,6 @@ class Host:
     def node(self) -> str:
         nodes = [node for node in self.world.zookeeper if self.world.servers[node] == self.name]
         return max(nodes, default="")
-
-    def files(self) -> AbstractContextManager[object]:
-        """Its run/rates.json, for what runs meanwhile."""
-
-        def write(holdings: Sequence[Holding]) -> None:
-            self.note = list(holdings)
-
-        return patch.multiple(
-            "pinlaterd.coordinator.rates",
-            read_holdings=lambda: list(self.note),
-            write_holdings=write,
-        )
 
     def is_running(self, pid: int) -> bool:
         return any(router.id.pid == pid for router in self.routers.values())
@@ -232,11 +219,25 @@ class Host:
     def off(self) -> None:
         self.coordinator = None
         self.routers.clear()
-        self.note = []  # is of another boot, by then
+        self.note = ()  # is of another boot, by then
         self.shards = ShardProcesses(self.snapshot)
         for shard, owner in self.world.stores.items():
             if owner is not None and owner.server == self.name:
                 self.world.stores[shard] = None
+
+
+class Note:
+    """run/rates.json of the server that runs at the moment."""
+
+    current: Host
+
+    @classmethod
+    def read(cls) -> Sequence[Holding]:
+        return list(cls.current.note)
+
+    @classmethod
+    def write(cls, holdings: Sequence[Holding]) -> None:
+        cls.current.note = holdings
 
 
 class World:

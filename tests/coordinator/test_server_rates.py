@@ -12,7 +12,7 @@ from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.coordinator.server_rates import Leading, ServerRates
 from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.wire.control import RateGrant
-from tests.coordinator.rates_world import LIMIT, QUEUE, Router, World
+from tests.coordinator.rates_world import LIMIT, QUEUE, Note, Router, World
 
 SEEDS = 60
 STEPS = 150
@@ -140,6 +140,12 @@ class Step:
         for host in self.world.hosts.values():
             if host.coordinator is not None:
                 self.world.report(host)
+
+
+@pytest.fixture(autouse=True)
+def notes(monkeypatch):
+    monkeypatch.setattr("pinlaterd.coordinator.rates.read_holdings", Note.read)
+    monkeypatch.setattr("pinlaterd.coordinator.rates.write_holdings", Note.write)
 
 
 def walks(seeds: int) -> None:
