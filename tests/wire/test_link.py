@@ -1,15 +1,15 @@
 """What a router's link makes of a shard that goes and comes back, over real sockets.
 
-The shard is played by the test: it says what it wants when it wants, and may be killed in between.
+The shard is played by the test, and may be killed in between.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import zmq
@@ -17,101 +17,19 @@ import zmq
 from pinlaterd.clock import FakeClock
 from pinlaterd.wire import link
 from pinlaterd.wire.envelope import (
-    CallEntry,
-    Calls,
-    Frame,
     GiveUp,
-    Goodbye,
-    GoodbyeAck,
-    Hello,
     Op,
-    ReadyCounts,
-    Received,
     Replies,
     ReplyEntry,
     ShardCall,
-    ShardEnd,
-    ShardFacts,
     Status,
-    Welcome,
-    pack,
-    unpack,
 )
 from pinlaterd.wire.link import ShardLink
+from tests.wire.played import Listener, PlayedShard, make_call, reply_of
 
 ENDPOINT = "ipc://s.ipc"
 RETURN_SECONDS = 3.0
 MOST_BYTES = 1000
-SECONDS = 20.0
-_Frame = TypeVar("_Frame", bound=Frame)
-FACTS = ShardFacts(64, (), ())
-
-
-class Listener:
-    def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
-        link.call(_call(b"[]", Op.ENSURE_QUEUES, patient=False), lambda *_: None)
-
-    def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None: ...
-
-    def assessed(self) -> None: ...
-
-    def queues_known(self) -> Iterable[str]:
-        return ()
-
-    def membership(self) -> tuple[str, str]:
-        return "b", "m-2"
-
-    def others_can_serve(self, link: ShardLink) -> bool:
-        return True
-
-
-class PlayedShard:
-    """One life of a shard."""
-
-    def __init__(self, incarnation: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._incarnation = incarnation
-        self._end = ShardEnd(context)
-        self._end.bind(ENDPOINT)
-        self._router = b""
-        self._frames: list[Received] = []
-
-    async def hear(self, kind: type[_Frame]) -> _Frame:
-        async with asyncio.timeout(SECONDS):
-            while True:
-                self._frames += self._end.receive(10, 1 << 20)
-                while self._frames:
-                    self._router, data = self._frames.pop(0)
-                    frame = unpack(data)
-                    if isinstance(frame, kind):
-                        return frame
-                await asyncio.sleep(0.002)
-
-    async def welcome(self) -> None:
-        await self.hear(Hello)
-        self._send(Welcome(self._incarnation, FACTS))
-
-    async def calls(self) -> list[CallEntry]:
-        frame = await self.hear(Calls)
-        assert frame.incarnation == self._incarnation
-        return list(frame.calls)
-
-    def answer(self, *calls: CallEntry, jobs: int = 0) -> None:
-        """In one message, each with so many claims."""
-        replies = [
-            ReplyEntry(one.call_id, Status.DONE, b"done " + one.message, jobs) for one in calls
-        ]
-        self._send(Replies(self._incarnation, replies, ()))
-
-    async def end_in_order(self) -> None:
-        self._send(Goodbye(self._incarnation))
-        await self.hear(GoodbyeAck)
-        self.kill()
-
-    def kill(self) -> None:
-        self._end.close()
-
-    def _send(self, frame: Frame) -> None:
-        assert self._end.send(self._router, pack(frame))
 
 
 class Scene:
@@ -133,7 +51,7 @@ class Scene:
     async def serving(self) -> PlayedShard:
         """A (new) shard that has welcomed the link and heard which queues it lacks."""
         self._lives += 1
-        shard = PlayedShard(self._lives, self._context)
+        shard = PlayedShard(self._lives, self._context, ENDPOINT)
         self._shards.append(shard)
         await shard.welcome()
         [first, *others] = await shard.calls()
@@ -144,10 +62,10 @@ class Scene:
     async def killed(self) -> None:
         """A shard served, and the link has noticed that it does no more."""
         shard = await self.serving()
-        in_hand = self.link.ask(_call(b"in hand"))
+        in_hand = self.link.ask(make_call(b"in hand"))
         await shard.calls()
         shard.kill()
-        assert (await _reply(in_hand)).status is Status.LOST
+        assert (await reply_of(in_hand)).status is Status.LOST
 
     def close(self) -> None:
         if not self.link._socket.closed:
@@ -180,32 +98,24 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], Non
     return lambda test: asyncio.run(play(test))
 
 
-def _call(message: bytes, op: Op = Op.CALL, seconds: float = 60.0, **options: Any) -> ShardCall:
-    return ShardCall(message, FakeClock().monotonic() + seconds, op, **options)
-
-
-async def _reply(asked: asyncio.Future[ReplyEntry]) -> ReplyEntry:
-    return await asyncio.wait_for(asked, SECONDS)
-
-
 def test_what_was_not_carried_out_goes_to_the_successor(run):
     async def test(scene: Scene) -> None:
         shard = await scene.serving()
-        unanswered = scene.link.ask(_call(b"unanswered"))
-        impatient = scene.link.ask(_call(b"impatient", patient=False))
+        unanswered = scene.link.ask(make_call(b"unanswered"))
+        impatient = scene.link.ask(make_call(b"impatient", patient=False))
         await shard.calls()
         await shard.end_in_order()
-        assert (await _reply(impatient)).status is Status.REFUSED
+        assert (await reply_of(impatient)).status is Status.REFUSED
         assert scene.link.returning
-        later = scene.link.ask(_call(b"later"))
+        later = scene.link.ask(make_call(b"later"))
 
         successor = await scene.serving()
         assert [call.message for call in scene.kept] == [b"unanswered", b"later"]
         for call in scene.kept:
             successor.answer(call)
 
-        assert (await _reply(unanswered)).payload == b"done unanswered"
-        assert (await _reply(later)).payload == b"done later"
+        assert (await reply_of(unanswered)).payload == b"done unanswered"
+        assert (await reply_of(later)).payload == b"done later"
         assert not scene.link.returning
 
     run(test)
@@ -217,25 +127,25 @@ def test_a_caller_that_fails_keeps_no_reply_from_others(run):
 
     async def test(scene: Scene) -> None:
         shard = await scene.serving()
-        scene.link.call(_call(b"failing"), fail)
-        other = scene.link.ask(_call(b"other"))
+        scene.link.call(make_call(b"failing"), fail)
+        other = scene.link.ask(make_call(b"other"))
 
         shard.answer(*await shard.calls())
 
-        assert (await _reply(other)).payload == b"done other"
+        assert (await reply_of(other)).payload == b"done other"
 
     run(test)
 
 
-def test_what_a_predecessor_says_is_no_reply(run):
+def test_what_a_predecessor_says_is_noreply_of(run):
     async def test(scene: Scene) -> None:
         shard = await scene.serving()
-        asked = scene.link.ask(_call(b"mine"))
+        asked = scene.link.ask(make_call(b"mine"))
         [call] = await shard.calls()
-        shard._send(Replies(99, [ReplyEntry(call.call_id, Status.DONE, b"not mine")], ()))
+        shard.send(Replies(99, [ReplyEntry(call.call_id, Status.DONE, b"not mine")], ()))
         shard.answer(call)
 
-        assert (await _reply(asked)).payload == b"done mine"
+        assert (await reply_of(asked)).payload == b"done mine"
 
     run(test)
 
@@ -243,13 +153,13 @@ def test_what_a_predecessor_says_is_no_reply(run):
 def test_what_a_killed_shard_may_have_carried_out_is_lost_and_the_rest_waits(run):
     async def test(scene: Scene) -> None:
         await scene.killed()
-        waits = scene.link.ask(_call(b"waits"))
+        waits = scene.link.ask(make_call(b"waits"))
 
         successor = await scene.serving()
         [call] = scene.kept
         successor.answer(call)
 
-        assert (await _reply(waits)).payload == b"done waits"
+        assert (await reply_of(waits)).payload == b"done waits"
 
     run(test)
 
@@ -264,9 +174,9 @@ def test_a_shard_that_froze_unused_holds_up_a_call_no_longer_than_another(run, m
         while scene.link._sweep_seconds < 3600:  # noqa: ASYNC110 - the link tells nobody
             await asyncio.sleep(0.01)
 
-        asked = scene.link.ask(_call(b"never read", give_up=GiveUp.SILENT))
+        asked = scene.link.ask(make_call(b"never read", give_up=GiveUp.SILENT))
 
-        assert (await _reply(asked)).status is Status.SILENT
+        assert (await reply_of(asked)).status is Status.SILENT
 
     run(test)
 
@@ -274,13 +184,13 @@ def test_a_shard_that_froze_unused_holds_up_a_call_no_longer_than_another(run, m
 def test_a_shard_that_does_not_come_back_is_given_up(run):
     async def test(scene: Scene) -> None:
         await scene.killed()
-        waits = scene.link.ask(_call(b"waits"))
+        waits = scene.link.ask(make_call(b"waits"))
 
         scene.clock.advance(RETURN_SECONDS)
 
-        assert (await _reply(waits)).status is Status.REFUSED
+        assert (await reply_of(waits)).status is Status.REFUSED
         assert not scene.link.returning
-        assert (await _reply(scene.link.ask(_call(b"later")))).status is Status.REFUSED
+        assert (await reply_of(scene.link.ask(make_call(b"later")))).status is Status.REFUSED
         assert scene.link.calls_in_flight == 0
 
     run(test)
@@ -289,14 +199,14 @@ def test_a_shard_that_does_not_come_back_is_given_up(run):
 def test_no_call_waits_beyond_its_deadline_nor_do_too_many(run):
     async def test(scene: Scene) -> None:
         await scene.killed()
-        short = scene.link.ask(_call(b"short", seconds=1.0))
-        large = scene.link.ask(_call(bytes(MOST_BYTES - len(b"short"))))
-        too_much = scene.link.ask(_call(b"too much"))
-        assert (await _reply(too_much)).status is Status.REFUSED
+        short = scene.link.ask(make_call(b"short", seconds=1.0))
+        large = scene.link.ask(make_call(bytes(MOST_BYTES - len(b"short"))))
+        too_much = scene.link.ask(make_call(b"too much"))
+        assert (await reply_of(too_much)).status is Status.REFUSED
 
         scene.clock.advance(1.5)
 
-        assert (await _reply(short)).status is Status.REFUSED
+        assert (await reply_of(short)).status is Status.REFUSED
         assert not large.done()
 
     run(test)
@@ -307,11 +217,11 @@ def test_what_was_never_sent_is_refused_when_its_shard_is_removed(run):
 
     async def test(scene: Scene) -> None:
         await scene.killed()
-        waits = scene.link.ask(_call(b"waits"))
+        waits = scene.link.ask(make_call(b"waits"))
 
         scene.link.close()
 
-        assert (await _reply(waits)).status is Status.REFUSED
+        assert (await reply_of(waits)).status is Status.REFUSED
 
     run(test)
 
@@ -319,10 +229,10 @@ def test_what_was_never_sent_is_refused_when_its_shard_is_removed(run):
 def test_the_claims_of_a_late_answer_are_released(run):
     async def test(scene: Scene) -> None:
         shard = await scene.serving()
-        asked = scene.link.ask(_call(b"dequeue", seconds=1.0))
+        asked = scene.link.ask(make_call(b"dequeue", seconds=1.0))
         [late] = await shard.calls()
         scene.clock.advance(1.5)
-        assert (await _reply(asked)).status is Status.LATE
+        assert (await reply_of(asked)).status is Status.LATE
 
         shard.answer(late, jobs=1)
 
@@ -336,21 +246,21 @@ def test_a_late_answer_frees_what_its_call_took_of_the_bytes_in_flight(run):
     async def test(scene: Scene) -> None:
         shard = await scene.serving()
         large = bytes(MOST_BYTES // 2 + 1)  # two are too many
-        late = _call(large, seconds=1.0)
+        late = make_call(large, seconds=1.0)
         asked = scene.link.ask(late)
         [sent] = await shard.calls()
         scene.clock.advance(1.5)
-        assert (await _reply(asked)).status is Status.LATE
+        assert (await reply_of(asked)).status is Status.LATE
         late.message = b""  # as its caller may, once it has the reply
         shard.answer(sent)
-        other = scene.link.ask(_call(b""))
+        other = scene.link.ask(make_call(b""))
         shard.answer(*await shard.calls())
-        await _reply(other)
+        await reply_of(other)
 
-        again = scene.link.ask(_call(large))
+        again = scene.link.ask(make_call(large))
         shard.answer(*await shard.calls())
 
-        assert (await _reply(again)).status is Status.DONE
+        assert (await reply_of(again)).status is Status.DONE
 
     run(test)
 
@@ -358,7 +268,7 @@ def test_a_late_answer_frees_what_its_call_took_of_the_bytes_in_flight(run):
 def test_what_is_given_up_before_it_was_sent_is_sent_as_it_was(run):
     async def test(scene: Scene) -> None:
         shard = await scene.serving()
-        call = _call(b"ack")
+        call = make_call(b"ack")
         told: list[Status] = []
 
         def replied(call: ShardCall, _link: ShardLink, reply: ReplyEntry) -> None:
