@@ -28,6 +28,8 @@ from pinlaterd.errors import ConfigError
 _BYTES = 32
 # A cut is noticed within 2.5 s, also if it is silent, and in one direction only.
 _PING_MS, _PONG_WITHIN_MS = 500, 2000
+# Heartbeats wait behind messages that a busy process does not take yet. Senders bound their bytes.
+_MESSAGES_WAITING = 100_000
 _CONNECT_WITHIN_MS, _HANDSHAKE_WITHIN_MS = 1000, 2000
 
 
@@ -85,12 +87,14 @@ class ClusterKey:
     @contextlib.contextmanager
     def guards(self, socket: zmq.Socket[bytes]) -> Iterator[None]:
         """Where `socket` is bound meanwhile, only holders of the key are admitted."""
+        most_waiting = socket.rcvhwm
         socket.curve_secretkey = self.pair[1]
         socket.curve_server = True
         _notice_cuts(socket)
         yield
         socket.curve_server = False
         socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
+        socket.rcvhwm = most_waiting
 
     def call(self, socket: zmq.Socket[bytes]) -> None:
         """Have `socket` connect from now on as a holder of the key, to such only."""
@@ -104,3 +108,4 @@ class ClusterKey:
 def _notice_cuts(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PONG_WITHIN_MS)
+    socket.setsockopt(zmq.RCVHWM, _MESSAGES_WAITING)

@@ -289,9 +289,6 @@ NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 READABLE = int(zmq.POLLIN)
 _NONE_READABLE: frozenset[int] = frozenset()
-# Over tcp, where a connection whose messages nobody takes is cut, as its heartbeats wait behind
-# them: what a shard that is busy for seconds may get. Routers bound the bytes.
-_TCP_HIGH_WATER_MESSAGES = 100_000
 # How long the port of this process's last socket, which is closed in the background, may be taken.
 _PORT_SECONDS, _PORT_AGAIN_SECONDS = 1.0, 0.01
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.EAGAIN)
@@ -340,7 +337,6 @@ class ShardEnd:
 
         Raises OSError if it can't be had."""
         socket, until = self._socket, time.monotonic() + _PORT_SECONDS
-        socket.setsockopt(zmq.RCVHWM, _TCP_HIGH_WATER_MESSAGES)
         with key.guards(socket):
             while True:
                 try:
@@ -352,7 +348,6 @@ class ShardEnd:
                             error.errno, f"can't listen on {endpoint}: {error}"
                         ) from error
                 time.sleep(_PORT_AGAIN_SECONDS)
-        socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MESSAGES)
 
     def bind_again(self) -> None:
         """Take calls at the same endpoint after this process has become the owner again: if another
