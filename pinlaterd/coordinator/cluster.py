@@ -237,6 +237,16 @@ class Cluster:
             "warnings": [*found["warnings"], *away],
         }
 
+    def figures(self, config: Config) -> Mapping[str, int]:
+        """Gauges; each is worth an alarm while it is not 0."""
+        unserved = [name for name in config.shards if self.state_of(name) != ProcessState.SERVING]
+        gone = [server for server in self._servers() if server["state"] == "gone"]
+        return {
+            "cluster_zookeeper_away": int(not self.connected),
+            "cluster_servers_gone": len(gone),
+            "cluster_shards_not_served": len(unserved),
+        }
+
     def _shard(self, shard: ShardSettings) -> ShardStatus:
         """One that has no process here."""
         return {

@@ -305,6 +305,8 @@ class Coordinator:
             if usage is not None:
                 found["process_cpu_seconds"] += usage.cpu_seconds
                 found["process_rss_bytes"] += usage.rss_bytes
+        if self._cluster is not None:
+            gauges[_NAME].update(self._cluster.figures(self._config))
         return {
             name: {**snapshot, "gauges": {**snapshot["gauges"], **gauges[name]}}
             for name, snapshot in figures.items()
