@@ -75,6 +75,33 @@ def test_it_does_what_it_says_and_a_second_run_reuses_what_is_there(deployment):
         assert client.count("quickstart", JobState.SUCCEEDED) == 2 * int(enqueued[1])
 
 
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("q") / "c"
+    yield folder
+    for name in ("jobs-1", "jobs-2", "jobs-3", "stores"):
+        if (folder / name).exists():
+            Deployment(folder / name).destroy()
+
+
+def test_a_cluster_goes_on_without_the_server_that_it_kills(cluster):
+    done = subprocess.run(
+        [str(ROOT / "tools/quickstart"), "--cluster", "--dir", str(cluster)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=160,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lost = re.search(r"Server (jobs-\d) was killed, with its \d+ processes", done.stdout)
+    assert lost is not None
+    took_over = re.findall(r"shard \d: served by (jobs-\d) after [\d.]+ s", done.stdout)
+    assert took_over
+    assert lost[1] not in took_over
+    assert re.search(r"As promised: all \d+ jobs succeeded", done.stdout)
+
+
 @pytest.mark.parametrize(
     ("engine", "program", "package"),
     [
