@@ -107,12 +107,16 @@ class Cluster:
 
     def here(self, config: Config) -> Config:
         """`config` with those shards only that have a process on this server."""
-        shards = {name: shard for name, shard in config.shards.items() if self._is_here(name)}
-        return dataclasses.replace(config, shards=shards)
+        return self._only(config, lambda found: self.place.server in (found.server, found.next))
 
-    def _is_here(self, shard: str) -> bool:
-        found = self.assigned.get(shard)
-        return found is not None and self.place.server in (found.server, found.next)
+    def owned(self, config: Config) -> Config:
+        """`config` with those shards only that this server is to own."""
+        return self._only(config, lambda found: self.place.server == found.server)
+
+    def _only(self, config: Config, chosen: Callable[[Assigned], bool]) -> Config:
+        names = {name for name, found in self.assigned.items() if chosen(found)}
+        shards = {name: shard for name, shard in config.shards.items() if name in names}
+        return dataclasses.replace(config, shards=shards)
 
     def entry(self, shard: ShardSettings, *, joining: bool) -> ShardEntry:
         """As the snapshot names it."""
@@ -222,13 +226,12 @@ class Cluster:
                 " shard moves, and no change of the configuration acts"
             )
         servers, server = self._servers(), self.place.server
-        others = any(
+        others = self.connected and any(
             other["state"] == "alive" and not other["maintenance"] and other["name"] != server
             for other in servers
         )
-        mobile = [
-            s for s, of in config.shards.items() if others and self._is_here(s) and not of.server
-        ]
+        here = self.here(config).shards.values() if others else ()
+        mobile = [shard.name for shard in here if not shard.server]
         return {
             **found,
             "shards": shards,

@@ -292,8 +292,10 @@ class Coordinator:
             "config_judged": self._reload.validated if self._converged else "",
             "warnings": self._reload.warnings,
         }
-        found = status(self._hosted(), self._views(), about)
-        return found if self._cluster is None else self._cluster.add_to(found, self._config)
+        if self._cluster is None:
+            return status(self._config, self._views(), about)
+        found = status(self._cluster.owned(self._config), self._views(), about)
+        return self._cluster.add_to(found, self._config)
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
         figures = {_NAME: self._stats.snapshot(), **self._registry.stats()}
