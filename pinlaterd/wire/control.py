@@ -6,6 +6,12 @@
     coordinator -> process                      the Snapshot, to each newcomer, and to all on change
     coordinator -> router                       a RateGrant: its share of each limited queue
 
+In a cluster, coordinators talk to each other in the same way, over TCP with CURVE:
+
+    server -> leader                            a ServerReport, for a router's RateReport
+    leader -> server                            a ServerGrant
+    coordinator -> any other                    a Question, which is answered
+
 A report carries only the figures that changed since the one before. A process that gets a Snapshot
 sends all of its figures next: so a restarted coordinator, which answers heartbeats of processes it
 does not know with the Snapshot, soon knows everything again. All messages are JSON.
@@ -21,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -38,6 +44,7 @@ from pinlaterd.config.layout import (
 )
 from pinlaterd.lifecycle import process_place
 from pinlaterd.stats import Changes, Stats, StatsSnapshot
+from pinlaterd.wire.curve import ClusterKey
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +174,41 @@ class ServerGrant(_Message):
     grant: RateGrant | None = None
 
 
-Message = Heartbeat | Report | RateReport | Snapshot | RateGrant | ServerReport | ServerGrant
+class StatusQuestion(_Message):
+    """What /status.json of that server says."""
+
+    statistics: bool = False  # the figures by process, too
+
+
+class HoldingQuestion(_Message):
+    """What a shard there still holds."""
+
+    shard: str
+
+
+class Question(_Message):
+    number: int
+    about: StatusQuestion | HoldingQuestion
+
+
+class Answer(_Message):
+    """`body`: JSON."""
+
+    number: int  # of the question
+    body: msgspec.Raw
+
+
+Message = (
+    Heartbeat
+    | Report
+    | RateReport
+    | Snapshot
+    | RateGrant
+    | ServerReport
+    | ServerGrant
+    | Question
+    | Answer
+)
 
 pack: Callable[[Message], bytes] = msgspec.json.Encoder().encode
 _unpack: Callable[[bytes], Message] = msgspec.json.Decoder(Message).decode
@@ -230,12 +271,60 @@ def read_holdings(path: Path = RATES_FILE) -> Sequence[Holding]:
 _Told = tuple[ProcessState, dict[str, str], int]  # the last: the configuration that is followed
 
 
-class ControlClient:
-    """A process's end. Never blocks, and never fails because the coordinator is away.
+class PeerClient:
+    """An end that connects to a coordinator. Never blocks, and never fails because that is away.
 
-    The owner calls `report` once a second and when its state changes. It calls `receive` when
-    `fileno()` is readable and after each `report`: the descriptor is edge-triggered.
-    """
+    The owner calls `receive` when `fileno()` is readable and after each message that it sends: the
+    descriptor is edge-triggered."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        context: zmq.Context[Any] | None = None,
+        key: ClusterKey | None = None,
+    ) -> None:
+        """`key`: of the cluster, for another server's coordinator."""
+        self._socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.SNDHWM, _MESSAGES_IN_TRANSIT)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        # nothing piles up for a coordinator that is away: what it needs is the latest
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        if key is not None:
+            key.call(self._socket)
+        self._socket.connect(endpoint)
+
+    def fileno(self) -> int:
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def send(self, message: bytes) -> bool:
+        """False if nobody is there to take it: it is lost."""
+        try:
+            self._socket.send(message, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def messages(self) -> Iterator[Message]:
+        """Those that have come."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                try:
+                    message = unpack(self._socket.recv(zmq.NOBLOCK))
+                except MalformedMessage:
+                    log.error("what a coordinator says can't be read; going on as before")
+                else:
+                    yield message
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class ControlClient(PeerClient):
+    """A process's end. The owner calls `report` once a second and when its state changes."""
 
     def __init__(
         self,
@@ -247,6 +336,7 @@ class ControlClient:
         endpoint: str = COORDINATOR_ENDPOINT,
         context: zmq.Context[Any] | None = None,
     ) -> None:
+        super().__init__(endpoint, context=context)
         self.config_version = 0  # what the owner follows, for the next report
         self._snapshot_version = 0
         self._about = (process, kind, os.getpid(), started_at_ms)
@@ -254,17 +344,6 @@ class ControlClient:
         # As the coordinator knows it; None: it has to be told all, all figures included.
         self._told: _Told | None = None
         self._grants: list[RateGrant] = []  # received, not taken yet
-        self._socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._socket.setsockopt(zmq.SNDHWM, _MESSAGES_IN_TRANSIT)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-        # nothing piles up for a coordinator that is away: what it needs is the latest
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._socket.connect(endpoint)
-
-    def fileno(self) -> int:
-        return int(self._socket.getsockopt(zmq.FD))
 
     def report(self, state: ProcessState, facts: Mapping[str, str]) -> None:
         """Tell what changed since the last report, or just that we live."""
@@ -276,11 +355,7 @@ class ControlClient:
             message = self._report(now, changes, full=False)
         else:
             message = _HEARTBEAT
-        try:
-            self._socket.send(message, zmq.NOBLOCK)
-            self._told = now
-        except zmq.Again:
-            self._told = None
+        self._told = now if self.send(message) else None
 
     def _report(self, now: _Told, changes: Changes, *, full: bool) -> bytes:
         state, facts, version = now
@@ -291,19 +366,13 @@ class ControlClient:
     def receive(self) -> Snapshot | None:
         """The latest snapshot that has come, if any."""
         latest: Snapshot | None = None
-        with contextlib.suppress(zmq.Again):
-            while True:
-                try:
-                    message = unpack(self._socket.recv(zmq.NOBLOCK))
-                except MalformedMessage:
-                    log.error("what the coordinator says can't be read; going on as before")
-                    continue
-                if isinstance(message, RateGrant):
-                    self._grants.append(message)
-                elif isinstance(message, Snapshot):
-                    latest = message
-                    self._snapshot_version = message.version
-                    self._told = None
+        for message in self.messages():
+            if isinstance(message, RateGrant):
+                self._grants.append(message)
+            elif isinstance(message, Snapshot):
+                latest = message
+                self._snapshot_version = message.version
+                self._told = None
         return latest
 
     def take_grants(self) -> list[RateGrant]:
@@ -313,11 +382,7 @@ class ControlClient:
 
     def report_rates(self, report: RateReport) -> None:
         """Lost if the coordinator is away; after the next Snapshot it is reported again."""
-        with contextlib.suppress(zmq.Again):
-            self._socket.send(pack(report), zmq.NOBLOCK)
-
-    def close(self) -> None:
-        self._socket.close()
+        self.send(pack(report))
 
 
 class ControlServer:
@@ -325,13 +390,27 @@ class ControlServer:
     also after each `send`."""
 
     def __init__(
-        self, *, endpoint: str = COORDINATOR_ENDPOINT, context: zmq.Context[Any] | None = None
+        self,
+        *,
+        endpoint: str = COORDINATOR_ENDPOINT,
+        context: zmq.Context[Any] | None = None,
+        key: ClusterKey | None = None,
     ) -> None:
+        """`key`: of the cluster, for coordinators of other servers. Raises OSError if an address of
+        theirs can't be had."""
         self._socket = (context or zmq.Context.instance()).socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, _MESSAGES_IN_TRANSIT)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
-        self._socket.bind(endpoint)
+        if key is None:
+            self._socket.bind(endpoint)
+            return
+        with key.guards(self._socket):
+            try:
+                self._socket.bind(endpoint)
+            except zmq.ZMQError as error:
+                self._socket.close()
+                raise OSError(error.errno, f"can't listen on {endpoint}: {error}") from error
 
     def fileno(self) -> int:
         return int(self._socket.getsockopt(zmq.FD))
@@ -344,7 +423,7 @@ class ControlServer:
             return None
         return (frames[0], frames[1]) if len(frames) == 2 else (frames[0], b"")
 
-    def send(self, peer: bytes, message: Snapshot | RateGrant) -> None:
+    def send(self, peer: bytes, message: Message) -> None:
         """Peers that have gone are passed over, and so are those that do not read: a grant that is
         not confirmed in time has to be followed by another."""
         with contextlib.suppress(zmq.Again):

@@ -1,0 +1,164 @@
+"""What coordinators of a cluster tell each other: rates, and questions. Never where a shard is.
+
+`coordinator/main.py` makes Peers when it starts, in a cluster only, calls `follow` with the members
+of each view, and sets `rates`. `on_heard` is called when anything of rates was heard: then it looks
+at what is due (RateControl.act, ServerRates.step), which may send more through this.
+
+Nothing here waits: what can't be sent is lost, but for a question, which is asked once the
+connection is there. Only holders of the cluster's key can connect; they are trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.coordinator.placement import Member
+from pinlaterd.coordinator.server_rates import ServerRates
+from pinlaterd.stats import Stats
+from pinlaterd.wire.control import (
+    Answer,
+    ControlServer,
+    HoldingQuestion,
+    MalformedMessage,
+    PeerClient,
+    Question,
+    ServerGrant,
+    ServerReport,
+    StatusQuestion,
+    pack,
+    unpack,
+)
+from pinlaterd.wire.curve import ClusterKey
+
+log = logging.getLogger(__name__)
+
+_AGAIN_SECONDS = 0.05  # after which a question that could not be sent is tried again
+
+
+class Peers:
+    """This coordinator's connections to the others, itself included. Used on the event loop."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        key: ClusterKey,
+        loop: asyncio.AbstractEventLoop,
+        stats: Stats,
+        answer: Callable[[StatusQuestion | HoldingQuestion], object],
+        on_heard: Callable[[], None],
+    ) -> None:
+        """`answer`: what this server says to a question, for JSON. Raises OSError if the port is
+        not free."""
+        self.rates: ServerRates | None = None
+        self._key = key
+        self._loop = loop
+        self._stats = stats
+        self._answer = answer
+        self._on_heard = on_heard
+        endpoint = f"tcp://{settings.peer_host}:{settings.peer_port}"
+        self._server = ControlServer(endpoint=endpoint, key=key)
+        self._links: dict[str, tuple[str, PeerClient]] = {}  # by member node, with their addresses
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._questions = 0
+        self._hearing: asyncio.Handle | None = None
+        self._loop.add_reader(self._server.fileno(), self._hear)
+        self._hear_soon()
+
+    def follow(self, members: Mapping[str, Member]) -> None:
+        """Connect to the members that live, and to no others."""
+        addresses = {node: f"tcp://{member.peer}" for node, member in members.items()}
+        for node, (address, link) in list(self._links.items()):
+            if addresses.get(node) != address:
+                del self._links[node]
+                self._loop.remove_reader(link.fileno())
+                link.close()
+        for node in addresses.keys() - self._links.keys():
+            link = PeerClient(addresses[node], key=self._key)
+            self._links[node] = (addresses[node], link)
+            self._loop.add_reader(link.fileno(), self._hear)
+            self._hear_soon()
+
+    def close(self) -> None:
+        self.follow({})
+        self._loop.remove_reader(self._server.fileno())
+        self._server.close()
+        if self._hearing is not None:
+            self._hearing.cancel()
+
+    # --- what is sent --------------------------------------------------------------------------
+
+    def tell(self, member: str, report: ServerReport) -> None:
+        if member in self._links:
+            self._links[member][1].send(pack(report))
+            self._hear_soon()
+
+    def reply(self, peer: bytes, grant: ServerGrant) -> None:
+        self._server.send(peer, grant)
+        self._hear_soon()
+
+    async def ask(
+        self, member: str, about: StatusQuestion | HoldingQuestion, seconds: float
+    ) -> bytes | None:
+        """The answer, JSON; None if it does not come within `seconds`."""
+        self._questions += 1
+        question = Question(self._questions, about)
+        answered = self._waiting[question.number] = self._loop.create_future()
+        self._put(member, question)
+        try:
+            return await asyncio.wait_for(answered, seconds)
+        except TimeoutError:
+            return None
+        finally:
+            del self._waiting[question.number]
+
+    def _put(self, member: str, question: Question) -> None:
+        if member in self._links and self._links[member][1].send(pack(question)):
+            self._hear_soon()
+        elif question.number in self._waiting:
+            self._loop.call_later(_AGAIN_SECONDS, self._put, member, question)
+
+    # --- what is heard -------------------------------------------------------------------------
+
+    def _hear_soon(self) -> None:
+        """Sending uses up the descriptors' edges."""
+        if self._hearing is None:
+            self._hearing = self._loop.call_soon(self._hear)
+
+    def _hear(self) -> None:
+        self._hearing = None
+        rates = False
+        while (arrived := self._server.receive()) is not None:
+            rates |= self._take(*arrived)
+        for node, (_, link) in list(self._links.items()):
+            for message in link.messages():
+                if isinstance(message, Answer):
+                    waiting = self._waiting.get(message.number)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(bytes(message.body))
+                elif isinstance(message, ServerGrant) and self.rates is not None:
+                    self.rates.heard_grant(node, message)
+                    rates = True
+        if rates:
+            self._on_heard()
+
+    def _take(self, peer: bytes, data: bytes) -> bool:
+        """Whether it is of rates."""
+        try:
+            message = unpack(data)
+        except MalformedMessage:
+            self._stats.count("reports_malformed")
+            log.warning("what another server's coordinator says can't be read")
+            return False
+        if isinstance(message, ServerReport) and self.rates is not None:
+            self.rates.heard_report(peer, message)
+            return True
+        if isinstance(message, Question):
+            body = msgspec.Raw(msgspec.json.encode(self._answer(message.about)))
+            self._server.send(peer, Answer(message.number, body))
+            self._hear_soon()
+        return False
