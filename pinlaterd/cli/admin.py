@@ -17,9 +17,9 @@ import click
 
 from pinlaterd import __version__
 from pinlaterd.cli import command, service_status
-from pinlaterd.cli.shards import follow
+from pinlaterd.cli.shards import carry_out
 from pinlaterd.config import edit
-from pinlaterd.config.layout import ETC
+from pinlaterd.config.layout import ETC, QUEUES_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
 from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError, how_many
@@ -331,9 +331,13 @@ def limit(*, name: str, rate: float) -> None:
       pinlater-admin queue limit mail none
     """
     is_limited = math.isfinite(rate)
-    was_changed = edit.set_limit(command.directory() / ETC, name, rate if is_limited else None)
     shown = f"a limit of {rate:g} jobs/s" if is_limited else "no limit"
-    _finish(name, f"queue {name} has {shown}", was_changed=was_changed)
+    etc = command.directory() / ETC
+    _edit_queue(
+        name,
+        lambda: edit.set_limit(etc, name, rate if is_limited else None),
+        f"queue {name} has {shown}",
+    )
 
 
 @queue.command()
@@ -344,8 +348,8 @@ def pause(*, name: str) -> None:
 
     Example: pinlater-admin queue pause mail
     """
-    was_changed = edit.set_paused(command.directory() / ETC, name, paused=True)
-    _finish(name, f"queue {name} is paused", was_changed=was_changed)
+    etc = command.directory() / ETC
+    _edit_queue(name, lambda: edit.set_paused(etc, name, paused=True), f"queue {name} is paused")
 
 
 @queue.command()
@@ -356,12 +360,12 @@ def resume(*, name: str) -> None:
 
     Example: pinlater-admin queue resume mail
     """
-    was_changed = edit.set_paused(command.directory() / ETC, name, paused=False)
-    _finish(name, f"queue {name} is resumed", was_changed=was_changed)
+    etc = command.directory() / ETC
+    _edit_queue(name, lambda: edit.set_paused(etc, name, paused=False), f"queue {name} is resumed")
 
 
-def _finish(name: str, done: str, *, was_changed: bool) -> None:
-    acts = follow(done, was_changed=was_changed)
+def _edit_queue(name: str, change: Callable[[], bool], done: str) -> None:
+    acts = carry_out(change, QUEUES_FILE, done)
     # Settings may come before their queue; mistyped ones look the same, and do nothing.
     with contextlib.suppress(PinLaterError, ConnectionFailed), command.connect() as client:
         if name not in client.queue_names():

@@ -1,13 +1,14 @@
 """`pinlater-admin shard …`: the shards, and the commands that change etc/shards.yaml.
 
-Each of those edits the file as a person would, and returns once all processes follow it: `follow`,
-which commands that change etc/queues.yaml use, too.
+Each of those edits the file as a person would, and returns once all processes follow it, by
+`carry_out`, which commands that change etc/queues.yaml use, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -17,7 +18,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import edit
 from pinlaterd.config.active import load_active
 from pinlaterd.config.edit_text import Value
-from pinlaterd.config.layout import ETC, SHARDS_FILE
+from pinlaterd.config.layout import CLUSTER_KEY_FILE, EDIT_LOCK, ETC, SHARDS_FILE, lock
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES, Config
 from pinlaterd.engines import make_engine
@@ -26,6 +27,7 @@ from pinlaterd.lifecycle import ExitCode
 
 _SERVE_SECONDS = 60.0
 _FOLLOW_SECONDS = 60.0
+_TRIES = 10
 _DOWN = ("stopped", "silent")  # a frozen router is held off by the shards, which refuse by then
 
 _COLUMNS: Sequence[command.Column] = (
@@ -76,24 +78,46 @@ class EditRefused(DeploymentError):
         self.mistakes = None in problems.values()
 
 
-def follow(done: str, *, was_changed: bool, removed: str | None = None) -> bool:
-    """Wait until every process follows etc/ as it is now, and tell that `done` is so.
+def carry_out(
+    change: Callable[[], bool], name: str, done: str, *, removed: str | None = None
+) -> bool:
+    """Have `change` edit etc/`name`, wait until every process follows, and tell that `done` is so.
+    In a cluster the change is made again, to the new file, if an edit on another server came first.
 
     False if the coordinator is away: then what was written acts when it is back. Raises EditRefused
     unless all that the coordinator refuses is the removal of other shards than `removed`. Ends the
     program with a message if it takes too long."""
-    try:
-        with command.waiting("waiting until the service follows"):
-            problems = _wait_until_followed()
-    except ConnectionFailed:
-        click.echo(
-            f"{done}: it is written, and acts when the coordinator is back; `pinlaterd status` "
-            "shows how the service is",
-            err=True,
-        )
-        return False
-    tell(done, problems, was_changed=was_changed, removed=removed)
-    return True
+    path = command.directory() / ETC / name
+    with contextlib.ExitStack() as alone:
+        if path.with_name(CLUSTER_KEY_FILE).exists():
+            # Edits of two commands together would be lost together.
+            alone.enter_context(lock(command.directory() / EDIT_LOCK, patient=True))
+        try:
+            for _ in range(_TRIES):
+                was_changed = change()
+                mine = path.read_bytes() if was_changed else None
+                with command.waiting("waiting until the service follows"):
+                    problems = _wait_until_followed()
+                if not _drop_lost(path, mine):
+                    tell(done, problems, was_changed=was_changed, removed=removed)
+                    return True
+        except ConnectionFailed:
+            click.echo(
+                f"{done}: it is written, and acts when the coordinator is back; `pinlaterd status` "
+                "shows how the service is",
+                err=True,
+            )
+            return False
+    raise DeploymentError(f"{path}: edits on other servers came first {_TRIES} times; try again")
+
+
+def _drop_lost(path: Path, mine: bytes | None) -> bool:
+    """Whether `mine` was an edit that came second."""
+    for kept in path.parent.glob(f"{path.name}.yours-*"):
+        if kept.read_bytes() == mine:
+            kept.unlink()
+            return True
+    return False
 
 
 def tell(
@@ -122,6 +146,11 @@ def _wait_until_followed() -> Mapping[str, str | None]:
                 if process["kind"] in ("router", "shard")
                 and process["state"] not in _DOWN
                 and process["config_version"] < status["config_version"]
+            ]
+            behind += [
+                f"server {server['name']}"
+                for server in status["servers"]
+                if server["state"] == "alive" and server["config"] < status["config_number"]
             ]
             if not behind:
                 shards = {text: name for name, text in status["refused_removals"].items()}
@@ -172,9 +201,8 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> bool:
         command.confirm(
             "No shard is left that takes jobs: every enqueue will be refused. Do it?", yes=yes
         )
-    was_changed = edit.set_dequeue_only(etc, name, on=on)
-    takes = "takes no new jobs" if on else "takes new jobs"
-    return follow(f"shard {', '.join(concerned)} {takes}", was_changed=was_changed)
+    done = f"shard {', '.join(concerned)} {'takes no new jobs' if on else 'takes new jobs'}"
+    return carry_out(lambda: edit.set_dequeue_only(etc, name, on=on), SHARDS_FILE, done)
 
 
 # --- add ------------------------------------------------------------------------------------
@@ -222,8 +250,10 @@ def add(
     settings: dict[str, Value] = {key: each for key, each in given.items() if each is not None}
     if dequeue_only:
         settings["dequeue_only"] = True
-    was_changed = edit.add_shard(command.directory() / ETC, name, settings)
-    followed = follow(f"shard {name} is added", was_changed=was_changed)
+    etc = command.directory() / ETC
+    followed = carry_out(
+        lambda: edit.add_shard(etc, name, settings), SHARDS_FILE, f"shard {name} is added"
+    )
     if followed:
         with command.waiting(f"waiting until shard {name} serves"):
             _wait_until_serving(name)
@@ -284,15 +314,20 @@ def _remove(etc: Path, name: str, *, force: bool) -> bool:
     """Edit, and wait; if the coordinator refuses, the file is as it was before. Returns whether the
     shard has gone: not yet, if the coordinator is away."""
     path = etc / SHARDS_FILE
-    before = path.read_bytes()
-    was_changed = edit.remove_shard(etc, name, abandon=force)
-    after = path.read_bytes()
+    before = after = b""
+
+    def change() -> bool:
+        nonlocal before, after
+        before = path.read_bytes()
+        was_changed = edit.remove_shard(etc, name, abandon=force)
+        after = path.read_bytes()
+        return was_changed
 
     def as_before(now: bytes, _config: Config) -> bytes:
         return before if now == after else now
 
     try:
-        return follow(f"shard {name} is removed", was_changed=was_changed, removed=name)
+        return carry_out(change, SHARDS_FILE, f"shard {name} is removed", removed=name)
     except EditRefused as refused:
         edit.edit_file(etc, SHARDS_FILE, as_before)
         command.fail(str(refused) if refused.mistakes else f"{refused}. {_drain_first(name)}")

@@ -19,16 +19,20 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from pinlaterd import __version__
 from pinlaterd.clock import Clock
+from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.layout import CLUSTER_KEY_FILE, ETC, ZOOKEEPER_SESSION
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.placement import Assigned, Assignment, Member, Placement, ShardState
 from pinlaterd.coordinator.processes import STOPPED, ServerStatus, ShardStatus, Status
+from pinlaterd.coordinator.reload import Activate
+from pinlaterd.coordinator.shared_config import Ask, SharedConfig
 from pinlaterd.coordinator.zookeeper import Conflict, Node, NotConnected, Session, View
 from pinlaterd.errors import DeploymentError
 from pinlaterd.wire.control import ProcessState, ShardEntry, Snapshot
@@ -63,6 +67,8 @@ class Cluster:
         event loop with all that ZooKeeper holds, when it may have changed. Raises ConfigError."""
         self.place = Place(settings.server, "", ())
         self.assigned: Mapping[str, Assigned] = {}  # by shard
+        self.weight = settings.weight
+        self.config = (0, 0)  # what all processes here follow
         self.leaving = False  # whether this server is about to go: its shards go elsewhere
         if before is not None:
             self.place = Place(settings.server, before.member, before.members)
@@ -83,6 +89,19 @@ class Cluster:
         self._version = _NO_VERSION  # of the assignment
         self._written = _NO_VERSION  # of the assignment that this server wrote last
         self._described = self._member({}, ())
+
+    def shared_config(
+        self, etc: Path, active: ActiveConfig, activate: Activate, ask: Ask
+    ) -> SharedConfig:
+        write = self._session.write
+        return SharedConfig(
+            etc,
+            active,
+            activate,
+            self.place.server,
+            lambda node, data, version, leads: write(node, data, version, as_leader=leads),
+            ask,
+        )
 
     async def start(self) -> None:
         """Become a member; goes on trying if ZooKeeper can't be reached, or refuses (`problem`)."""
@@ -165,7 +184,8 @@ class Cluster:
             settings.shard_ports,
             f"{settings.advertised_host}:{settings.port}",
             __version__,
-            weight=settings.weight,
+            weight=self.weight,
+            config=self.config,
             shards=shards,
             unreached=unreached,
             leaving=self.leaving,
@@ -275,6 +295,7 @@ class Cluster:
                 "maintenance": name in resting,
                 "thrift": alive[name].thrift if name in alive else "",
                 "version": alive[name].version if name in alive else "",
+                "config": alive[name].config if name in alive else (0, 0),
                 "shards": [shard for shard, of in self.assigned.items() if of.server == name],
             }
             for name in sorted({*alive, *nodes})

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -56,6 +56,7 @@ from pinlaterd.wire.control import (
 
 if TYPE_CHECKING:
     from pinlaterd.coordinator.cluster import Cluster
+    from pinlaterd.coordinator.shared_config import SharedConfig
     from pinlaterd.coordinator.zookeeper import View
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,11 @@ class Coordinator:
         self._cluster = _cluster(active.config.server, clock, self._follow_view)
         self._woken = asyncio.Event()  # something of the cluster may have to be told or decided
         self._joining = self._shards_since(read_snapshot())
-        self._reload = Reload(etc, active, self._holding, self._activate)
+        self._shared: SharedConfig | None = None
+        if self._cluster is not None:
+            found = self._cluster.shared_config(etc, active, self._activate, self._ask_holdings)
+            self._shared = found
+        self._reload = self._shared or Reload(etc, active, self._holding, self._activate)
         self._programs = ShardPrograms(clock.monotonic) if _SUPERVISED in os.environ else None
         self._failure = ""  # why the configuration can't be followed
         self._rates = RateControl(self._config, clock, self._stats, psutil.pid_exists)
@@ -260,12 +265,28 @@ class Coordinator:
             self._woken.clear()
             cluster.leaving = layout.LEAVING.exists()
             views = self._registry.views()
+            cluster.weight = self._config.server.weight
+            cluster.config = self._followed(views)
             cluster.describe(shard_states(views), unreached_shards(views))
             await cluster.lead(self._config.shards)
+
+    def _followed(self, views: Sequence[ProcessView]) -> tuple[int, int]:
+        """The number of the cluster's configuration that all processes here follow."""
+        assert self._shared is not None
+        versions = [one.report.config_version for one in views if not one.gone]
+        return self._shared.followed(min([self._config_version, *versions]))
+
+    async def _ask_holdings(self, shards: Collection[str]) -> Mapping[str, Holding]:
+        """What shards hold that are to be removed, those that say it."""
+        assert self._shared is not None
+        here = {shard: self._holding(shard) for shard in shards}
+        return {name: self._shared.holding(one) for name, one in here.items() if one is not None}
 
     def _follow_view(self, view: View) -> None:
         """Start and stop the processes that follow from what ZooKeeper says by now."""
         assert self._cluster is not None
+        assert self._shared is not None
+        self._shared.see(view)
         before = self._hosted()
         if self._cluster.follow(view):
             self._publish()
@@ -286,6 +307,7 @@ class Coordinator:
             "uptime_seconds": round(self._clock.monotonic() - self._started, 1),
             "snapshot_version": self._snapshot.version,
             "config_version": self._config_version,
+            "config_number": self._reload.number,
             "config_problems": self._config_problems(),
             "refused_removals": self._reload.refusals,
             "needs_restart": self._reload.needs_restart,

@@ -197,8 +197,12 @@ class SharedConfig(Reload):
         self._wanted = self._accepted
 
     @property
+    def number(self) -> tuple[int, int]:
+        return self._base.number, self._in_force.revision
+
+    @property
     def problems(self) -> Sequence[str]:
-        found = [text for path, text in self._lost.items() if path.exists()]
+        found = []
         if self._edit and not self._view.connected:
             found.append(f"{self._etc}: an edit waits, as ZooKeeper can't be reached")
         if self._theirs.number < self._base.number:
@@ -220,16 +224,15 @@ class SharedConfig(Reload):
         leaving = any(one.since for one in self._in_force.kept.values())
         return self._applied[0] == self._base.number and is_decided and not leaving
 
-    def followed(self, version: int) -> int:
-        """The number of the configuration that a process follows if it follows this version of the
-        active one; 0 if that is not known."""
-        number, _, active = self._applied
-        return number if version >= active else 0
+    def followed(self, version: int) -> tuple[int, int]:
+        """The `number` that a process follows if it follows this version of the active
+        configuration; zeros if that is not known."""
+        number, revision, active = self._applied
+        return (number, revision) if version >= active else (0, 0)
 
     def holding(self, here: Holding) -> Holding:
         """What a shard here holds, with the revision that it follows."""
-        _, revision, active = self._applied
-        return here._replace(config_version=revision if here.config_version >= active else 0)
+        return here._replace(config_version=self.followed(here.config_version)[1])
 
     async def step(self) -> None:
         if self._theirs.number > self._base.number:
@@ -248,6 +251,8 @@ class SharedConfig(Reload):
             self._advance(self._wanted)
         if self._view.leads and self._accepted is not None:
             await self._lead(self._accepted)
+        kept = (text for path, text in self._lost.items() if path.exists())
+        self.warnings = (*kept, *(self._accepted.warnings if self._accepted else ()))
         self._log_problems()
 
     def _take_over(self, theirs: Shared) -> dict[Path, str]:
@@ -275,7 +280,6 @@ class SharedConfig(Reload):
         try:
             read = accepted(base, files.read)
             self._accepted = await asyncio.to_thread(load_config, self._etc, read)
-            self.warnings = self._accepted.warnings
         except ConfigError as error:
             self._accepted = None
             mistakes = [f"configuration {base.number}: {text}" for text in error.problems]

@@ -93,6 +93,8 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
         supervisord = Supervisord()
         changed = True
         LEAVING.unlink(missing_ok=True)
+        if config.server.cluster:
+            config = _accepted_config()
         if _runs(supervisord):
             changed = _reconcile(config, supervisord, tell)
         else:
@@ -101,6 +103,14 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
         wait_for_all(config, supervisord, startup, tell)
         _remove_handover_peers(supervisord, tell)
     return UpResult(config, changed)
+
+
+def _accepted_config() -> Config:
+    """What the cluster has accepted; edits made since are for the coordinator to propose."""
+    # Only here: a single machine needs no ZooKeeper.
+    from pinlaterd.coordinator.shared_config import accepted, read_base  # noqa: PLC0415
+
+    return load_config(ETC, accepted(read_base(), Path.read_bytes))
 
 
 def down(directory: Path, tell: Tell) -> bool:

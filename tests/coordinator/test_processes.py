@@ -174,6 +174,7 @@ ABOUT = About(
     uptime_seconds=12.0,
     snapshot_version=7,
     config_version=5,
+    config_number=(0, 0),
     warnings=(),
     config_problems=(),
     refused_removals={},
