@@ -61,6 +61,7 @@ class Run:
             *(sys.executable, "-m", "tests.cluster.load", "--history", str(self._path)),
             *("--run", str(number), "--shards", ",".join(site.shards), *targets),
         )
+        self._began = time.monotonic()
         self._read_bytes = 0
         self._served: list[Served] = []
 
@@ -77,6 +78,9 @@ class Run:
             self._process.kill()
             return
         said = list(iter(self._line, ""))
+        # At any time a shard may be moved: it hands out nothing for a moment, and no call fails.
+        away = {"kind": "moves", "places": [], "away": self._shards_hurt()}
+        self._faults.add(Record(self._began, time.monotonic(), "test", "fault", away))
         self._faults.close()
         assert said == ["drained"], said
         violations = judge(
@@ -116,9 +120,23 @@ class Run:
         """What happens meanwhile may make calls fail; `holds`: it may delay some, too."""
         began = time.monotonic()
         yield began
-        hurt = ["router", *(f"shard-{shard}" for shard in self.site.shards)]
-        arguments = {"kind": kind, "places": hurt, "holds": "calls" if holds else ""}
+        places = ["router", *self._shards_hurt()]
+        arguments = {"kind": kind, "places": places, "holds": "calls" if holds else ""}
         self._faults.add(Record(began, time.monotonic(), "test", "fault", arguments))
+
+    def _shards_hurt(self) -> Sequence[str]:
+        return [f"shard-{shard}" for shard in self.site.shards]
+
+    def follower(self) -> Server:
+        """With shards of each kind of store."""
+        return self._with_shards(self.site.follower())
+
+    def leader(self) -> Server:
+        return self._with_shards(self.site.leader())
+
+    def _with_shards(self, server: Server) -> Server:
+        self.site.give_shards(server)
+        return server
 
     # --- figures ----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from pinlaterd.config.password import hash_password
 from pinlaterd.deployment.files import Choices, write_deployment
 from tests.checker.clients import CLAIM_SECONDS
 from tests.checker.site import PASSWORD
+from tests.cluster.load import PROBE, PROBE_CLAIM_SECONDS
 from tests.cluster.machines import Machine, Network
 from tests.cluster.stores import (
     MARIADB_PORT,
@@ -52,6 +53,11 @@ class Server:
     def command(self, *arguments: str) -> str:
         """`pinlaterd ARGUMENTS`; AssertionError if it fails."""
         return self.machine.run(sys.executable, "-P", "-m", "pinlaterd", *arguments)
+
+    def admin(self, *arguments: str) -> str:
+        """`pinlater-admin ARGUMENTS`; AssertionError if it fails."""
+        command = [sys.executable, "-P", "-m", "pinlaterd.cli.admin", *arguments]
+        return self.machine.run(*command, "--dir", str(self.folder))
 
     def up(self) -> None:
         self.command("up", str(self.folder))
@@ -117,7 +123,7 @@ class Site:
             mariadb = threads.submit(ClusterMariaDB, self.store, self.folder / "db")
             list(threads.map(lambda part: part(), (self.redis.start, self.start_zookeepers)))
             self.mariadb = mariadb.result()
-            self._write()
+            self._make_cluster()
             list(threads.map(lambda server: server.up(), self.servers))
         self.wait_until_serving()
 
@@ -131,20 +137,29 @@ class Site:
     def zookeeper_hosts(self) -> str:
         return ",".join(zookeeper.address for zookeeper in self.zookeepers)
 
-    def _write(self) -> None:
-        for server in self.servers:
-            ports = {"port": THRIFT_PORT, "stats_port": STATS_PORT}
-            write_deployment(server.folder, Choices("sqlite", 1, ports))
-            etc = server.folder / "etc"
-            (etc / "shards.yaml").write_text(json.dumps({"shards": self._shards()}))
-            with (etc / "pinlaterd.yaml").open("a") as file:
-                file.writelines(f"{key}: {value}\n" for key, value in self._settings().items())
-            queues = {
-                queue: {"job_claimed_timeout_seconds": seconds}
-                for queue, seconds in CLAIM_SECONDS.items()
-            }
-            (etc / "queues.yaml").write_text(json.dumps({"queues": queues}))
-            (etc / "local.yaml").write_text(json.dumps(self._local(server)))
+    def _make_cluster(self) -> None:
+        first, *others = self.servers
+        ports = {"port": THRIFT_PORT, "stats_port": STATS_PORT}
+        write_deployment(first.folder, Choices("sqlite", 1, ports))
+        etc = first.folder / "etc"
+        (etc / "shards.yaml").write_text(json.dumps({"shards": self._shards()}))
+        with (etc / "pinlaterd.yaml").open("a") as file:
+            file.writelines(f"{key}: {value}\n" for key, value in self._settings().items())
+        queues = {
+            queue: {"job_claimed_timeout_seconds": seconds}
+            for queue, seconds in {**CLAIM_SECONDS, PROBE: PROBE_CLAIM_SECONDS}.items()
+        }
+        (etc / "queues.yaml").write_text(json.dumps({"queues": queues}))
+        first.command("cluster", "init", str(first.folder), *self._options(first))
+        for other in others:
+            key = ("--key", str(etc / "cluster.key"))
+            other.command("cluster", "join", str(other.folder), *key, *self._options(other))
+
+    def _options(self, server: Server) -> Sequence[str]:
+        return [
+            *("--name", CLUSTER, "--server", server.name),
+            *("--zookeeper", self.zookeeper_hosts, "--peer-host", server.machine.address),
+        ]
 
     def _shards(self) -> Mapping[str, object]:
         def at(engine: str, port: int, **more: object) -> object:
@@ -159,19 +174,10 @@ class Site:
     @staticmethod
     def _settings() -> Mapping[str, object]:
         return {
+            "host": "0.0.0.0",
             "admin_password_hash": f'"{hash_password(PASSWORD)}"',
             "monitor_interval_seconds": 0.5,
             "health_slow_ms": 60_000,
-        }
-
-    def _local(self, server: Server) -> Mapping[str, object]:
-        return {
-            "host": "0.0.0.0",
-            "advertised_host": server.name,
-            "cluster": CLUSTER,
-            "server": server.name,
-            "zookeeper": self.zookeeper_hosts,
-            "peer_host": server.machine.address,
         }
 
     # --- who does what ----------------------------------------------------------------------
@@ -186,11 +192,22 @@ class Site:
         return next(server for server in self.servers if [server.name] == leads)
 
     def follower(self) -> Server:
-        """One that owns shards which can move: the most that any has."""
-        owners, leader = self.owners(), self.leader()
-        owned = [owners[shard].name for shard in MOVABLE_SHARDS]
+        """One that does not lead."""
+        leader, owners = self.leader(), self.owners().values()
         followers = [server for server in self.servers if server is not leader]
-        return max(followers, key=lambda server: owned.count(server.name))
+        return max(followers, key=lambda server: list(owners).count(server))
+
+    def give_shards(self, server: Server) -> None:
+        """See that it owns a shard of each kind of store, by planned moves."""
+        owners = self.owners()
+        if all(server in [owners[shard] for shard in s] for s in (MYSQL_SHARDS, REDIS_SHARDS)):
+            return
+        for other in self.others(server):
+            server.admin("server", "maintenance", other.name, "on", "--wait")
+        for other in self.others(server):
+            server.admin("server", "maintenance", other.name, "off")
+        owners = self.owners()
+        assert {owners[shard] for shard in MOVABLE_SHARDS} == {server}
 
     def others(self, *victims: Server) -> Sequence[Server]:
         return [server for server in self.servers if server not in victims]
