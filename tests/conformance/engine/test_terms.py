@@ -1,8 +1,7 @@
 """Several servers share a shard's store: the latest term owns it, whatever the others do.
 
-`shared/ownership_model.py` closes the states of this protocol; here the engines' own code goes
-through those that differ, on real servers. An opener is stopped before each of its commands in
-turn, while another one does what breaks protocols: takes over, ends, comes back.
+The engines' own code, on real servers. An opener is stopped before each of its commands in turn,
+while another one does what breaks protocols: takes over, ends, comes back.
 """
 
 from __future__ import annotations
