@@ -211,7 +211,7 @@ def set_dequeue_only(name: str, *, on: bool, yes: bool) -> bool:
 @shard.command()
 @click.argument("name")
 @command.option("--engine", type=click.Choice(ENGINES), default=DEFAULT_ENGINE)
-@command.option("--server", help="In a cluster: the only one for it; sqlite needs one.")
+@command.option("--server", help="In a cluster: the only server for it; files need one.")
 @command.option("--file", help="sqlite: the database  [default: data/shard-NAME.sqlite]")
 @command.option("--host", "master_host", help="mysql, redis: the server's host.")
 @command.option("--port", "master_port", type=command.PORT, help="mysql, redis.")

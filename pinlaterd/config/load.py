@@ -443,9 +443,8 @@ def _check_place(entry: _Entry, *, in_cluster: bool) -> None:
             line, text = section.values["server"].line, "this is a single machine: ignored"
             section.file.warn(line, section.key("server"), text)
         return
-    if entry.keys.engine == "sqlite":
-        reason = "; its file is on one server: name that"
-        section.require("server", reason=reason)
+    if "file" in entry.keys.known:
+        section.require("server", reason="; its file is on one server: name that")
     for one in (section, section.section("sentinel")):
         if "passwd" in one:
             text = "would lie in ZooKeeper as it is; use passwd_env or passwd_file"

@@ -8,7 +8,7 @@ configurations have numbers, which only grow. run/shared_config.json is the one 
 of last: what differs from it is an edit, also one of the time when no coordinator ran.
 
 All of it acts at once but the removal of a shard (reload.advance). The leading server decides its
-steps for all, in ZooKeeper's node `in_force`.
+steps for all, in ZooKeeper's node `removals`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     since: int = 0
 
 
-class InForce(msgspec.Struct, frozen=True, omit_defaults=True):
+class Removals(msgspec.Struct, frozen=True, omit_defaults=True):
     """How far the removals are that follow from configuration number `config`."""
 
     revision: int = 1
@@ -112,39 +112,45 @@ class InForce(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: Mapping[str, str] = {}
 
 
-def decide(in_force: InForce, number: int, wanted: Config, active: Config, holds: Holds) -> InForce:
-    """What the leading server writes next; `in_force` itself if nothing has changed.
+def decide(
+    removals: Removals, number: int, wanted: Config, active: Config, holds: Holds
+) -> Removals:
+    """What the leading server writes next; `removals` itself if nothing has changed.
 
     `holds` gives the revision that a shard follows as its configuration's version."""
+    # It may have got jobs in between, by an earlier configuration that named it again.
+    is_new = removals.config != number
     leaving = {
-        name: Leaving(one.before, one.since) for name, one in in_force.kept.items() if one.since
+        name: Leaving(one.before, removals.revision + 1 if is_new else one.since)
+        for name, one in removals.kept.items()
+        if one.since
     }
-    found = advance(ActiveConfig(in_force.revision, active), wanted, leaving, holds)
+    found = advance(ActiveConfig(removals.revision, active), wanted, leaving, holds)
     kept = {
         name: Kept(_without_passwords(before), since)
         for name, shard in found.config.shards.items()
         if name not in wanted.shards
         for before, since in [found.leaving.get(name, Leaving(shard, 0))]
     }
-    decided = InForce(in_force.revision, number, kept, found.refusals)
-    if decided == in_force:
-        return in_force
-    return msgspec.structs.replace(decided, revision=in_force.revision + 1)
+    decided = Removals(removals.revision, number, kept, found.refusals)
+    if decided == removals:
+        return removals
+    return msgspec.structs.replace(decided, revision=removals.revision + 1)
 
 
 def kept_shards(
-    in_force: InForce, number: int, wanted: Config, active: Config
+    removals: Removals, number: int, wanted: Config, active: Config
 ) -> Mapping[str, ShardSettings]:
     """Those that are active beside `wanted`, which is configuration `number`: all that were, until
     the leading server has decided."""
     gone = {name: one for name, one in active.shards.items() if name not in wanted.shards}
-    if in_force.config < number:
+    if removals.config < number:
         return gone
     return {
         name: dataclasses.replace(
             gone.get(name, one.before), dequeue_only=one.before.dequeue_only or one.since > 0
         )
-        for name, one in in_force.kept.items()
+        for name, one in removals.kept.items()
     }
 
 
@@ -176,7 +182,7 @@ class SharedConfig(Reload):
         self._view = View()
         self._base = self._theirs = read_base()
         self._replaced: Node | None = None  # by us; a View may still have it
-        self._in_force = InForce()
+        self._removals = Removals()
         self._is_read = False  # whether etc/ was, since it was written to
         self._edit: Mapping[str, str] = {}  # to be proposed
         self._lost: dict[Path, str] = {}  # edits that came second, and what to say of them
@@ -186,19 +192,19 @@ class SharedConfig(Reload):
 
     def see(self, view: View) -> None:
         self._view = view
-        config, in_force = view.nodes.get("config"), view.nodes.get("in_force")
+        config, removals = view.nodes.get("config"), view.nodes.get("removals")
         try:
             if config is not None and config != self._replaced:
                 self._theirs = unpack(config.data)
-            if in_force is not None:
-                self._in_force = msgspec.json.decode(in_force.data, type=InForce)
+            if removals is not None:
+                self._removals = msgspec.json.decode(removals.data, type=Removals)
         except ValueError as error:
             log.error("the configuration in ZooKeeper can't be read: %s", error)
         self._wanted = self._accepted
 
     @property
     def number(self) -> tuple[int, int]:
-        return self._base.number, self._in_force.revision
+        return self._base.number, self._removals.revision
 
     @property
     def problems(self) -> Sequence[str]:
@@ -220,8 +226,8 @@ class SharedConfig(Reload):
         if self._accepted is None:
             return True
         kept = self._active.config.shards.keys() - self._accepted.shards.keys()
-        is_decided = self._in_force.config == self._base.number or not kept
-        leaving = any(one.since for one in self._in_force.kept.values())
+        is_decided = self._removals.config == self._base.number or not kept
+        leaving = any(one.since for one in self._removals.kept.values())
         return self._applied[0] == self._base.number and is_decided and not leaving
 
     def followed(self, version: int) -> tuple[int, int]:
@@ -317,39 +323,39 @@ class SharedConfig(Reload):
         self._start_from(proposal)
 
     def _advance(self, wanted: Config) -> None:
-        number, in_force = self._base.number, self._in_force
-        if in_force.config > number:
+        number, removals = self._base.number, self._removals
+        if removals.config > number:
             return  # a later configuration is about to come
         followed = follow(self._active.config.server, wanted.server)
-        kept = kept_shards(in_force, number, wanted, self._active.config)
+        kept = kept_shards(removals, number, wanted, self._active.config)
         shards = {**wanted.shards, **kept}
         config = dataclasses.replace(wanted, server=followed.settings, shards=shards)
         if config != self._active.config:
             self._active = self._activate(config)
             if self._active.config != config:
                 return
-        self._applied = (number, in_force.revision, self._active.version)
+        self._applied = (number, removals.revision, self._active.version)
         self.needs_restart = followed.needs_restart
-        self.refusals = in_force.refused if in_force.config == number else {}
+        self.refusals = removals.refused if removals.config == number else {}
         self._wanted = None
 
     async def _lead(self, wanted: Config) -> None:
         """Decide the next step of the removals."""
-        in_force, number = self._in_force, self._base.number
-        if self._applied[:2] != (number, in_force.revision):
+        removals, number = self._removals, self._base.number
+        node = self._view.nodes.get("removals")
+        if self._applied[:2] != (number, removals.revision):
             return
         kept = self._active.config.shards.keys() - wanted.shards.keys()
         holds = await self._ask(kept - {*wanted.abandon}) if kept else {}
-        found = decide(in_force, number, wanted, self._active.config, holds.get)
+        found = decide(removals, number, wanted, self._active.config, holds.get)
         self._refresh_in -= 1
-        is_new = (found.kept, found.config) != (in_force.kept, in_force.config)
-        if found == in_force or not (is_new or self._refresh_in < 0):
+        is_new = (found.kept, found.config) != (removals.kept, removals.config)
+        if found == removals or not (is_new or self._refresh_in < 0):
             return
         self._refresh_in = _REFRESH_STEPS
-        node = self._view.nodes.get("in_force")
         version = None if node is None else node.version
         with contextlib.suppress(Conflict, NotConnected):
-            await self._write("in_force", msgspec.json.encode(found), version, True)
+            await self._write("removals", msgspec.json.encode(found), version, True)
 
 
 def _without_passwords(shard: ShardSettings) -> ShardSettings:

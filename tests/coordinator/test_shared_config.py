@@ -18,7 +18,7 @@ from pinlaterd.config.schema import Config
 from pinlaterd.coordinator import shared_config
 from pinlaterd.coordinator.reload import Holding
 from pinlaterd.coordinator.shared_config import (
-    InForce,
+    Removals,
     Shared,
     SharedConfig,
     unpack,
@@ -56,9 +56,9 @@ class ZooKeeper:
             raise NotConnected(name)
 
     @property
-    def in_force(self) -> InForce:
-        node = self.nodes.get("in_force")
-        return msgspec.json.decode(node.data, type=InForce) if node else InForce()
+    def removals(self) -> Removals:
+        node = self.nodes.get("removals")
+        return msgspec.json.decode(node.data, type=Removals) if node else Removals()
 
 
 class Server:
@@ -369,7 +369,7 @@ def test_a_shard_is_removed_once_its_owner_follows_and_holds_nothing(servers, zo
     settle(servers)
     assert shards(servers) == [{"1": False}] * 3
     assert all(server.shared.converged for server in servers)
-    assert zookeeper.in_force.kept == {}
+    assert zookeeper.removals.kept == {}
 
 
 @pytest.mark.parametrize("holds", [Holding(9, 3, 0), None])
@@ -413,13 +413,61 @@ def test_a_leader_that_has_not_seen_the_latest_decides_nothing(servers, zookeepe
     before = zookeeper.nodes["config"]
     servers[1].write("queues.yaml", limit("mail", 1))
     settle(servers[:2])
-    assert zookeeper.in_force.config == 2
+    assert zookeeper.removals.config == 2
 
     late.leads = True
     nodes = {**zookeeper.nodes, "config": before}
     late.shared.see(View({"m-1": b""}, {}, nodes, "m-1", connected=True))
     late.step()
-    assert zookeeper.in_force.config == 2
+    assert zookeeper.removals.config == 2
+
+
+def test_a_shard_that_was_named_again_has_to_say_again_that_it_is_empty(servers, zookeeper):
+    leader, owner, _ = servers
+    leader.holds = {"2": holding(owner)}
+    owner.write("shards.yaml", ONE_SHARD)
+    settle(servers)
+    assert shards([owner]) == [{"1": False, "2": True}]
+
+    leader.leads = False  # for a while none decides
+    leader.holds = {"2": holding(owner)}
+    for text in (TEXTS["shards.yaml"], ONE_SHARD):
+        owner.write("shards.yaml", text)
+        settle(servers)
+    assert shards([owner]) == [{"1": False, "2": False}]
+    leader.leads = True
+    settle(servers)
+    assert shards(servers) == [{"1": False, "2": True}] * 3
+
+    leader.holds = {"2": holding(owner)}
+    settle(servers)
+    assert shards(servers) == [{"1": False}] * 3
+
+
+def test_a_decision_counts_only_if_no_other_came_between(servers, zookeeper, monkeypatch):
+    leader, other, _ = servers
+
+    other.write("shards.yaml", ONE_SHARD)
+    other.settle()
+    asked = []
+
+    async def ask(_shards):
+        asked.append(True)
+        other.leads = True
+        other.holds = {"2": Holding(9, 5, 0)}
+        other.see()
+        os.chdir(other.folder)
+        await other.shared.step()
+        os.chdir(leader.folder)
+        leader.see()
+        return {"2": Holding(9, 0, 0)}
+
+    monkeypatch.setattr(leader.shared, "_ask", ask)
+    while not asked:
+        leader.see()
+        leader.step()
+
+    assert "5 jobs are pending" in zookeeper.removals.refused["2"]
 
 
 def test_refusals_are_not_written_with_every_count(servers, zookeeper):
@@ -428,7 +476,7 @@ def test_refusals_are_not_written_with_every_count(servers, zookeeper):
         servers[0].holds = {"2": Holding(9, count + 1, 0)}
         settle(servers[:2])
 
-    assert zookeeper.nodes["in_force"].version < 100 * 24 / 40 + 3
+    assert zookeeper.nodes["removals"].version < 100 * 24 / 40 + 3
 
 
 def test_passwords_of_a_kept_shard_are_not_sent(servers, zookeeper, monkeypatch):
@@ -442,7 +490,7 @@ def test_passwords_of_a_kept_shard_are_not_sent(servers, zookeeper, monkeypatch)
     settle(servers)
 
     assert servers[1].active.config.shards["2"].passwd == "hunter2"
-    assert b"hunter2" not in zookeeper.nodes["in_force"].data
+    assert b"hunter2" not in zookeeper.nodes["removals"].data
 
 
 # --- all at once --------------------------------------------------------------------------------
