@@ -106,14 +106,18 @@ class Cluster:
         """The shard's loop, until `talk`, which a thread of its own does, has ended."""
         shard = self.shard
         failed: list[BaseException] = []
+        ended = threading.Event()
 
         def talk_and_stop() -> None:
             try:
+                self.wait_until(self._meet)
                 talk(self)
             except BaseException as error:  # noqa: BLE001 - raised by the test
                 failed.append(error)
             finally:
                 self.stop.set()
+                while not ended.wait(0.02):
+                    shard.clock.advance(1.0)  # for routers that do not answer its Goodbye
 
         write_snapshot(snapshot(1, "m-2"))
         control = ControlClient("shard-1", "shard", Stats(), 0, context=self.context)
@@ -126,6 +130,7 @@ class Cluster:
         talking = threading.Thread(target=talk_and_stop)
         talking.start()
         ShardLoop(shard.service, end, updates, self.stop, shard.clock, shard.stats, dict).run()
+        ended.set()
         talking.join()
         end.close()
         control.close()
@@ -150,16 +155,23 @@ class Cluster:
         """Until the shard reports that it follows it."""
 
         def follows() -> bool:
-            while found := self._coordinator.receive():
-                self._peer, message = found
-                report = unpack_report(message)
-                if isinstance(report, Report):
-                    self._reported = report.snapshot_version
+            self._hear()
             return self._reported == snapshot.version
 
-        self.wait_until(lambda: follows() or self._peer)
         self._coordinator.send(self._peer, snapshot)
         self.wait_until(follows)
+
+    def _meet(self) -> bool:
+        self.shard.clock.advance(1.0)  # until it reports again
+        self._hear()
+        return bool(self._peer)
+
+    def _hear(self) -> None:
+        while found := self._coordinator.receive():
+            self._peer, message = found
+            report = unpack_report(message)
+            if isinstance(report, Report):
+                self._reported = report.snapshot_version
 
 
 Play = Callable[[Callable[[Cluster], None]], None]
@@ -189,9 +201,11 @@ def test_routers_of_members_are_served(play):
             for router in (remote, local):
                 welcome = router.hears(Welcome)
                 assert (welcome.version, welcome.now) == (WIRE_VERSION, now)
-                assert router.hears(Pulse).now == now
-                router.enqueues(cluster.shard, b"a")
-                assert router.is_answered()
+            remote.enqueues(cluster.shard, b"a")
+            assert remote.is_answered()
+            assert local.hears(Pulse).now == now
+            local.enqueues(cluster.shard, b"b")
+            assert local.is_answered()
 
     play(talk)
 
