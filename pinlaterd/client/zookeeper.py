@@ -105,6 +105,7 @@ class Watcher(ABC):
         self._handler = _Handler(session_seconds / 4)
         self._pokes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_ending = self._closes_session = False
+        self._thread = threading.Thread(target=self._run, name="zookeeper", daemon=True)
 
     @abstractmethod
     def look(self, client: KazooClient) -> bool:
@@ -116,7 +117,7 @@ class Watcher(ABC):
         """ZooKeeper can't be asked."""
 
     def begin(self) -> None:
-        threading.Thread(target=self._run, name="zookeeper", daemon=True).start()
+        self._thread.start()
 
     def poke(self, _event: object = None) -> None:
         """Have it look soon. From any thread."""
@@ -128,6 +129,10 @@ class Watcher(ABC):
         self._closes_session = close_session
         self._is_ending = True
         self.poke()
+
+    def join(self) -> None:
+        if self._thread.is_alive():
+            self._thread.join(_CALL_SECONDS)
 
     @property
     def negotiated_seconds(self) -> float:

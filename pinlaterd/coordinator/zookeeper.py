@@ -56,6 +56,9 @@ class NotConnected(Exception):
 class Node(NamedTuple):
     data: bytes
     version: int
+    created_ms: int = (
+        0  # a node that is made again, after a loss of all data, begins with version 0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +171,11 @@ class Session(Watcher):
 
     def stop(self, *, leave: bool) -> None:
         """Without `leave` others take us for alive while the process lives, and for the session's
-        time-out."""
-        if leave:
-            self._state_file.unlink(missing_ok=True)
+        time-out. With it this waits until ZooKeeper knows, if it can be asked: for threads."""
         self.end(close_session=leave)
+        if leave:
+            self.join()
+            self._state_file.unlink(missing_ok=True)
 
     def _take(self, view: View) -> None:
         self.view = view
@@ -192,11 +196,11 @@ class Session(Watcher):
         except (NoNodeError, NoAuthError, DeploymentError) as error:
             problem = str(_explained(error, self.hosts, self._cluster))
             view = replace(self._told, own="", connected=False, problem=problem)
-        if self._server_set:
-            self._keep_announced(client, session[0], self._endpoint if view.own else None)
         if client.client_id != session:  # some of it may have been read in the next one
             return False
         self._tell(view)
+        if self._server_set:
+            self._keep_announced(client, session[0], self._endpoint if view.own else None)
         return view.own != ""
 
     def away(self) -> None:
@@ -252,26 +256,27 @@ class Session(Watcher):
 
     def _keep_announced(self, client: KazooClient, session_id: int, endpoint: bytes | None) -> None:
         """One node of this session, with this endpoint; or none."""
-        problem = ""
+        path, problem = self._server_set, ""
         try:
             if endpoint is not None:
-                _make_server_set(client, self._server_set, self._digest)
-            found = _read_folder(client, self._server_set, self.poke)
+                _make_server_set(client, path, self._digest)
+            found = _read_folder(client, path, self.poke)
             mine = {name: one for name, one in found.items() if one.session_id == session_id}
             right = [name for name, one in mine.items() if one.node.data == endpoint][:1]
             if endpoint is not None and not right:
                 acl = [*_acl(self._digest), make_acl("world", "anyone", read=True)]
-                path = f"{self._server_set}/{SET_MEMBER}"
-                self.ask(client.create_async(path, endpoint, acl, ephemeral=True, sequence=True))
+                create = client.create_async(
+                    f"{path}/{SET_MEMBER}", endpoint, acl, ephemeral=True, sequence=True
+                )
+                self.ask(create)
             for name in mine.keys() - set(right):
-                self.ask(client.delete_async(f"{self._server_set}/{name}"))
+                self.ask(client.delete_async(f"{path}/{name}"))
         except NoNodeError:
             pass  # nothing is announced there
         except NoAuthError:
-            problem = (
-                f"server_set_path: {self._server_set} in ZooKeeper belongs to others; choose "
-                "another path, or have them allow all to create nodes there"
-            )
+            problem = f"server_set_path: {path} in ZooKeeper belongs to others; choose another path"
+        except Unanswered as error:  # what matters more was done
+            problem = f"server_set_path: {path} in ZooKeeper can't be used: {error!r}"
         self.server_set_problem = problem
 
     def _carry_out_writes(self, client: KazooClient) -> None:
@@ -336,7 +341,7 @@ def _read_folder(client: KazooClient, path: str, watch: Any = None) -> Mapping[s
     for name, call in calls.items():
         with contextlib.suppress(NoNodeError):  # gone since: the folder's watch tells
             data, stat = Watcher.ask(call)
-            found[name] = _Found(Node(data, stat.version), stat.ephemeralOwner)
+            found[name] = _Found(Node(data, stat.version, stat.ctime), stat.ephemeralOwner)
     return found
 
 

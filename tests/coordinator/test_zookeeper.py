@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from kazoo.security import make_acl, make_digest_acl
 from pinlaterd.client import zookeeper as watching
 from pinlaterd.coordinator.zookeeper import (
     Conflict,
+    Node,
     NotConnected,
     Session,
     View,
@@ -88,7 +89,7 @@ class Member:
         return view
 
     def end(self) -> None:
-        self.loop.call_soon_threadsafe(lambda: self.session.stop(leave=True))
+        self.session.stop(leave=True)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
 
@@ -120,6 +121,10 @@ def names(view: View) -> list[str]:
     return [json.loads(data)["server"] for data in view.members.values()]
 
 
+def held(nodes: Mapping[str, Node]) -> dict[str, tuple[bytes, int]]:
+    return {name: node[:2] for name, node in nodes.items()}
+
+
 def expire(at: Ensemble, member: Member) -> None:
     """End its session, as ZooKeeper does when it has not heard of it."""
     client = KazooClient(at.hosts, client_id=member.session._session)
@@ -141,8 +146,8 @@ def test_members_see_each_other_and_the_oldest_leads(
     assert names(first.view) == names(second.view) == ["a", "b"]
     assert first.view.leads
     assert not second.view.leads
-    assert first.view.nodes["config"] == (b"settings", 0)
-    assert first.view.servers == {"a": (b"{}", 0)}
+    assert held(first.view.nodes)["config"] == (b"settings", 0)
+    assert held(first.view.servers) == {"a": (b"{}", 0)}
     assert first.session.negotiated_seconds == 4.0
 
     first.session.stop(leave=True)
@@ -229,10 +234,10 @@ def test_writes_are_by_version(zookeeper, cluster, new_member, wait_until: WaitU
         member.write("assignment", b"3", None)
     with pytest.raises(Conflict):
         member.write("servers/none", b"3", 0)
-    wait_until(lambda: member.view.nodes.get("assignment") == (b"2", 1))
+    wait_until(lambda: held(member.view.nodes).get("assignment") == (b"2", 1))
     member.write("servers/b", b"new", None)
     member.write("servers/a", None, 0)
-    wait_until(lambda: member.view.servers == {"b": (b"new", 0)})
+    wait_until(lambda: held(member.view.servers) == {"b": (b"new", 0)})
 
 
 def test_only_the_leader_writes_as_such(zookeeper, cluster, new_member) -> None:
@@ -266,7 +271,7 @@ def test_a_deposed_leader_s_write_fails(
     with pytest.raises(Conflict, match="NoNode"):
         first.write("assignment", b"2", 0, as_leader=True)
     wait_until(lambda: second.view.leads)
-    assert second.view.nodes["assignment"] == (b"1", 0)
+    assert held(second.view.nodes)["assignment"] == (b"1", 0)
     assert second.write("assignment", b"3", 0, as_leader=True) == 1
 
 
@@ -463,7 +468,7 @@ def test_a_missed_watch_is_made_up_for(
     time.sleep(1.5)  # after one more look no watch pokes it
     version = change_cluster(zookeeper.hosts, cluster, KEY, "config", b"new", 0)
     assert version == 1
-    wait_until(lambda: deaf.view.nodes["config"] == (b"new", 1), seconds=5)
+    wait_until(lambda: held(deaf.view.nodes)["config"] == (b"new", 1), seconds=5)
 
 
 # --- ZooKeepers that fail ---------------------------------------------------------------------
@@ -528,7 +533,15 @@ def test_a_majority_fails_and_returns(ensemble, members, wait_until: WaitUntil, 
     wait_until(lambda: agree(members))
     if time.monotonic() - began < members[0].session.negotiated_seconds:
         assert [member.view.own for member in members] == own
-    members[0].write("config", b"new", 0)
+
+    def writes_again() -> bool:
+        try:
+            members[0].write("config", b"newer", members[0].view.nodes["config"].version)
+        except (Conflict, NotConnected):  # what was not answered may have been carried out since
+            return False
+        return True
+
+    wait_until(writes_again)
 
 
 def test_a_new_client_when_zookeeper_was_away_for_long(
@@ -540,6 +553,7 @@ def test_a_new_client_when_zookeeper_was_away_for_long(
     member.start(described("a"))
     for number in range(20):  # so that what was seen is beyond what there will be
         member.write("config", b"x", number)
+    created_ms = member.view.nodes["config"].created_ms
     client = member.session._client
     zookeeper.stop()
     zookeeper.servers[0].lose_data()
@@ -549,7 +563,8 @@ def test_a_new_client_when_zookeeper_was_away_for_long(
     assert member.view.nodes["config"].data == b"x"  # still what it was
     create_cluster(zookeeper.hosts, cluster, KEY, {"config": b"restored"})
     wait_until(lambda: member.view.own and not member.view.problem)
-    assert member.view.nodes["config"] == (b"restored", 0)
+    assert held(member.view.nodes)["config"] == (b"restored", 0)
+    assert member.view.nodes["config"].created_ms > created_ms
 
 
 def test_start_does_not_wait_for_zookeeper_for_ever(
@@ -595,8 +610,8 @@ def test_commands_make_read_and_change_a_cluster(zookeeper) -> None:
     with pytest.raises(DeploymentError, match="another key"):
         change_cluster(hosts, name, OTHER_KEY, "config", b"", 0)
     view = read_cluster(hosts, name, KEY)
-    assert dict(view.servers) == {"b": (b"{}", 0)}
-    assert dict(view.nodes) == {"config": (b"settings", 0), "format": (b"1", 0)}
+    assert held(view.servers) == {"b": (b"{}", 0)}
+    assert held(view.nodes) == {"config": (b"settings", 0), "format": (b"1", 0)}
     assert not view.members
 
 
