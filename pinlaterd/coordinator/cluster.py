@@ -33,7 +33,15 @@ from pinlaterd.coordinator.placement import Assigned, Assignment, Member, Placem
 from pinlaterd.coordinator.processes import STOPPED, ServerStatus, ShardStatus, Status
 from pinlaterd.coordinator.reload import Activate
 from pinlaterd.coordinator.shared_config import Ask, SharedConfig
-from pinlaterd.coordinator.zookeeper import Conflict, Node, NotConnected, Session, View
+from pinlaterd.coordinator.zookeeper import (
+    SESSION_SECONDS,
+    Conflict,
+    Node,
+    NotConnected,
+    Session,
+    View,
+    endpoint_of,
+)
 from pinlaterd.errors import DeploymentError
 from pinlaterd.wire.control import ProcessState, ShardEntry, Snapshot
 from pinlaterd.wire.curve import ClusterKey
@@ -81,11 +89,13 @@ class Cluster:
             ZOOKEEPER_SESSION,
             on_view,
             asyncio.get_running_loop(),
+            server_set=settings.server_set_path,
         )
         self._clock = clock
         self._placement = Placement()
         self._view: View | None = None
         self._members: Mapping[str, Member] = {}  # that live, by node, the oldest first
+        self._assignment_made_ms = 0
         self._version = _NO_VERSION  # of the assignment
         self._written = _NO_VERSION  # of the assignment that this server wrote last
         self._described = self._member({}, ())
@@ -160,6 +170,10 @@ class Cluster:
             self._members = {node: member for node, member in found.items() if member is not None}
             self.place = Place(self.place.server, view.own, tuple(view.members))
         node = view.nodes.get("assignment")
+        if node is not None and node.created_ms != self._assignment_made_ms:
+            # The first that is seen, or made again after a loss of ZooKeeper's data.
+            self._assignment_made_ms = node.created_ms
+            self._version = self._written = _NO_VERSION
         if node is not None and node.version > self._version:
             assignment = _decode(node.data, Assignment, "assignment")
             if assignment is not None:
@@ -174,6 +188,12 @@ class Cluster:
         if member != self._described:
             self._described = member
             self._session.describe(msgspec.json.encode(member))
+
+    def announce(self, *, serving: bool) -> None:
+        """Have clients find this server while it serves and does not rest."""
+        settings, rests = self._settings, self.place.server in self._in_maintenance()
+        endpoint = endpoint_of(settings.advertised_host, settings.port, settings.stats_port)
+        self._session.announce(endpoint if serving and not rests else None)
 
     def _member(self, shards: Mapping[str, ShardState], unreached: Sequence[str]) -> Member:
         settings = self._settings
@@ -244,6 +264,14 @@ class Cluster:
             away.append(
                 f"ZooKeeper ({self._settings.zookeeper}) does not answer: what runs goes on, but no"
                 " shard moves, and no change of the configuration acts"
+            )
+        if self._session.server_set_problem:
+            away.append(self._session.server_set_problem)
+        if self._session.negotiated_seconds > SESSION_SECONDS:
+            away.append(
+                f"ZooKeeper takes {self._session.negotiated_seconds:g} s to find that a server is "
+                f"gone; set its tickTime to 1000, its minSessionTimeout to {SESSION_SECONDS:g} s "
+                "or less"
             )
         servers, server = self._servers(), self.place.server
         others = self.connected and any(

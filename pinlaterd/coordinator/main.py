@@ -30,6 +30,7 @@ from pinlaterd.coordinator.processes import (
     ProcessView,
     Registry,
     Status,
+    routers_serve,
     shard_states,
     status,
     unreached_shards,
@@ -268,6 +269,8 @@ class Coordinator:
             cluster.weight = self._config.server.weight
             cluster.config = self._followed(views)
             cluster.describe(shard_states(views), unreached_shards(views))
+            if (serving := routers_serve(views)) is not None:
+                cluster.announce(serving=serving)
             await cluster.lead(self._config.shards)
 
     def _followed(self, views: Sequence[ProcessView]) -> tuple[int, int]:

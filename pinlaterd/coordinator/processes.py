@@ -196,6 +196,12 @@ def unreached_shards(views: Sequence[ProcessView]) -> Sequence[str]:
     return sorted(set.intersection(*unreached)) if unreached else ()
 
 
+def routers_serve(views: Sequence[ProcessView]) -> bool | None:
+    """Whether any does; None: none was heard yet."""
+    states = [view.state for view in views if view.report.kind == "router"]
+    return ProcessState.SERVING in states if states else None
+
+
 # --- status -----------------------------------------------------------------------------------
 
 

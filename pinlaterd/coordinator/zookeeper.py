@@ -123,6 +123,7 @@ class Session(Watcher):
         self._member_data = b""
         self._server_set = server_set
         self._endpoint: bytes | None = None
+        self._announces = False
         self.server_set_problem = ""  # why this server can't be found there, and the cure
         self._told = View()  # this and what follows is the thread's
         self._kept: tuple[int, bytes] | None = None
@@ -150,9 +151,11 @@ class Session(Watcher):
         self.poke()
 
     def announce(self, endpoint: bytes | None) -> None:
-        """Have clients find this server (`endpoint_of`) in the server set; None: not any more."""
-        self._endpoint = endpoint
-        self.poke()
+        """Have clients find this server (`endpoint_of`) in the server set; None: not any more.
+        Before the first call the coordinator before this one is still believed."""
+        if self._server_set and (not self._announces or endpoint != self._endpoint):
+            self._endpoint, self._announces = endpoint, True
+            self.poke()
 
     async def write(
         self, path: str, data: bytes | None, version: int | None, *, as_leader: bool
@@ -199,7 +202,7 @@ class Session(Watcher):
         if client.client_id != session:  # some of it may have been read in the next one
             return False
         self._tell(view)
-        if self._server_set:
+        if self._announces:
             self._keep_announced(client, session[0], self._endpoint if view.own else None)
         return view.own != ""
 
@@ -408,7 +411,8 @@ def _explained(error: Exception, hosts: str, cluster: str) -> Exception:
     where = f"ZooKeeper at {hosts}"
     if isinstance(error, NoNodeError):
         return DeploymentError(
-            f"{where} has no cluster {cluster}; make it with `pinlaterd cluster init`"
+            f"{where} has no cluster {cluster}; make it with `pinlaterd cluster init`, or if its "
+            "data was lost with `pinlaterd cluster init --restore`"
         )
     if isinstance(error, NoAuthError):
         return DeploymentError(

@@ -24,6 +24,7 @@ from tests.client.scripted_server import ScriptedServer
 from tests.client.test_fork import in_child
 from tests.client.working import handlers_of, have_ended, running
 from tests.conftest import WaitUntil
+from tests.deployment import Deployment, unused_port
 from tests.servers.zookeeper import Ensemble, new_cluster, shared_zookeeper, zookeeper
 
 __all__ = ["shared_zookeeper", "zookeeper"]
@@ -289,6 +290,50 @@ def test_without_kazoo_an_error_says_what_to_install(monkeypatch) -> None:
         Client("zk://a:1/b")
     done = CliRunner().invoke(pinlater, ["get-queue-names", "--host", "zk://a:1/b"])
     assert "pip install pinlaterd[zookeeper]" in done.output
+
+
+# --- a cluster ---------------------------------------------------------------------------------
+
+
+@pytest.mark.service
+def test_a_server_of_a_cluster_is_found_while_it_serves(
+    zookeeper, tmp_path, wait_until: WaitUntil
+) -> None:
+    listed = ServerSet(zookeeper)
+    server = Deployment(tmp_path / "d")
+    server.init(
+        shards={"1": {"server": "jobs-1"}},
+        settings={"server_set_path": listed.path, "advertised_host": "127.0.0.1"},
+    )
+    named = {"name": new_cluster(), "server": "jobs-1", "zookeeper": zookeeper.hosts}
+    ports = {"peer-port": unused_port(), "shard-ports": unused_port(), "peer-host": "127.0.0.1"}
+    options = [f"--{key}={value}" for key, value in {**named, **ports}.items()]
+    server.command("cluster", "init", str(server.folder), *options)
+
+    def members() -> list[str]:
+        return list(listed.client.get_children(listed.path))
+
+    with server.running(), Client(listed.name) as client:
+        wait_until(lambda: listed.client.exists(listed.path))
+        wait_until(members)
+        client.create_queue("mail")
+        assert "mail" in client.queue_names()
+
+        before, killed = members(), server.kill("coordinator")
+
+        def is_back() -> bool:
+            assert members() == before
+            return server.pids().get("coordinator", killed) != killed and server.is_serving()
+
+        wait_until(is_back)
+        server.admin("server", "maintenance", "jobs-1", "on")
+        wait_until(lambda: not members())
+        assert "mail" in client.queue_names()  # of the last server that was known
+        server.admin("server", "maintenance", "jobs-1", "off")
+        wait_until(members)
+        server.down()
+        assert not members()
+    listed.end()
 
 
 # --- the real service -------------------------------------------------------------------------

@@ -15,12 +15,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from kazoo.security import make_acl, make_digest_acl
 
 from pinlaterd.client import zookeeper as watching
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.coordinator import cluster as cluster_module
+from pinlaterd.coordinator.placement import Assigned, Assignment
 from pinlaterd.coordinator.zookeeper import (
     Conflict,
     Node,
@@ -33,6 +37,7 @@ from pinlaterd.coordinator.zookeeper import (
     read_cluster,
 )
 from pinlaterd.errors import DeploymentError
+from pinlaterd.wire.curve import ClusterKey
 from tests.conftest import WaitUntil
 from tests.servers.zookeeper import (
     Ensemble,
@@ -588,6 +593,32 @@ def test_nothing_imports_kazoo_on_a_single_machine() -> None:
     processes = ("cli.pinlaterd", "cli.admin", "cli.pinlater", "client", "deployment.service")
     mains = ("coordinator.main", "router.main", "shard.process")
     subprocess.run([sys.executable, "-c", check, *processes, *mains], check=True)
+
+
+class NoSession:
+    """A Cluster's, which says nothing."""
+
+    server_set_problem = ""
+    negotiated_seconds = 4.0
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+
+def test_an_assignment_that_is_made_again_after_a_loss_is_followed(monkeypatch, clock) -> None:
+    """Its version is smaller than that of the one before; else a smaller one is an old one."""
+    monkeypatch.setattr(cluster_module, "Session", NoSession)
+    monkeypatch.setattr(ClusterKey, "load", lambda *_: ClusterKey(b"k" * 32, "c"))
+
+    async def follow() -> list[str]:
+        follower = cluster_module.Cluster(ServerSettings(server="a"), None, clock, print)
+        followed = []
+        for server, version, created_ms in (("a", 5, 1), ("b", 4, 1), ("c", 0, 2), ("b", 6, 2)):
+            data = msgspec.json.encode(Assignment({"1": Assigned(server, 1, "tcp://h:1", 0)}))
+            follower.follow(View(nodes={"assignment": Node(data, version, created_ms)}))
+            followed.append(follower.assigned["1"].server)
+        return followed
+
+    assert asyncio.run(follow()) == ["a", "a", "c", "b"]
 
 
 # --- commands ---------------------------------------------------------------------------------
