@@ -260,6 +260,11 @@ class Cluster:
             for s in shards
             if s["state"] != ProcessState.SERVING and s["name"] not in mine
         ]
+        missed = self._described.unreached
+        away += [f"no router here reaches shard-{name}" for name in missed]
+        problems = [*found["problems"]]
+        if config.shards.keys() <= {*missed}:
+            problems.append("no router here reaches any shard: clients need another server")
         if not self.connected:
             away.append(
                 f"ZooKeeper ({self._settings.zookeeper}) does not answer: what runs goes on, but no"
@@ -282,6 +287,8 @@ class Cluster:
         mobile = [shard.name for shard in here if not shard.server]
         return {
             **found,
+            "healthy": not problems,
+            "problems": problems,
             "shards": shards,
             "servers": servers,
             "shards_to_leave": mobile,
@@ -290,7 +297,10 @@ class Cluster:
 
     def figures(self, config: Config) -> Mapping[str, int]:
         """Gauges; each is worth an alarm while it is not 0."""
-        unserved = [name for name in config.shards if self.state_of(name) != ProcessState.SERVING]
+        unserved = {
+            *(name for name in config.shards if self.state_of(name) != ProcessState.SERVING),
+            *self._described.unreached,
+        }
         gone = [server for server in self._servers() if server["state"] == "gone"]
         return {
             "cluster_zookeeper_away": int(not self.connected),

@@ -1,9 +1,9 @@
-"""What a server of a cluster says of the others: figures and warnings that are worth an alarm."""
+"""What a server of a cluster says of itself and the others: what is worth an alarm."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,64 +14,101 @@ from pinlaterd.config.layout import CLUSTER_KEY_FILE, ETC
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.cluster import Cluster
 from pinlaterd.coordinator.placement import Assigned, Assignment, Member, ShardState
+from pinlaterd.coordinator.processes import About, Status, status
 from pinlaterd.coordinator.zookeeper import Node, View
 from pinlaterd.wire.curve import ClusterKey
 
 NEVER = "127.0.0.1:1"
 CONFIG = Config(shards={name: ShardSettings(name, "redis") for name in "12"})
 WELL = {"cluster_zookeeper_away": 0, "cluster_servers_gone": 0, "cluster_shards_not_served": 0}
-Figures = Mapping[str, int]
+ABOUT = About(
+    deployment="",
+    uptime_seconds=1.0,
+    snapshot_version=1,
+    config_version=1,
+    config_number=[],
+    config_problems=[],
+    refused_removals={},
+    needs_restart=[],
+    config_judged="",
+    warnings=[],
+)
 
 
-@pytest.fixture
-def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figures]:
-    """Of jobs-1, whose shards are 1; jobs-2 has shard 2."""
+@pytest.fixture(autouse=True)
+def _in_a_deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ETC.mkdir()
     ClusterKey.generate(ETC / CLUSTER_KEY_FILE)
 
-    async def seen(*views: View) -> Figures:
-        settings = ServerSettings(cluster="c", server="jobs-1", zookeeper=NEVER)
-        cluster = Cluster(settings, None, FakeClock(), lambda _: None)
-        for view in views:
-            cluster.follow(view)
-        return cluster.figures(CONFIG)
 
-    return lambda *views: asyncio.run(seen(*views))
+def cluster(*views: View, unreached: Sequence[str] = ()) -> tuple[Mapping[str, int], Status]:
+    """The figures and the status of jobs-3, which has no shard, after these views."""
+
+    async def seen() -> tuple[Mapping[str, int], Status]:
+        settings = ServerSettings(cluster="c", server="jobs-3", zookeeper=NEVER)
+        found = Cluster(settings, None, FakeClock(), lambda _: None)
+        for view in views:
+            found.follow(view)
+        found.describe({}, unreached)
+        about = status(found.here(CONFIG), [], ABOUT)
+        return found.figures(CONFIG), found.add_to({**about, "problems": []}, CONFIG)
+
+    return asyncio.run(seen())
 
 
 def view(*servers: str, state: str = "serving", connected: bool = True) -> View:
+    """jobs-1 owns shard 1, jobs-2 shard 2."""
     members = {
-        f"m-{number}": Member(
+        f"m-{server}": Member(
             *(server, "h", "h:9012", 9100, "h:9010", "1"), shards={server[-1]: ShardState(state, 1)}
         )
-        for number, server in enumerate(servers)
+        for server in (*servers, "jobs-3")
     }
     owners = {shard: Assigned(f"jobs-{shard}", 1, "h:9100", 0) for shard in "12"}
     return View(
         members={name: msgspec.json.encode(member) for name, member in members.items()},
-        servers={f"jobs-{number}": Node(b"{}", 0) for number in "12"},
+        servers={f"jobs-{number}": Node(b"{}", 0) for number in "123"},
         nodes={"assignment": Node(msgspec.json.encode(Assignment(owners)), 1)},
-        own="m-0",
+        own="m-jobs-3",
         connected=connected,
     )
 
 
-def test_all_is_well(figures: Callable[..., Figures]):
-    assert figures(view("jobs-1", "jobs-2")) == WELL
+def test_all_is_well():
+    figures, found = cluster(view("jobs-1", "jobs-2"))
+
+    assert figures == WELL
+    assert found["healthy"]
+    assert found["warnings"] == []
 
 
-def test_a_server_is_gone_and_its_shard_with_it(figures: Callable[..., Figures]):
-    gone = {"cluster_servers_gone": 1, "cluster_shards_not_served": 1}
-    assert figures(view("jobs-1")) == WELL | gone
+def test_a_server_is_gone_and_its_shard_with_it():
+    figures, found = cluster(view("jobs-1"))
+
+    assert figures == WELL | {"cluster_servers_gone": 1, "cluster_shards_not_served": 1}
+    assert found["healthy"]
+    assert found["warnings"] == ["shard-2 is not served: server jobs-2, stopped"]
 
 
-def test_shards_do_not_serve_yet(figures: Callable[..., Figures]):
-    found = figures(view("jobs-1", "jobs-2", state="standby"))
-    assert found == WELL | {"cluster_shards_not_served": 2}
+def test_shards_do_not_serve_yet():
+    figures, _ = cluster(view("jobs-1", "jobs-2", state="standby"))
+
+    assert figures == WELL | {"cluster_shards_not_served": 2}
 
 
-def test_what_was_seen_last_counts_while_zookeeper_is_away(figures: Callable[..., Figures]):
-    before = view("jobs-1", "jobs-2")
-    found = figures(before, view(connected=False))
-    assert found == WELL | {"cluster_zookeeper_away": 1}
+def test_while_zookeeper_is_away_what_it_held_last_and_what_is_reached_count():
+    before, now = view("jobs-1", "jobs-2"), view(connected=False)
+
+    assert cluster(before, now)[0] == WELL | {"cluster_zookeeper_away": 1}
+    figures, found = cluster(before, now, unreached=["2"])
+    assert figures == WELL | {"cluster_zookeeper_away": 1, "cluster_shards_not_served": 1}
+    assert found["healthy"]
+    assert "no router here reaches shard-2" in found["warnings"]
+
+
+def test_a_server_whose_routers_reach_no_shard_is_not_healthy():
+    _, found = cluster(view("jobs-1", "jobs-2"), unreached=["1", "2"])
+
+    assert not found["healthy"]
+    assert found["problems"] == ["no router here reaches any shard: clients need another server"]
