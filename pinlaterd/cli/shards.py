@@ -18,7 +18,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import edit
 from pinlaterd.config.active import load_active
 from pinlaterd.config.edit_text import Value
-from pinlaterd.config.layout import CLUSTER_KEY_FILE, EDIT_LOCK, ETC, SHARDS_FILE, lock
+from pinlaterd.config.layout import CLUSTER_KEY_FILE, EDIT_LOCK, ETC, SHARDS_FILE, ConfigFiles, lock
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES, Config
 from pinlaterd.engines import make_engine
@@ -134,11 +134,10 @@ def tell(
 
 
 def _wait_until_followed() -> Mapping[str, str | None]:
-    from pinlaterd.config.load import ConfigFiles
-
     for is_late in command.polls(_FOLLOW_SECONDS):
         status = service_status.fetch()
-        waits_for = "the coordinator has not carried it out"
+        against = status["config_problems"]
+        waits_for = "; ".join(["the coordinator has not carried it out", *against])
         if status["config_judged"] == ConfigFiles(command.directory() / ETC).digest:
             behind = [
                 process["name"]

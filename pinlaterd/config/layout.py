@@ -9,6 +9,7 @@ lock files stay where they are, or two processes could lock two files of one nam
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -200,3 +201,38 @@ def _file_mark(path: Path) -> tuple[int, ...]:
         return (error.errno or 0,)
     times = (found.st_mtime_ns, found.st_ctime_ns)
     return (found.st_dev, found.st_ino, found.st_size, *times)
+
+
+class ConfigFiles:
+    """The files of `etc` as they were at one time."""
+
+    def __init__(self, etc: Path) -> None:
+        self._etc = etc
+        self._contents: dict[Path, bytes | OSError] = {}
+        for name in CONFIG_FILES:
+            path = etc / name
+            try:
+                self._contents[path] = path.read_bytes()
+            except OSError as error:
+                self._contents[path] = error
+
+    @property
+    def digest(self) -> str:
+        """The same for the same contents, in every process that reads them."""
+        hashed = hashlib.sha256()
+        for content in self._contents.values():
+            data = b"" if isinstance(content, OSError) else content
+            hashed.update(len(data).to_bytes(8, "big") + data)
+        return hashed.hexdigest()[:16]
+
+    def read(self, path: Path) -> bytes:
+        """For `load_config`. Raises OSError, as reading the file did."""
+        content = self._contents[path]
+        if isinstance(content, OSError):
+            raise content
+        return content
+
+    def content(self, name: str) -> bytes:
+        """b"" if it is not there."""
+        content = self._contents[self._etc / name]
+        return b"" if isinstance(content, OSError) else content

@@ -17,7 +17,6 @@ the jobs that they hold.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,41 +69,6 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     held = tuple(file.path.name for file in files if not file.blank)
     warnings = tuple(warning for file in files for warning in file.warnings)
     return Config(server, shards, queues, abandon, held, warnings)
-
-
-class ConfigFiles:
-    """The files of `etc` as they were at one time."""
-
-    def __init__(self, etc: Path) -> None:
-        self._etc = etc
-        self._contents: dict[Path, bytes | OSError] = {}
-        for name in CONFIG_FILES:
-            path = etc / name
-            try:
-                self._contents[path] = path.read_bytes()
-            except OSError as error:
-                self._contents[path] = error
-
-    @property
-    def digest(self) -> str:
-        """The same for the same contents, in every process that reads them."""
-        hashed = hashlib.sha256()
-        for content in self._contents.values():
-            data = b"" if isinstance(content, OSError) else content
-            hashed.update(len(data).to_bytes(8, "big") + data)
-        return hashed.hexdigest()[:16]
-
-    def read(self, path: Path) -> bytes:
-        """For `load_config`. Raises OSError, as reading the file did."""
-        content = self._contents[path]
-        if isinstance(content, OSError):
-            raise content
-        return content
-
-    def content(self, name: str) -> bytes:
-        """b"" if it is not there."""
-        content = self._contents[self._etc / name]
-        return b"" if isinstance(content, OSError) else content
 
 
 # --- pinlaterd.yaml and local.yaml ------------------------------------------------------------

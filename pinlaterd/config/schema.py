@@ -126,68 +126,59 @@ ZOOKEEPER_HOSTS = Matching(
 )
 
 
-_ONLY_LOCAL = {"machine": True, "only_local": True}
+_ANY_HOST = Characters(1, 255)
+_ANY_PORT = Between(1, MAX_PORT)
+
+
+def _machine(default: T, doc: str, allowed: Allowed, **flags: bool) -> T:
+    return _setting(default, doc, allowed, machine=True, **flags)
+
+
+def _local(default: T, doc: str, allowed: Allowed, **flags: bool) -> T:
+    return _machine(default, doc, allowed, only_local=True, **flags)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """etc/pinlaterd.yaml, and what etc/local.yaml says of this machine."""
 
-    host: str = _setting(
-        "127.0.0.1",
-        "address that the Thrift port listens on; 0.0.0.0: all",
-        Characters(1, 255),
-        machine=True,
+    host: str = _machine(
+        "127.0.0.1", "address that the Thrift port listens on; 0.0.0.0: all", _ANY_HOST
     )
-    port: int = _setting(9010, "Thrift port", Between(1, 65535), machine=True)
-    stats_host: str = _setting(
-        "127.0.0.1", "address that the statistics port listens on", Characters(1, 255), machine=True
+    port: int = _machine(9010, "Thrift port", _ANY_PORT)
+    stats_host: str = _machine(
+        "127.0.0.1", "address that the statistics port listens on", _ANY_HOST
     )
-    stats_port: int = _setting(
-        9999,
-        "HTTP port of /stats.txt, /stats.json, /metrics, /health",
-        Between(1, 65535),
-        machine=True,
+    stats_port: int = _machine(
+        9999, "HTTP port of /stats.txt, /stats.json, /metrics, /health", _ANY_PORT
     )
-    web_port: int = _setting(
-        9011, "HTTP port of the dashboard (not in this release)", Between(1, 65535)
-    )
-    advertised_host: str = _setting(
+    web_port: int = _setting(9011, "HTTP port of the dashboard (not in this release)", _ANY_PORT)
+    advertised_host: str = _machine(
         _OWN_HOST_NAME,
         "this server's name in claim descriptors (default: the machine's host name)",
         Characters(1, ADVERTISED_HOST_CHARS, ":"),
         local=True,
-        machine=True,
     )
-    routers: int = _setting(
-        1, "router processes, all on the same port", Between(1, 64), machine=True
-    )
-    cluster: str = _setting(
-        "", "the cluster's name; none: a single machine", CLUSTER_NAME, **_ONLY_LOCAL
-    )
-    server: str = _setting("", "this server's name in the cluster", CLUSTER_NAME, **_ONLY_LOCAL)
-    zookeeper: str = _setting("", "the servers of ZooKeeper", ZOOKEEPER_HOSTS, **_ONLY_LOCAL)
-    peer_host: str = _setting(
+    routers: int = _machine(1, "router processes, all on the same port", Between(1, 64))
+    cluster: str = _local("", "the cluster's name; none: a single machine", CLUSTER_NAME)
+    server: str = _local("", "this server's name in the cluster", CLUSTER_NAME)
+    zookeeper: str = _local("", "the servers of ZooKeeper", ZOOKEEPER_HOSTS)
+    peer_host: str = _local(
         "",
         "address that other servers reach this one at, and that it listens on for them",
-        Characters(1, 255),
-        **_ONLY_LOCAL,
+        _ANY_HOST,
     )
-    peer_port: int = _setting(
-        9012, "port for the coordinators of other servers", Between(1, 65535), **_ONLY_LOCAL
-    )
-    shard_ports: int = _setting(
+    peer_port: int = _local(9012, "port for the coordinators of other servers", _ANY_PORT)
+    shard_ports: int = _local(
         9100,
         "first of the ports for routers of other servers; as many as there are shards",
-        Between(1, 65535),
-        **_ONLY_LOCAL,
+        _ANY_PORT,
     )
-    weight: float = _setting(
+    weight: float = _local(
         1.0,
         "this server's part of the shards, compared with the weights of the others",
         Between(0.01, 100),
         live=True,
-        **_ONLY_LOCAL,
     )
     server_set_file: str = _setting(
         "",

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.config.active import ActiveConfig
-from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE, FileWatch
-from pinlaterd.config.load import ConfigFiles, load_config
+from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE, ConfigFiles, FileWatch
+from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ShardSettings, follow
 from pinlaterd.errors import ConfigError, how_many
 

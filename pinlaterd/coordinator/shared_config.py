@@ -25,8 +25,8 @@ import msgspec
 
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.edit import take_over
-from pinlaterd.config.layout import RUN, SHARED_FILES, replace_file
-from pinlaterd.config.load import ConfigFiles, load_config
+from pinlaterd.config.layout import RUN, SHARED_FILES, ConfigFiles, replace_file
+from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ShardSettings, follow
 from pinlaterd.coordinator.reload import (
     Activate,

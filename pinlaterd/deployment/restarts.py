@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from pinlaterd.client.client import Client
 from pinlaterd.config.active import load_active
-from pinlaterd.config.layout import ETC, LOGS, router_programs, shard_program
-from pinlaterd.config.load import ConfigFiles
+from pinlaterd.config.layout import ETC, LOGS, ConfigFiles, router_programs, shard_program
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.processes import Status
 from pinlaterd.coordinator.programs import (

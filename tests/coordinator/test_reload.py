@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinlaterd.config.active import ActiveConfig
-from pinlaterd.config.layout import CONFIG_FILES, FileWatch
-from pinlaterd.config.load import ConfigFiles
+from pinlaterd.config.layout import CONFIG_FILES, ConfigFiles, FileWatch
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.reload import Holding, Leaving, advance
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pinlaterd.client import Client
-from pinlaterd.config.load import ConfigFiles
+from pinlaterd.config.layout import ConfigFiles
 from tests.conftest import POLL_SECONDS
 from tests.deployment import PATIENT, Deployment, serving
 from tests.faults.load import Load
