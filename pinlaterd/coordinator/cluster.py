@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -81,11 +81,12 @@ class Cluster:
         if before is not None:
             self.place = Place(settings.server, before.member, before.members)
             self.assigned = {entry.name: _assigned(entry) for entry in before.shards}
+        self.key = ClusterKey.load(ETC / CLUSTER_KEY_FILE, settings.cluster)
         self._settings = settings
         self._session = Session(
             settings.zookeeper,
             settings.cluster,
-            ClusterKey.load(ETC / CLUSTER_KEY_FILE, settings.cluster).digest,
+            self.key.digest,
             ZOOKEEPER_SESSION,
             on_view,
             asyncio.get_running_loop(),
@@ -179,6 +180,23 @@ class Cluster:
             if assignment is not None:
                 self.assigned, self._version = assignment.shards, node.version
         return (self.place, self.assigned) != before
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """That live, by node, the oldest first."""
+        return self._members
+
+    def serves(self, shards: Iterable[str]) -> bool:
+        """Whether live members say that they serve all `shards`, in the epochs assigned."""
+        return all(
+            any(
+                member.server == found.server
+                and member.shards.get(shard) == ShardState(ProcessState.SERVING, found.epoch)
+                for member in self._members.values()
+            )
+            for shard in shards
+            for found in [self.assigned.get(shard, _NOWHERE)]
+        )
 
     # --- what is told ----------------------------------------------------------------------------
 

@@ -25,11 +25,13 @@ from pinlaterd.config import layout
 from pinlaterd.config.active import NO_VERSION, ActiveConfig, Superseded, activate, load_active
 from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.coordinator.pages import Pages
+from pinlaterd.coordinator.peers import Peers
 from pinlaterd.coordinator.processes import (
     About,
     ProcessView,
     Registry,
     Status,
+    admitted_members,
     routers_serve,
     shard_states,
     status,
@@ -37,19 +39,22 @@ from pinlaterd.coordinator.processes import (
     usage_of,
 )
 from pinlaterd.coordinator.programs import ShardPrograms, changed_programs
-from pinlaterd.coordinator.rates import RateControl
+from pinlaterd.coordinator.rates import RateControl, limits_of
 from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding, Reload
+from pinlaterd.coordinator.server_rates import ServerRates
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import ExitCode, StopSignal, count_dropped_lines, set_title, set_up_log
 from pinlaterd.stats import Stats, StatsSnapshot, empty
 from pinlaterd.wire.control import (
     ControlServer,
+    HoldingQuestion,
     MalformedMessage,
     ProcessState,
     RateReport,
     Report,
     ShardEntry,
     Snapshot,
+    StatusQuestion,
     read_snapshot,
     unpack,
     write_snapshot,
@@ -64,6 +69,7 @@ log = logging.getLogger(__name__)
 
 _NAME = "coordinator"
 _SUPERVISED = "SUPERVISOR_ENABLED"  # supervisord sets it for those whom it runs
+_SNAPSHOTS = 100  # the last, of which it is known who follows them
 _STOP_SECONDS = 2.0  # for HTTP requests in flight
 
 
@@ -138,6 +144,8 @@ class Coordinator:
         self._programs = ShardPrograms(clock.monotonic) if _SUPERVISED in os.environ else None
         self._failure = ""  # why the configuration can't be followed
         self._rates = RateControl(self._config, clock, self._stats, psutil.pid_exists)
+        self._peers: Peers | None = None
+        self._published: dict[int, Sequence[str]] = {}  # members by the snapshot's version
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
         self._web = web.AppRunner(Pages(self.status, self.stats).application(), access_log=None)
@@ -148,6 +156,8 @@ class Coordinator:
         write_snapshot(self._snapshot)
         self._control = ControlServer()
         self._loop.add_reader(self._control.fileno(), self._hear)
+        if self._cluster is not None:
+            self._peers = self._new_peers(self._cluster)
         self._hear()
         await self._web.setup()
         # Before the port: through the socket commands reach this coordinator whatever has the port.
@@ -168,6 +178,8 @@ class Coordinator:
     async def stop(self) -> None:
         log.info("stopping")
         await self._web.cleanup()
+        if self._peers is not None:
+            self._peers.close()
         if self._control is not None:
             self._loop.remove_reader(self._control.fileno())
             self._control.close()
@@ -188,6 +200,8 @@ class Coordinator:
             await asyncio.sleep(LOOK_SECONDS)
             failure = ""
             self._rates.look()
+            if self._peers is not None:
+                self._hear()  # also while no router has anything to say
             try:
                 await self._reload.step()
                 if self._programs is not None:
@@ -220,6 +234,8 @@ class Coordinator:
         self._config, self._config_version = config, active.version
         set_up_log(_NAME, config.server.log_level)
         self._rates.configure(config.queues)
+        if self._peers is not None:
+            self._peers.rates.configure(limits_of(config.queues))
         self._publish()  # and what follows for rates
         log.info("a changed configuration is active, version %d", active.version)
 
@@ -271,6 +287,12 @@ class Coordinator:
             cluster.describe(shard_states(views), unreached_shards(views))
             if (serving := routers_serve(views)) is not None:
                 cluster.announce(serving=serving)
+            if self._peers is not None and cluster.members:
+                admitted = admitted_members(views, self._published)
+                served = cluster.serves(self._config.shards)
+                own = cluster.place.member
+                self._peers.follow(cluster.members, own, admitted, served=served)
+                self._hear()
             await cluster.lead(self._config.shards)
 
     def _followed(self, views: Sequence[ProcessView]) -> tuple[int, int]:
@@ -281,9 +303,20 @@ class Coordinator:
 
     async def _ask_holdings(self, shards: Collection[str]) -> Mapping[str, Holding]:
         """What shards hold that are to be removed, those that say it."""
-        assert self._shared is not None
-        here = {shard: self._holding(shard) for shard in shards}
-        return {name: self._shared.holding(one) for name, one in here.items() if one is not None}
+        return {} if self._peers is None else await self._peers.holdings(shards)
+
+    def _new_peers(self, cluster: Cluster) -> Peers:
+        config, (server, member, _) = self._config, cluster.place
+        about = (server, member, limits_of(config.queues), self._clock, self._rates)
+        ends = (self._loop, self._stats, self._answer, self._hear)
+        return Peers(config.server, cluster.key, *ends, lambda peers: ServerRates(*about, peers))
+
+    def _answer(self, question: StatusQuestion | HoldingQuestion) -> object:
+        """What another server's coordinator asks."""
+        if isinstance(question, HoldingQuestion):
+            here = self._holding(question.shard)
+            return here and self._shared and self._shared.holding(here)
+        return {"status": self.status(), "stats": self.stats() if question.statistics else {}}
 
     def _follow_view(self, view: View) -> None:
         """Start and stop the processes that follow from what ZooKeeper says by now."""
@@ -315,7 +348,10 @@ class Coordinator:
             "refused_removals": self._reload.refusals,
             "needs_restart": self._reload.needs_restart,
             "config_judged": self._reload.validated if self._converged else "",
-            "warnings": self._reload.warnings,
+            "warnings": [
+                *self._reload.warnings,
+                *(p.rates.problems() if (p := self._peers) else ()),
+            ],
         }
         if self._cluster is None:
             return status(self._config, self._views(), about)
@@ -356,10 +392,13 @@ class Coordinator:
     # --- the control channel -------------------------------------------------------------------
 
     def _hear(self) -> None:
-        assert self._control is not None
+        if self._control is None:
+            return
         self._take_messages()
         while self._rates.act(self._control):
             self._take_messages()  # that came while we sent: the descriptor says nothing of them
+        if self._peers is not None and self._peers.rates.step():
+            self._publish()  # who we are now
 
     def _take_messages(self) -> None:
         """Take all that has come; send the snapshot to new processes, and to those out of step."""
@@ -433,7 +472,13 @@ class Coordinator:
         entries = tuple(
             cluster.entry(shard, joining=shard.name in self._joining) for shard in shards
         )
-        return Snapshot(version, entries, now_ms, self._config_version, *cluster.place)
+        place = cluster.place
+        if self._peers is not None:
+            place = place._replace(member=self._peers.rates.member)
+        self._published[version] = place.members
+        if len(self._published) > _SNAPSHOTS:
+            del self._published[min(self._published)]
+        return Snapshot(version, entries, now_ms, self._config_version, *place)
 
 
 def _cluster(

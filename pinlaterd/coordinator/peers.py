@@ -1,8 +1,7 @@
 """What coordinators of a cluster tell each other: rates, and questions. Never where a shard is.
 
-`coordinator/main.py` makes Peers when it starts, in a cluster only, calls `follow` with the members
-of each view, and sets `rates`. `on_heard` is called when anything of rates was heard: then it looks
-at what is due (RateControl.act, ServerRates.step), which may send more through this.
+`on_heard` is called when anything of rates was heard: then `coordinator/main.py` looks at what is
+due (RateControl.act, ServerRates.step), which may send more through this.
 
 Nothing here waits: what can't be sent is lost, but for a question, which is asked once the
 connection is there. Only holders of the cluster's key can connect; they are trusted.
@@ -12,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.coordinator.placement import Member
-from pinlaterd.coordinator.server_rates import ServerRates
+from pinlaterd.coordinator.reload import Holding
+from pinlaterd.coordinator.server_rates import ClusterView, ServerRates
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
     Answer,
@@ -37,6 +37,8 @@ from pinlaterd.wire.curve import ClusterKey
 
 log = logging.getLogger(__name__)
 
+_HOLDING = msgspec.json.Decoder(Holding | None)
+_ANSWER_SECONDS = 1.0
 _AGAIN_SECONDS = 0.05  # after which a question that could not be sent is tried again
 
 
@@ -51,10 +53,11 @@ class Peers:
         stats: Stats,
         answer: Callable[[StatusQuestion | HoldingQuestion], object],
         on_heard: Callable[[], None],
+        new_rates: Callable[[Peers], ServerRates],
     ) -> None:
-        """`answer`: what this server says to a question, for JSON. Raises OSError if the port is
-        not free."""
-        self.rates: ServerRates | None = None
+        """`answer`: what this server says to a question, for JSON. `new_rates` makes what is told
+        of rates, and tells others through this. Raises OSError if the port is not free."""
+        self.rates = new_rates(self)
         self._key = key
         self._loop = loop
         self._stats = stats
@@ -69,8 +72,15 @@ class Peers:
         self._loop.add_reader(self._server.fileno(), self._hear)
         self._hear_soon()
 
-    def follow(self, members: Mapping[str, Member]) -> None:
-        """Connect to the members that live, and to no others."""
+    def follow(
+        self, members: Mapping[str, Member], own: str, admitted: frozenset[str], *, served: bool
+    ) -> None:
+        """Connect to the members that live, and to no others; for the rest see ClusterView."""
+        servers = {node: member.server for node, member in members.items()}
+        self.rates.follow(ClusterView(servers, own, admitted, served))
+        self._connect(members)
+
+    def _connect(self, members: Mapping[str, Member]) -> None:
         addresses = {node: f"tcp://{member.peer}" for node, member in members.items()}
         for node, (address, link) in list(self._links.items()):
             if addresses.get(node) != address:
@@ -84,7 +94,7 @@ class Peers:
             self._hear_soon()
 
     def close(self) -> None:
-        self.follow({})
+        self._connect({})
         self._loop.remove_reader(self._server.fileno())
         self._server.close()
         if self._hearing is not None:
@@ -116,6 +126,15 @@ class Peers:
         finally:
             del self._waiting[question.number]
 
+    async def holdings(self, shards: Collection[str]) -> Mapping[str, Holding]:
+        """What each shard holds, as the server says that serves it; those that are told."""
+        asked = [(shard, node) for shard in shards for node in self._links]
+        answers = await asyncio.gather(
+            *(self.ask(node, HoldingQuestion(shard), _ANSWER_SECONDS) for shard, node in asked)
+        )
+        told = [_HOLDING.decode(answer or b"null") for answer in answers]
+        return {shard: found for (shard, _), found in zip(asked, told, strict=True) if found}
+
     def _put(self, member: str, question: Question) -> None:
         if member in self._links and self._links[member][1].send(pack(question)):
             self._hear_soon()
@@ -140,7 +159,7 @@ class Peers:
                     waiting = self._waiting.get(message.number)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(bytes(message.body))
-                elif isinstance(message, ServerGrant) and self.rates is not None:
+                elif isinstance(message, ServerGrant):
                     self.rates.heard_grant(node, message)
                     rates = True
         if rates:
@@ -154,7 +173,7 @@ class Peers:
             self._stats.count("reports_malformed")
             log.warning("what another server's coordinator says can't be read")
             return False
-        if isinstance(message, ServerReport) and self.rates is not None:
+        if isinstance(message, ServerReport):
             self.rates.heard_report(peer, message)
             return True
         if isinstance(message, Question):

@@ -186,6 +186,19 @@ def shard_states(views: Sequence[ProcessView]) -> Mapping[str, ShardState]:
     return found
 
 
+def admitted_members(
+    views: Sequence[ProcessView], published: Mapping[int, Sequence[str]]
+) -> frozenset[str]:
+    """The member nodes whose routers a shard process here may still serve; "" for those of a
+    snapshot that is not in `published`, the members by version of the snapshot."""
+    versions = {
+        view.report.snapshot_version
+        for view in views
+        if view.report.kind == "shard" and view.state != STOPPED
+    }
+    return frozenset().union(*(published.get(version, ("",)) for version in versions))
+
+
 def unreached_shards(views: Sequence[ProcessView]) -> Sequence[str]:
     """Shards that no router here reaches; none while no router serves."""
     unreached = [

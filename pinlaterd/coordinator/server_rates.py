@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 0.2  # between reports of what is wanted
 _HEARTBEAT_SECONDS = 0.9
+_ANY = -1  # no member's number
 _PATIENCE_SECONDS = 10.0  # after which what is waited for is a problem
 
 
@@ -54,7 +55,8 @@ class ClusterView(NamedTuple):
 
     members: Mapping[str, str]  # the servers of the member nodes that live, the oldest first
     own: str  # our member node; empty: none
-    admitted: frozenset[str]  # the member nodes whose routers a shard process here may still serve
+    # Of member nodes: those whose routers a shard here may still serve; "": also others.
+    admitted: frozenset[str]
     served: bool  # whether live members serve every shard, in the epoch that is assigned
 
     @property
@@ -107,6 +109,8 @@ class ServerRates:
             self._leading.allocator.set_limits(self._limits)
         if self._leading is not None:
             self._leading.follow(view)
+        if view.own and not self._joined:
+            self._rates.follow({})
 
     def heard_report(self, peer: bytes, message: ServerReport) -> None:
         """By the connection `peer`, which an answer goes to."""
@@ -133,12 +137,9 @@ class ServerRates:
 
     def step(self) -> bool:
         """Do what is due; whether `member` has changed."""
-        allocator = self._rates.allocator
-        changed = False
-        if self._view.own and self._view.own != self.member:
-            self._rates.follow({})
-            if allocator.settled and not self._rates.unnoted and not any(allocator.held().values()):
-                self.member, self._followed, changed = self._view.own, 0, True
+        changed = bool(self._view.own) and not self._joined and self._holds_nothing()
+        if changed:
+            self.member, self._followed = self._view.own, 0
         if self._leading is not None:
             for peer, message in self._leading.due_grants():
                 self._line.reply(peer, message)
@@ -152,6 +153,11 @@ class ServerRates:
         if self._view.own and not self._joined:
             return ["routers of this server have not confirmed that they spend nothing; restart it"]
         return () if self._leading is None else self._leading.problems()
+
+    def _holds_nothing(self) -> bool:
+        """Whether no router spends anything; also in the eyes of the coordinator after us."""
+        held = self._rates.allocator.held()
+        return self._rates.allocator.settled and not self._rates.unnoted and not any(held.values())
 
     @property
     def _joined(self) -> str:
@@ -231,10 +237,10 @@ class Leading:
             number in self._live
             or not self._view.served
             or self._admitted.keys() != self._live.keys()
-            or any(number in admitted for admitted in self._admitted.values())
+            or any({number, _ANY} & admitted for admitted in self._admitted.values())
         )
 
 
 def member_number(member: str) -> int:
     """A node's number, which ZooKeeper gives once."""
-    return int(member.rpartition("-")[2])
+    return int(member.rpartition("-")[2]) if member else _ANY

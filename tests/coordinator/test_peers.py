@@ -13,7 +13,7 @@ import pytest
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.coordinator.peers import Peers
 from pinlaterd.coordinator.placement import Member
-from pinlaterd.coordinator.server_rates import ServerRates
+from pinlaterd.coordinator.server_rates import ClusterView, ServerRates
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
     HoldingQuestion,
@@ -44,6 +44,9 @@ class Rates:
         self.reports: list[ServerReport] = []
         self.grants: list[tuple[str, ServerGrant]] = []
 
+    def follow(self, view: ClusterView) -> None:
+        assert view.members == {"m-2": "b"}
+
     def heard_report(self, peer: bytes, report: ServerReport) -> None:
         self.reports.append(report)
         self.peers.reply(peer, GRANT)
@@ -59,14 +62,24 @@ class Coordinator:
         self.stats = Stats()
         settings = ServerSettings(peer_host=HOST, peer_port=port)
         loop = asyncio.get_running_loop()
-        self.peers = Peers(settings, key, loop, self.stats, self.answer, self.on_heard)
-        self.rates = Rates(self.peers)
-        self.peers.rates = cast("ServerRates", self.rates)
+        self.peers = Peers(
+            settings, key, loop, self.stats, self.answer, self.on_heard, self.new_rates
+        )
 
     def close(self) -> None:
         if not self.closed:
             self.peers.close()
         self.closed = True
+
+    def new_rates(self, peers: Peers) -> ServerRates:
+        self.rates = Rates(peers)
+        return cast("ServerRates", self.rates)
+
+    def follow(self, other: int) -> None:
+        """Another, which has the port `other`, is the member m-2."""
+        address = f"{HOST}:{other}"
+        member = Member("b", HOST, address, 9100, f"{HOST}:9010", "0")
+        self.peers.follow({"m-2": member}, "m-1", frozenset(), served=True)
 
     def answer(self, question: object) -> object:
         return {"asked": str(question)}
@@ -75,16 +88,12 @@ class Coordinator:
         self.heard += 1
 
 
-def member(port: int) -> Member:
-    return Member("b", HOST, f"{HOST}:{port}", 9100, f"{HOST}:9010", "0")
-
-
 @contextlib.asynccontextmanager
 async def two(key: ClusterKey = KEY) -> AsyncIterator[tuple[Coordinator, Coordinator, int]]:
     """One, which knows the other as the member m-2; and that one, which has `key`."""
     port = unused_port()
     one, other = Coordinator(unused_port()), Coordinator(port, key)
-    one.peers.follow({"m-2": member(port)})
+    one.follow(port)
     try:
         async with asyncio.timeout(SECONDS):
             yield one, other, port
@@ -138,7 +147,7 @@ def test_one_that_is_restarted_is_asked_again_also_at_another_address():
             other.close()
             for again in (port, unused_port()):
                 successor = await successor_at(again)
-                one.peers.follow({"m-2": member(again)})
+                one.follow(again)
                 while await one.peers.ask("m-2", StatusQuestion(), SILENCE_SECONDS) is None:
                     pass
                 successor.close()

@@ -9,6 +9,7 @@ import pytest
 
 from pinlaterd.clock import Clock
 from pinlaterd.coordinator.allocator import RateAllocator
+from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.server_rates import Leading, ServerRates
 from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.wire.control import RateGrant
@@ -35,6 +36,7 @@ WEIGHTS = {
     "router_hears": 4,
     "coordinator_hears": 8,
     "lose": 1,
+    "lose_grants": 2,
     "overtake": 2,
     "assign": 3,
     "take": 4,
@@ -115,6 +117,14 @@ class Step:
             self.host.coordinator.up.clear()
             self.host.coordinator.down.clear()
 
+    def lose_grants(self) -> None:
+        """Of a router that reads too late."""
+        router = self.host.routers.get(self.rng.choice(self.host.names))
+        if router is not None:
+            kept = [message for message in router.inbox if not isinstance(message, RateGrant)]
+            router.inbox.clear()
+            router.inbox.extend(kept)
+
     def overtake(self) -> None:
         """What a connection brought before it broke may be read after what the next one brings."""
         if self.host.coordinator is not None:
@@ -190,15 +200,14 @@ def unheard_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 def share_kept_for_the_next_node(patch: pytest.MonkeyPatch) -> None:
-    honest = ServerRates.step
+    honest = RateControl.follow
 
-    def step(self: ServerRates) -> bool:
-        changed = bool(self._view.own) and self._view.own != self.member
-        if changed:
-            self.member, self._followed = self._view.own, 0
-        return honest(self) or changed
+    def follow(self: RateControl, share: Mapping[str, float]) -> None:
+        if share:
+            honest(self, share)
 
-    patch.setattr(ServerRates, "step", step)
+    patch.setattr(RateControl, "follow", follow)
+    patch.setattr(ServerRates, "_holds_nothing", lambda _self: True)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +300,26 @@ def test_one_that_is_gone_keeps_its_share_until_every_owner_refuses_its_routers(
     world.run(rng, 5)
     assert world.share("a") == pytest.approx(LIMIT, rel=0.01)
     assert world.share("c") == pytest.approx(LIMIT / 2, rel=0.01)  # which is of no use to it
+
+
+def test_routers_show_another_node_only_once_they_hold_nothing(world, rng):
+    world.demand("c", 1000)
+    world.run(rng, 1)
+    c = world.hosts["c"]
+    before, [stuck, _] = c.node, c.routers.values()
+    world.zookeeper.pop(before)
+    for _ in range(10):
+        c.coordinator.look()
+        kept = [message for message in stuck.inbox if not isinstance(message, RateGrant)]
+        stuck.inbox.clear()
+        stuck.inbox.extend(kept)  # it missed the cut
+        world.deliver(c)
+    assert c.node != before
+    assert {router.snapshot.member for router in c.routers.values()} == {before}
+
+    world.run(rng, 2)
+    assert {router.snapshot.member for router in c.routers.values()} == {c.node}
+    assert world.share("c") == pytest.approx(LIMIT, rel=0.01)
 
 
 def test_one_that_shards_are_pinned_to_keeps_its_share_until_it_returns(rng):
