@@ -228,7 +228,7 @@ class SharedConfig(Reload):
         kept = self._active.config.shards.keys() - self._accepted.shards.keys()
         is_decided = self._removals.config == self._base.number or not kept
         leaving = any(one.since for one in self._removals.kept.values())
-        return self._applied[0] == self._base.number and is_decided and not leaving
+        return self._applied[:2] == self.number and is_decided and not leaving
 
     def followed(self, version: int) -> tuple[int, int]:
         """The `number` that a process follows if it follows this version of the active

@@ -305,3 +305,15 @@ def test_without_zookeeper_each_says_so(site, tmp_path):
 
     assert done.returncode == 1
     assert "ZooKeeper at 127.0.0.1:1 does not answer" in done.stderr
+
+
+def test_without_kazoo_they_say_what_to_install(site, tmp_path):
+    (tmp_path / "kazoo.py").write_text("raise ModuleNotFoundError(\"No module named 'kazoo'\")")
+    made = site.deployment("d")
+
+    done = site.run("cluster", "init", made, *site.options("a"), PYTHONPATH=str(tmp_path))
+
+    assert done.returncode == 1
+    assert "No module named 'kazoo'; a cluster needs `pip install 'pinlaterd[zookeeper]'`" in (
+        done.stderr
+    )

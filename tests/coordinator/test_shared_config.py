@@ -390,6 +390,19 @@ def test_a_removal_that_is_refused_is_told_on_all_servers(servers, holds):
     assert not servers[0].shared.refusals
 
 
+def test_what_is_decided_and_not_done_yet_has_not_converged(servers):
+    servers[0].holds = {"2": Holding(9, 3, 0)}
+    servers[1].write("shards.yaml", ONE_SHARD)
+    servers[1].settle()
+    settle([servers[0]])
+
+    servers[1].see()
+    assert not servers[1].shared.converged
+    servers[1].step()
+    assert servers[1].shared.converged
+    assert servers[1].shared.refusals
+
+
 def test_a_removal_waits_for_a_leader_and_all_else_acts(servers):
     for server in servers:
         server.leads = False
