@@ -183,7 +183,7 @@ class SharedConfig(Reload):
         self._base = self._theirs = read_base()
         self._replaced: Node | None = None  # by us; a View may still have it
         self._removals = Removals()
-        self._is_read = False  # whether etc/ was, since it was written to
+        self._files: ConfigFiles | None = None  # None: not read since etc/ was written to
         self._edit: Mapping[str, str] = {}  # to be proposed
         self._lost: dict[Path, str] = {}  # edits that came second, and what to say of them
         self._accepted: Config | None = None  # None: it can't be used here
@@ -221,7 +221,7 @@ class SharedConfig(Reload):
 
     @property
     def converged(self) -> bool:
-        if not self._is_read or self._edit or self._theirs.number != self._base.number:
+        if self._files is None or self._edit or self._theirs.number != self._base.number:
             return False
         if self._accepted is None:
             return True
@@ -276,7 +276,7 @@ class SharedConfig(Reload):
     def _start_from(self, base: Shared) -> None:
         """Read etc/ again: it differs from `base` by edits only."""
         write_base(base)
-        self._base, self._edit, self._is_read = base, {}, False
+        self._base, self._edit, self._files = base, {}, None
         self._accepted = self._wanted = None
         self._watch = self._new_watch()
 
@@ -301,7 +301,7 @@ class SharedConfig(Reload):
             mistakes += wrong
             if not wrong:
                 self._edit = {name: text.decode() for name, text in texts.items()}
-        self._mistakes, self._is_read, self.validated = mistakes, True, files.digest
+        self._mistakes, self._files, self.validated = mistakes, files, files.digest
 
     async def _propose(self) -> None:
         node = self._view.nodes.get("config")
@@ -320,7 +320,10 @@ class SharedConfig(Reload):
         if self._theirs.number < proposal.number:
             self._theirs = proposal
         self._lost.clear()
+        files = self._files
         self._start_from(proposal)
+        if files is not None:
+            await self._load(files)
 
     def _advance(self, wanted: Config) -> None:
         number, removals = self._base.number, self._removals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,12 @@ from tests.servers.zookeeper import Ensemble, new_cluster, shared_zookeeper, zoo
 
 __all__ = ["shared_zookeeper", "zookeeper"]
 
-SHARDS = "shards:\n  1: {server: jobs-1}\n  2: {server: jobs-2}\n"
+SHARDS = "".join(
+    (
+        "shards:\n",
+        *(f"  {n}: {{server: jobs-{server}}}\n" for n, server in enumerate((1, 2, 1, 2), 1)),
+    )
+)
 SETTINGS = "shard_restart_grace_ms: 10000\n"
 
 
@@ -39,6 +44,11 @@ class Server:
         """Those about edits."""
         return [text for text in self.status()["warnings"] if "your edit" in text]
 
+    def owned(self) -> Mapping[str, Sequence[str]]:
+        """The shards of each server."""
+        listed = json.loads(self.admin("server list --json").stdout)
+        return {server["name"]: server["shards"] for server in listed}
+
     def read(self, name: str) -> str:
         return (self.etc / name).read_text()
 
@@ -50,7 +60,7 @@ class Server:
 
 @pytest.fixture
 def servers(zookeeper: Ensemble) -> Iterator[tuple[Server, Server]]:
-    """Two, which serve a shard each."""
+    """Two, which serve two shards each."""
     pinlaterd, cluster = Program("pinlaterd"), new_cluster()
     with tempfile.TemporaryDirectory(prefix="pl", dir="/tmp") as folder:
         first, second = (Server(Path(folder) / name) for name in ("a", "b"))
@@ -106,11 +116,17 @@ def test_one_configuration_for_all(servers: tuple[Server, Server], wait_until: W
     [kept] = loser.etc.glob("queues.yaml.yours-*")
     assert kept.read_text() != loser.read("queues.yaml") == winner.read("queues.yaml")
 
-    listed = json.loads(first.admin("server list --json").stdout)
-    [leads] = [one for one in listed if one["leads"]]
-    [shard] = leads["shards"]
-    removed = loser.admin(f"shard remove {shard} --yes")
-    assert removed.returncode == 0, removed.stderr
-    for one in servers:
-        assert f"{shard}:" not in one.read("shards.yaml")
-        assert shard not in [found["name"] for found in one.status()["shards"]]
+    for server, shard in ((loser, "3"), (winner, "4"), (loser, "2")):
+        removed = server.admin(f"shard remove {shard} --yes")
+        assert removed.returncode == 0, removed.stderr
+        for one in servers:
+            assert f"{shard}:" not in one.read("shards.yaml")
+            assert shard not in [found["name"] for found in one.status()["shards"]]
+
+    wait_until(lambda: first.owned() == {"jobs-1": ["1"], "jobs-2": []}, seconds=30)
+    pinlaterd = Program("pinlaterd")
+    assert "pinlaterd down" in pinlaterd.error("cluster leave", second.folder)
+    pinlaterd.output("down", second.folder)
+    pinlaterd.output("cluster leave", second.folder)
+    wait_until(lambda: first.owned() == {"jobs-1": ["1"]}, seconds=30)
+    assert "cluster.key is missing" in pinlaterd.error("up", second.folder)
