@@ -187,8 +187,11 @@ class Cluster:
         return self._members
 
     def serves(self, shards: Iterable[str]) -> bool:
-        """Whether live members say that they serve all `shards`, in the epochs assigned."""
-        return all(
+        """Whether live members are all servers that there are, or say that they serve all `shards`,
+        in the epochs assigned: so that no other server serves any."""
+        servers = {member.server for member in self._members.values()}
+        known = set() if self._view is None else self._view.servers.keys()
+        return (bool(known) and known <= servers) or all(
             any(
                 member.server == found.server
                 and member.shards.get(shard) == ShardState(ProcessState.SERVING, found.epoch)

@@ -7,8 +7,8 @@ confirmed as they confirm theirs. What makes this safe, beyond coordinator/alloc
 - A share belongs to a member node. A server that got another node takes everything from its
   routers before they may show the new one (`member`): others may have been given it meanwhile.
 - The share of a member that is gone stays counted until every live server has said that no shard
-  there serves that member's routers, and every shard is served by a live server: so that of one
-  that shards are pinned to is kept until it returns.
+  there serves that member's routers, and no other server can serve a shard: so that of one that
+  shards are pinned to is kept until it returns.
 - A leader that begins knows nothing. Until the same is true of everybody but the live members, and
   all of these have reported, the others may hold all that these did not report.
 - A grant bears the term of the leader that sent it, and reports name the term that they follow. A
@@ -57,7 +57,7 @@ class ClusterView(NamedTuple):
     own: str  # our member node; empty: none
     # Of member nodes: those whose routers a shard here may still serve; "": also others.
     admitted: frozenset[str]
-    served: bool  # whether live members serve every shard, in the epoch that is assigned
+    served: bool  # whether no server but those of live members can serve any shard
 
     @property
     def leader(self) -> str:
@@ -148,11 +148,10 @@ class ServerRates:
 
     def problems(self) -> Sequence[str]:
         """What keeps rates from being used, for `status`."""
-        if self._clock.monotonic() - self._waiting_since < _PATIENCE_SECONDS:
-            return ()
-        if self._view.own and not self._joined:
-            return ["routers of this server have not confirmed that they spend nothing; restart it"]
-        return () if self._leading is None else self._leading.problems()
+        late = self._clock.monotonic() - _PATIENCE_SECONDS
+        if self._view.own and not self._joined and self._waiting_since < late:
+            return ["rates: a router does not confirm that it spends nothing; restart this server"]
+        return () if self._leading is None else self._leading.problems(late)
 
     def _holds_nothing(self) -> bool:
         """Whether no router spends anything; also in the eyes of the coordinator after us."""
@@ -188,6 +187,8 @@ class Leading:
 
     def __init__(self, member: str, clock: Clock) -> None:
         self.member = member
+        self._clock, self._began = clock, clock.monotonic()
+        self._gone: dict[int, tuple[str, float]] = {}  # servers, and since when
         self.term = uuid.uuid4().hex
         self.allocator = RateAllocator(
             clock, self._may_spend, (), (), floor=SERVER_FLOOR_FRACTION, by_time=False
@@ -199,6 +200,7 @@ class Leading:
     def follow(self, view: ClusterView) -> None:
         live = {member_number(member): server for member, server in view.members.items()}
         for number in self._live.keys() - live.keys():
+            self._gone[number] = (self._live[number], self._clock.monotonic())
             self._admitted.pop(number, None)
             self.allocator.lost(number)
         self._live, self._view = live, view
@@ -220,10 +222,13 @@ class Leading:
             grants.append((peer, ServerGrant(self.term, nodes[int(number)], grant)))
         return grants
 
-    def problems(self) -> Sequence[str]:
-        if self.allocator.settled:
+    def problems(self, late: float) -> Sequence[str]:
+        """`late`: since when what is waited for is a problem."""
+        kept = {s for n, (s, at) in self._gone.items() if at < late and self._may_spend(n)}
+        if not kept and (self.allocator.settled or self._began > late):
             return ()
-        return ["rates: not every server has confirmed which others are gone; no rate is raised"]
+        what = f"what {', '.join(sorted(kept)) or 'others'} may be spending"
+        return [f"rates: {what} is kept, until it is back or all shards are served elsewhere"]
 
     def _expect(self) -> None:
         servers = set(self._live.values())

@@ -155,7 +155,7 @@ class Coordinator:
         admitted = self.host.shards.snapshot.members | {
             node for snapshot in self.host.shards.inbox for node in snapshot.members
         }
-        served = all(
+        served = {*members.values()} == {*self.world.hosts} or all(
             self.serving.get(shard) == owner and owner.server in members.values()
             for shard, owner in self.assignment.items()
         )
@@ -388,6 +388,10 @@ class World:
 
     def share(self, server: str) -> float:
         return sum(r.shares.get(QUEUE, 0.0) for r in self.hosts[server].routers.values())
+
+    def problems(self, server: str) -> Sequence[str]:
+        coordinator = self.hosts[server].coordinator
+        return () if coordinator is None else coordinator.server_rates.problems()
 
     def demand(self, server: str, wanted: float) -> None:
         for router in self.hosts[server].routers.values():

@@ -315,6 +315,8 @@ def test_routers_show_another_node_only_once_they_hold_nothing(world, rng):
         stuck.inbox.extend(kept)  # it missed the cut
         world.deliver(c)
     assert c.node != before
+    world.clock.advance(11)
+    assert "restart this server" in world.problems("c")[0]
     assert {router.snapshot.member for router in c.routers.values()} == {before}
 
     world.run(rng, 2)
@@ -333,10 +335,25 @@ def test_one_that_shards_are_pinned_to_keeps_its_share_until_it_returns(rng):
     world.demand("a", 1000)
     world.run(rng, 60)
     assert world.share("a") < LIMIT / 10
+    assert "what c may be spending" in world.problems("a")[0]
 
     world.cut_off.clear()
     world.run(rng, 5)
+    assert world.problems("a") == ()
     assert world.share("a") == pytest.approx(LIMIT, rel=0.01)
+
+
+def test_once_all_servers_are_there_the_whole_rate_is_whatever_shards_are_not(world, rng):
+    for host in world.hosts.values():
+        host.off()
+    world.zookeeper.clear()
+    world.serving.clear()
+    world.records["1"] = world.records["1"]._replace(epoch=99)  # so that nobody can open its store
+
+    world.heal(rng, 10)
+
+    assert "1" not in world.serving
+    assert world.spent() == pytest.approx(LIMIT, rel=0.002)
 
 
 def test_without_zookeeper_and_without_a_leader_shares_stay(world, rng):
