@@ -16,7 +16,7 @@ import pytest
 from pinlaterd.client import AckInfo, Client, Job, JobState
 from pinlaterd.config.schema import ServerSettings, settings_of
 from tests.conftest import FreePort, ProgramPath
-from tests.deployment import Deployment
+from tests.deployment import PATIENT, Deployment
 from tests.docs.pages import README, ReadersShell, commands, section
 from tests.servers.mariadb import HOST, PASSWD, USER, start_mariadb
 from tests.servers.pinlater import PinLater, PinLaterOnMysql, PinLaterOnRedis
@@ -163,6 +163,8 @@ def test_over_to_a_copy_and_back(migration: Migration, tmp_path: Path):
         ("queue_config.json", limits),
     ):
         (folder / name).write_text(json.dumps(content))
+    with (folder / "settings.yaml").open("a") as settings:
+        settings.writelines(f"{name}: {value}\n" for name, value in PATIENT.items())
     copies = migration.copies
 
     shell.follow(f"Rehearse on a copy of {migration.engine}")
@@ -207,8 +209,8 @@ def _go_on(client: Client, over: Sequence[str], later: Sequence[str]) -> dict[st
     client.ack("mail", succeeded=[AckInfo(over[0])], failed=[AckInfo(over[1])])
     found = client.lookup(over[:2])
     assert [found[one].state for one in over[:2]] == [JobState.SUCCEEDED, JobState.PENDING]
-    while len(claimed := client.dequeue("mail", limit=100)) > 0:
-        client.ack("mail", succeeded=claimed)
+    for _ in range(len(over) + len(later)):
+        client.ack("mail", succeeded=client.dequeue("mail", limit=100))
     assert client.count("mail", JobState.PENDING) == 0
 
     client.create_queue("fresh")
