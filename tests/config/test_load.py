@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
-from pinlaterd.config.schema import Address, SentinelSettings, ServerSettings
+from pinlaterd.config.schema import Address, SentinelSettings, ServerSettings, follow
 from pinlaterd.errors import ConfigError
 
 ONE_SHARD = "shards: {1: {engine: sqlite}}"
@@ -588,3 +590,16 @@ def test_passwords_that_would_lie_in_zookeeper_are_warned_of(member):
         f"etc/shards.yaml:4: shards.1.passwd: {text}",
         f"etc/shards.yaml:5: shards.1.sentinel.passwd: {text}",
     )
+
+
+def test_what_of_local_yaml_acts_at_once():
+    before = ServerSettings()
+    after = dataclasses.replace(before, peer_port=9013, weight=2.0)
+
+    found = follow(before, after)
+
+    assert found.settings == dataclasses.replace(before, weight=2.0)
+    assert found.needs_restart == [
+        "etc/local.yaml: peer_port: 9012 is active, the file says 9013; "
+        "needs a restart: `pinlaterd up`"
+    ]

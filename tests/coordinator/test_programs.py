@@ -52,7 +52,7 @@ def test_the_same_configuration_read_from_elsewhere_changes_none(load):
 
 def test_what_acts_at_once_changes_none(load):
     after = load(
-        SHARDS.replace("{}", "{dequeue_only: true}"),
+        SHARDS.replace("{}", "{dequeue_only: true, server: jobs-1}"),
         "log_level: debug\n",
         "queues: {mail: {job_failed_ttl_hours: 1}}\n",
     )

@@ -127,6 +127,11 @@ def test_one_configuration_for_all(servers: tuple[Server, Server], wait_until: W
     pinlaterd = Program("pinlaterd")
     assert "pinlaterd down" in pinlaterd.error("cluster leave", second.folder)
     pinlaterd.output("down", second.folder)
+    text = "queues: {b: {max_jobs_per_second: 3}}\n"
+    second.write("queues.yaml", text)
+    pinlaterd.output("up", second.folder)
+    wait_until(lambda: first.read("queues.yaml") == text, seconds=30)
+    pinlaterd.output("down", second.folder)
     pinlaterd.output("cluster leave", second.folder)
     wait_until(lambda: first.owned() == {"jobs-1": ["1"]}, seconds=30)
     assert "cluster.key is missing" in pinlaterd.error("up", second.folder)
