@@ -600,6 +600,8 @@ def test_what_of_local_yaml_acts_at_once():
 
     assert found.settings == dataclasses.replace(before, weight=2.0)
     assert found.needs_restart == [
-        "etc/local.yaml: peer_port: 9012 is active, the file says 9013; "
-        "needs a restart: `pinlaterd up`"
+        (
+            "etc/local.yaml: peer_port: 9012 is active, the file says 9013; "
+            "needs a restart: `pinlaterd up`"
+        )
     ]
