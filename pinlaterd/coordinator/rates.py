@@ -47,6 +47,7 @@ class RateControl:
         own = server.server_set_name or f"{server.advertised_host}:{server.port}"
         self._server_set: ServerSetFile | None = None  # None: this server has the rates alone
         self.unnoted = False  # whether what is held here has to be noted yet
+        self.notes = 0  # how often it was
         self._note_failed = False
         self._surplus: dict[str, float] = {}
         if server.server_set_file and not server.cluster:
@@ -102,6 +103,7 @@ class RateControl:
             try:
                 write_holdings(self._holdings())
                 self.unnoted = self._note_failed = False
+                self.notes += 1
             except OSError as error:
                 # It will have to rely on what routers report.
                 if not self._note_failed:

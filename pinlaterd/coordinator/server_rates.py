@@ -90,7 +90,7 @@ class ServerRates:
         self._followed = 0  # number of the last grant
         self._told: tuple[object, ...] = ()
         self._told_demands: Mapping[str, float] = {}
-        self._told_at = self._waiting_since = clock.monotonic()
+        self._told_at = self._look_due = self._waiting_since = clock.monotonic()
 
     def configure(self, limits: Mapping[str, float]) -> None:
         """The rates of all servers together, jobs/s by limited queue."""
@@ -168,14 +168,17 @@ class ServerRates:
         # A cut must be noted before it is confirmed: the coordinator after us counts by the note.
         if not self._joined or not self._rates.allocator.settled or self._rates.unnoted:
             return
-        allocator, share, now = self._rates.allocator, self._rates.share, self._clock.monotonic()
-        held, demands = allocator.held(), allocator.demands()
-        over = {queue: rate for queue, rate in held.items() if rate > share.get(queue, 0.0)}
-        told = (self._view, self._term, self.member, self._followed, share, over)
-        wait = _REPORT_SECONDS if demands != self._told_demands else _HEARTBEAT_SECONDS
-        if told == self._told and not returned and now - self._told_at < wait:
+        told = (self._view, self._term, self.member, self._followed, self._rates.notes)
+        now, same = self._clock.monotonic(), told == self._told and not returned
+        if same and now < self._look_due:
+            return
+        self._look_due = now + _REPORT_SECONDS
+        share, demands = self._rates.share, self._rates.allocator.demands()
+        if same and demands == self._told_demands and now - self._told_at < _HEARTBEAT_SECONDS:
             return
         self._told, self._told_demands, self._told_at = told, demands, now
+        held = self._rates.allocator.held()
+        over = {queue: rate for queue, rate in held.items() if rate > share.get(queue, 0.0)}
         router = RouterId(self._server, member_number(self.member), 0)
         report = RateReport(router, self._followed, share, demands, returned)
         message = ServerReport(self._term, report, over, tuple(sorted(self._view.admitted)))
