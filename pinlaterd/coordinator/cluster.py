@@ -238,6 +238,7 @@ class Cluster:
         """Write the assignment that follows from what is known, if this server leads."""
         view = self._view
         if view is None or not (view.connected and view.leads):
+            self._placement = Placement()  # what it saw is old by the time we lead again
             return
         assignment, version, node = Assignment(), None, view.nodes.get("assignment")
         if node is not None:
