@@ -37,9 +37,12 @@ CLUSTER = "test"
 THRIFT_PORT, STATS_PORT = 9010, 9999
 MYSQL_SHARDS, REDIS_SHARDS, SQLITE_SHARDS = ("1", "2"), ("3", "4"), ("5",)
 SHARDS = (*MYSQL_SHARDS, *REDIS_SHARDS, *SQLITE_SHARDS)
+# Jobs a second of queues that have a limit.
+RATES = {"rate_half": 0.5, "rate_10": 10.0, "rate_200": 200.0}
 MOVABLE_SHARDS = (*MYSQL_SHARDS, *REDIS_SHARDS)
 START_SECONDS = 120.0
 _POLL_SECONDS = 0.1
+_SETTLED_SECONDS = 3.0  # a move takes less
 
 
 class Server:
@@ -114,6 +117,7 @@ class Site:
         ]
         self.redis = ClusterRedis(self.store, folder / "r")
         self.shards = SHARDS
+        self.python = sys.executable
         self.writers = Writers()
         self._mysql_log = LogReader(folder / "db/general.log")
         self._redis_log = LogReader(folder / "r/monitor.log")
@@ -148,7 +152,7 @@ class Site:
         queues = {
             queue: {"job_claimed_timeout_seconds": seconds}
             for queue, seconds in {**CLAIM_SECONDS, PROBE: PROBE_CLAIM_SECONDS}.items()
-        }
+        } | {queue: {"max_jobs_per_second": rate} for queue, rate in RATES.items()}
         (etc / "queues.yaml").write_text(json.dumps({"queues": queues}))
         first.command("cluster", "init", str(first.folder), *self._options(first))
         for other in others:
@@ -204,10 +208,25 @@ class Site:
             return
         for other in self.others(server):
             server.admin("server", "maintenance", other.name, "on", "--wait")
-        for other in self.others(server):
-            server.admin("server", "maintenance", other.name, "off")
         owners = self.owners()
         assert {owners[shard] for shard in MOVABLE_SHARDS} == {server}
+        for other in self.others(server):
+            server.admin("server", "maintenance", other.name, "off")
+
+    def settle(self) -> Mapping[str, Server]:
+        """Wait until no shard is to be moved any more; returns the owners."""
+        since, before = time.monotonic(), self.owners()
+
+        def is_settled() -> bool:
+            nonlocal since, before
+            owners = self.owners()
+            loads = [list(owners.values()).count(server) for server in self.servers]
+            if owners != before or max(loads) - min(loads) > 1:
+                since, before = time.monotonic(), owners
+            return time.monotonic() - since > _SETTLED_SECONDS
+
+        wait_until(is_settled)
+        return before
 
     def others(self, *victims: Server) -> Sequence[Server]:
         return [server for server in self.servers if server not in victims]

@@ -74,8 +74,7 @@ def test_two_machines_go_off_at_once(site: Site, rounds: range, note: Note):
 def test_a_freeze_shorter_than_the_session_moves_nothing(site: Site, rounds: range, note: Note):
     with Run(site) as run:
         for _ in rounds:
-            victim = run.follower()
-            owners = site.owners()
+            owners, victim = site.settle(), site.follower()
             with run.fault("short freeze", holds=True):
                 victim.machine.freeze()
                 time.sleep(SESSION_SECONDS / 3)
@@ -152,8 +151,8 @@ def owns_nothing(site: Site, server: Server) -> bool:
 def test_a_coordinator_is_killed_and_nothing_moves(site: Site, rounds: range, *, leads: bool):
     with Run(site) as run:
         for _ in rounds:
-            victim = run.leader() if leads else run.follower()
-            owners = site.owners()
+            owners = site.settle()
+            victim = site.leader() if leads else site.follower()
             victim.kill("coordinator")
             wait_until_it_runs(victim, "coordinator")
             run.wait_until_served(time.monotonic())
@@ -170,7 +169,7 @@ def wait_until_it_runs(server: Server, program: str) -> None:
 def test_a_shard_process_is_killed(site: Site, rounds: range, note: Note):
     with Run(site) as run:
         for number in rounds:
-            owners = site.owners()
+            owners = site.settle()
             shard = MOVABLE_SHARDS[number % len(MOVABLE_SHARDS)]
             with run.fault("shard killed") as began:
                 owners[shard].kill(f"shard-{shard}")
@@ -182,7 +181,7 @@ def test_a_shard_process_is_killed(site: Site, rounds: range, note: Note):
 def test_all_goes_on_without_zookeeper(site: Site, rounds: range):
     with Run(site) as run:
         for _ in rounds:
-            owners = site.owners()
+            owners = site.settle()
             for zookeeper in site.zookeepers:
                 zookeeper.machine.off()
             time.sleep(5 * SESSION_SECONDS)
