@@ -67,8 +67,10 @@ class ServerSet:
         )
 
     def set(self, *ports: int) -> None:
+        going = self.client.transaction()  # at once: one that stays for longest would be followed
         for port in self._nodes.keys() - set(ports):
-            self.client.delete(self._nodes.pop(port))
+            going.delete(self._nodes.pop(port))
+        going.commit()
         for port in set(ports) - self._nodes.keys():
             self._nodes[port] = self.add(endpoint_of("127.0.0.1", port))
 
