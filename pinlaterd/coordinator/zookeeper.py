@@ -308,7 +308,7 @@ class Session(Watcher):
         if session == self._kept or self._is_ending:
             return
         self._kept = session
-        log.info("ZooKeeper: session %#x, time-out %g s", session[0], self.negotiated_seconds)
+        log.info("ZooKeeper: session %#x", session[0])
         kept = {"place": process_place(), "id": session[0], "password": session[1].hex()}
         try:
             replace_file(self._state_file, json.dumps(kept).encode())

@@ -42,6 +42,7 @@ from tests.conftest import WaitUntil
 from tests.servers.zookeeper import (
     Ensemble,
     ensemble,
+    java_path,
     new_cluster,
     shared_ensemble,
     shared_zookeeper,
@@ -223,6 +224,21 @@ def test_a_second_server_of_one_name_is_refused(
     first.session.stop(leave=True)
     wait_until(lambda: second.view.own)
     assert not second.view.problem
+
+
+def test_the_time_out_that_zookeeper_grants_is_known(
+    new_member, program_path, tmp_path, wait_until: WaitUntil
+) -> None:
+    slow = Ensemble(java_path(program_path), tmp_path / "z", 1, "minSessionTimeout=6000")
+    try:
+        slow.start()
+        create_cluster(slow.hosts, "slow", KEY, NODES)
+        member = new_member(slow, "slow", "a")
+        member.start(described("a"))
+        assert member.session.negotiated_seconds == 6.0
+        member.end()
+    finally:
+        slow.stop()
 
 
 # --- writes -----------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def _free_port(host: str) -> int:
 
 
 class ZooKeeper:
-    """One server. `ensemble`: its lines `server.N=...` in all servers' configuration."""
+    """One server."""
 
     def __init__(
         self, java: str, folder: Path, host: str, number: int = 0, ports: Sequence[int] = ()
@@ -61,16 +61,17 @@ class ZooKeeper:
         assert self._process is not None
         return self._process.pid
 
-    def configure(self, ensemble: Sequence[str]) -> None:
+    def configure(self, settings: Sequence[str]) -> None:
+        """`settings`: more lines of its configuration, as those of all servers."""
         data = self.folder / "data"
         data.mkdir(parents=True)
         (data / "myid").write_text(str(self.number))
-        settings = (
+        lines = (
             *(f"tickTime={TICK_MS}", "initLimit=10", "syncLimit=2", "maxClientCnxns=0"),
             *(f"dataDir={data}", f"clientPortAddress={self.host}", f"clientPort={self.port}"),
-            *("admin.enableServer=false", "4lw.commands.whitelist=srvr", *ensemble),
+            *("admin.enableServer=false", "4lw.commands.whitelist=srvr", *settings),
         )
-        (self.folder / "zoo.cfg").write_text("".join(f"{line}\n" for line in settings))
+        (self.folder / "zoo.cfg").write_text("".join(f"{line}\n" for line in lines))
 
     def start(self) -> None:
         """Does not wait until it serves: alone, one of an ensemble can't."""
@@ -150,7 +151,7 @@ class ZooKeeper:
 class Ensemble:
     """ZooKeepers that serve together."""
 
-    def __init__(self, java: str, folder: Path, servers: int) -> None:
+    def __init__(self, java: str, folder: Path, servers: int, *settings: str) -> None:
         hosts = [f"127.0.0.{number + 1}" for number in range(1, servers + 1)]
         self.servers = [
             ZooKeeper(java, folder / str(number), host, number)
@@ -158,7 +159,7 @@ class Ensemble:
         ]
         peers = [server.peer for server in self.servers] if servers > 1 else []
         for server in self.servers:
-            server.configure(peers)
+            server.configure([*peers, *settings])
 
     @property
     def hosts(self) -> str:
