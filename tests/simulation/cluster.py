@@ -176,7 +176,7 @@ def _node_of(server: str, members: Mapping[str, tuple[int, bytes]], session: int
 class Session:
     """A coordinator's thread that speaks to ZooKeeper."""
 
-    def __init__(self, server: Server, *arguments: Any) -> None:
+    def __init__(self, server: Server, *arguments: Any, **_: Any) -> None:
         self.server, self.simulation = server, server.simulation
         self.data = b""
         self.own = ""
