@@ -111,6 +111,11 @@ class Scene:
             while not condition():  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
 
+    def is_writable(self) -> bool:
+        events = self.link._socket.getsockopt(zmq.EVENTS)
+        assert isinstance(events, int)
+        return bool(events & zmq.POLLOUT)
+
     def close(self) -> None:
         self._stack.close()
 
@@ -261,6 +266,7 @@ def test_a_shard_that_is_busy_is_not_cut_off_for_what_waits_there(run):
         for number in range(2500):
             asked.append(scene.ask(b"%d" % number, give_up=GiveUp.NEVER))
             await asyncio.sleep(0)  # each in a message of its own
+            await scene.until(scene.is_writable)
         await asyncio.sleep(BUSY_SECONDS)
 
         for _ in asked:
