@@ -1,8 +1,8 @@
-"""The client's end of the wire: one ZeroMQ DEALER to each shard process, raw and non-blocking.
+"""The client's end of the wire: a link to each shard.
 
 A ShardLink gathers all calls of a loop turn into one message, matches replies to calls, notices
 when its shard is gone, frozen or new, and keeps the hints that the shard publishes. It relies on
-`wire.envelope` and on asyncio's `add_reader`; it knows nothing of Thrift but that a reply is bytes.
+`wire.connection` and on asyncio; it knows nothing of Thrift but that a reply is bytes.
 
 Silence is counted in sweeps of this loop, not in seconds: a router that was stopped itself has
 made no sweep meanwhile, and does not take its own pause for that of its shards.
@@ -10,9 +10,6 @@ made no sweep meanwhile, and does not take its own pause for that of its shards.
 A shard that has gone is expected back for a while (`return_seconds`). Calls that it
 certainly did not carry out wait for its successor meanwhile, if they are patient. That one may
 have another address, and be another server's (`move_to`).
-
-ZeroMQ's file descriptor is edge-triggered: it becomes readable once, whatever is to be read.
-So after every send and every receive the socket's EVENTS are looked at again.
 """
 
 from __future__ import annotations
@@ -23,20 +20,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from pinlaterd.clock import Clock
+from pinlaterd.wire.connection import Connection
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import (
-    HIGH_WATER_MESSAGES,
     LEAST_WIRE_VERSION,
-    MALFORMED,
-    NOBLOCK,
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
-    READABLE,
     WIRE_VERSION,
+    Frame,
     GiveUp,
     Goodbye,
     GoodbyeAck,
@@ -65,21 +59,10 @@ C = TypeVar("C", bound=ShardCall)
 # has become quiet is not taken for a silent one.
 _SWEEPS_UNTIL_QUIET = PULSES_UNTIL_QUIET * 3 // 4
 _QUIET_SWEEP = 2  # counts for so many in GiveUp
-_GREET_AGAIN_SECONDS = 0.05
 _REFUSED_SECONDS = 0.25  # until it greets again
-_RECONNECT_MS = 50
 # How long an answer is waited for after its caller was told that it is late.
 _FORGET_AFTER_SECONDS = 60.0
 _RELEASE_SECONDS = 60.0
-_LAST_WORD_MS = 1000  # for a GoodbyeAck on a connection that is left
-_TCP = "tcp://"
-_HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
-
 _DOWN = ReplyEntry(0, Status.REFUSED, b"is down")
 _FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in flight as it may have")
 _LOST = ReplyEntry(0, Status.LOST)
@@ -142,13 +125,8 @@ class ShardLink:
         self.ready: dict[str, tuple[int, ...]] = {}  # ready jobs by queue and priority: hints
         # In flight: goes out after this turn, or to the successor of a shard that has gone.
         self.unsent: list[ShardCall] = []
-        self._context = context
-        self._key = key
-        self._endpoint = endpoint
         self._next_endpoint = ""  # where to go once the owner before has said its last
         self._ahead = 0.0  # by how much its clock is before ours, at least
-        self._greeting: asyncio.TimerHandle | None = None
-        self._complaint = ""  # the last that was logged of what keeps it from being welcomed
         self._listener = listener
         self._clock = clock
         self._max_bytes = max_bytes
@@ -163,44 +141,29 @@ class ShardLink:
         self._sweep_seconds = PULSE_SECONDS
         self._unused_sweeps = 0  # since there was a call for it
         self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
-        self._connect()
-
-    def _connect(self) -> None:
-        self._handshake_failed = False
-        self._socket = _new_dealer(self._context)
-        self._is_remote = self._endpoint.startswith(_TCP)
-        if self._is_remote:
-            assert self._key is not None
-            self._key.call(self._socket)
-        self._monitor = self._socket.get_monitor_socket(_EVENTS)
-        if self._endpoint:
-            self._socket.connect(self._endpoint)
-        self._loop.add_reader(_descriptor(self._socket), self._readable)
-        self._loop.add_reader(_descriptor(self._monitor), self._monitor_readable)
-        # What came before the descriptors were watched has raised its edge already.
-        self._loop.call_soon(self._monitor_readable)
-        self._loop.call_soon(self._readable)
-
-    def _disconnect(self, *, linger_ms: int) -> None:
-        self._loop.remove_reader(_descriptor(self._socket))
-        self._loop.remove_reader(_descriptor(self._monitor))
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=linger_ms)
+        self._connection = Connection(
+            name,
+            endpoint,
+            context,
+            key,
+            hello=self._hello,
+            on_frame=self._take,
+            on_end=self._gone,
+        )
 
     def close(self) -> None:
         """Let go of the shard; calls in flight are LOST."""
         self._return_seconds, self._next_endpoint = 0.0, ""
         self._leave(_LOST)
         self._sweeping.cancel()
-        self._disconnect(linger_ms=0)
+        self._connection.close()
 
     def move_to(self, endpoint: str) -> None:
         """The shard's owner is at `endpoint` now, or soon. Calls that are kept go there.
 
         An owner before that still serves this link may answer what it has, for as long as it is
         not silent, until it says Goodbye."""
-        if endpoint == self._endpoint:
+        if endpoint == self._connection.endpoint:
             self._next_endpoint = ""
             return
         self._next_endpoint = endpoint
@@ -209,11 +172,10 @@ class ShardLink:
 
     def _move(self) -> None:
         log.info("shard-%s: its owner is at %s", self.name, self._next_endpoint)
-        self._disconnect(linger_ms=_LAST_WORD_MS)
-        self._endpoint, self._next_endpoint = self._next_endpoint, ""
+        endpoint, self._next_endpoint = self._next_endpoint, ""
         self._expected_until = self._clock.monotonic() + self._return_seconds
         self._ahead = 0.0
-        self._connect()
+        self._connection.move(endpoint)
 
     def _assess(self) -> None:
         """After the incarnation, the silence or what the shard says of its store has changed."""
@@ -293,37 +255,9 @@ class ShardLink:
         if self.incarnation == 0 or not self.unsent:
             return
         calls, self.unsent = self.unsent, []
-        if not self._send(pack_calls(self.incarnation, calls, self._ahead)):
+        if not self._connection.send(pack_calls(self.incarnation, calls, self._ahead)):
             for call in calls:
                 self._finish(call.call_id, _DOWN)
-
-    def _send(self, frame: bytes) -> bool:
-        try:
-            self._socket.send(frame, NOBLOCK)
-        except zmq.Again:
-            return False
-        # What came in while we sent raises no new edge on the descriptor.
-        if self._socket.getsockopt(zmq.EVENTS) & READABLE:  # type: ignore[operator]
-            self._loop.call_soon(self._readable)
-        return True
-
-    def _readable(self) -> None:
-        socket = self._socket
-        # A call in vain is rare, so that the first receive needs no question before it. To ask
-        # costs less than the exception of another one.
-        while not socket.closed:
-            try:
-                frame = socket.recv(NOBLOCK)
-            except zmq.Again:
-                return
-            if self._silent_sweeps:
-                self._heard()
-            try:
-                self._take(frame)
-            except MALFORMED:
-                log.error("shard-%s sent a message that cannot be read; ignored", self.name)
-            if socket.closed or not socket.getsockopt(zmq.EVENTS) & READABLE:  # type: ignore[operator]
-                return
 
     def _heard(self) -> None:
         was_silent = self._silent_sweeps >= GiveUp.SILENT
@@ -338,34 +272,36 @@ class ShardLink:
         self._listener.counted(self, [ReadyCounts(*found) for found in self.ready.items()])
 
     def _take(self, data: bytes) -> None:
+        if self._silent_sweeps:
+            self._heard()
         frame = unpack(data)
-        if isinstance(frame, Welcome):
-            self._welcome(frame)
-            return
-        if isinstance(frame, Refused):
-            self._refused(frame.reason)
-            return
-        if isinstance(frame, Goodbye):
-            # Also where it never served us: it waits until it is acknowledged.
-            self._send(pack(GoodbyeAck(frame.incarnation)))
-        if isinstance(frame, Hello) or frame.incarnation != self.incarnation:
-            return  # from before the connection was lost; its calls have been given up
-        if isinstance(frame, Replies):
+        if not isinstance(frame, Replies):
+            self._follow(frame)
+        elif frame.incarnation == self.incarnation:
             # Counts first: what acts on a reply acts on the hints that came with it.
             if frame.counts:
                 self._count(frame.counts)
             for reply in frame.entries:
                 self._finish(reply.call_id, reply)
-        elif isinstance(frame, Pulse):
-            if self._is_remote:
+
+    def _follow(self, frame: Frame) -> None:
+        if isinstance(frame, Welcome):
+            self._welcome(frame)
+        elif isinstance(frame, Refused):
+            self._refused(frame.reason)
+        elif isinstance(frame, Goodbye):
+            # Also where it never served us: it waits until it is acknowledged.
+            self._connection.send(pack(GoodbyeAck(frame.incarnation)))
+            if frame.incarnation == self.incarnation:
+                # What it has not answered by now it will never carry out.
+                log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
+                self._lose(None)
+        elif isinstance(frame, Pulse) and frame.incarnation == self.incarnation:
+            if self._connection.is_remote:
                 self._ahead = frame.now - self._clock.monotonic()
             self._follow_health(degraded=frame.degraded)
             if frame.counts:
                 self._count(frame.counts)
-        elif isinstance(frame, Goodbye):
-            # What it has not answered by now it will never carry out.
-            log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
-            self._lose(None)
 
     def _finish(self, call_id: int, reply: ReplyEntry) -> None:
         call = self._in_flight.pop(call_id, None)
@@ -410,8 +346,8 @@ class ShardLink:
             self._leave(_LOST)
         kept, self.unsent = self.unsent, []
         self.incarnation = incarnation
-        self._complaint = ""
-        if self._is_remote:
+        self._connection.complaint = ""
+        if self._connection.is_remote:
             self._ahead = welcome.now - self._clock.monotonic()
         self._assess()
         self.facts = facts
@@ -424,15 +360,10 @@ class ShardLink:
 
     def _refused(self, reason: str) -> None:
         """Greet again in a while: it may have been told of this server a moment too late."""
-        self._complain(f"refuses this router: {reason}")
+        self._connection.complain(f"refuses this router: {reason}")
         if self.incarnation:
             self._lose(_LOST)
-        self._greet_in(_REFUSED_SECONDS)
-
-    def _complain(self, of: str) -> None:
-        if of != self._complaint:
-            self._complaint = of
-            log.warning("shard-%s at %s %s", self.name, self._endpoint, of)
+        self._connection.greet_in(_REFUSED_SECONDS)
 
     # --- what goes wrong ---------------------------------------------------------------
 
@@ -459,39 +390,17 @@ class ShardLink:
             else:
                 self._finish(call.call_id, _DOWN)
 
-    def _monitor_readable(self) -> None:
-        while not self._socket.closed:
-            try:
-                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
-            except zmq.Again:
-                return
-            if event == zmq.EVENT_DISCONNECTED:
-                if self.incarnation:
-                    log.warning("shard-%s has gone; waiting for it to come back", self.name)
-                    self._lose(_LOST)
-            elif event & _HANDSHAKE_FAILED:
-                self._complain("ended the handshake: is etc/cluster.key the same on both servers?")
-                self._handshake_failed = True
-            else:
-                self._greet()
+    def _gone(self) -> None:
+        if self.incarnation:
+            log.warning("shard-%s has gone; waiting for it to come back", self.name)
+            self._lose(_LOST)
 
-    def _greet(self) -> None:
-        """Greet until it is sent: the handshake is reported a moment before sends go through."""
-        if self._greeting is not None:
-            # Of two greetings, the second Welcome would mean that this link has missed a message.
-            self._greeting.cancel()
-        if self._socket.closed or self.incarnation:
-            return
-        queues = frozenset(self._listener.queues_known())
-        server, member = self._listener.membership() if self._is_remote else ("", "")
-        hello = Hello(queues, WIRE_VERSION, LEAST_WIRE_VERSION, server, member)
-        if not self._send(pack(hello)):
-            self._greet_in(_GREET_AGAIN_SECONDS)
-
-    def _greet_in(self, seconds: float) -> None:
-        if self._greeting is not None:
-            self._greeting.cancel()
-        self._greeting = self._loop.call_later(seconds, self._greet)
+    def _hello(self) -> bytes:
+        if self.incarnation:
+            return b""
+        queues, remote = frozenset(self._listener.queues_known()), self._connection.is_remote
+        server, member = self._listener.membership() if remote else ("", "")
+        return pack(Hello(queues, WIRE_VERSION, LEAST_WIRE_VERSION, server, member))
 
     # --- silence and deadlines ---------------------------------------------------------
 
@@ -515,10 +424,7 @@ class ShardLink:
         self._give_up(lambda call: call.deadline + call.grace_seconds <= judged_until, _LATE)
         self._silent_sweeps += 1 if waited == PULSE_SECONDS else _QUIET_SWEEP
         self._assess()
-        if self._handshake_failed:
-            # libzmq may not try again by itself.
-            self._disconnect(linger_ms=0)
-            self._connect()
+        self._connection.retry_handshake()
         if self._silent_sweeps < GiveUp.SILENT or not self.incarnation:
             return
         if self._next_endpoint:
@@ -554,21 +460,5 @@ class ShardLink:
                 self._finish(call.call_id, _DOWN)
 
 
-def _new_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    dealer = context.socket(zmq.DEALER)
-    dealer.setsockopt(zmq.LINGER, 0)
-    # Only onto a finished connection, so that a send that fails was never sent.
-    dealer.setsockopt(zmq.IMMEDIATE, 1)
-    dealer.setsockopt(zmq.SNDHWM, HIGH_WATER_MESSAGES)
-    # Always as often: to look for a socket that is not there costs next to nothing, and calls
-    # wait for a shard that comes back.
-    dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-    return dealer
-
-
 def _ignore(_call: ShardCall, _link: ShardLink, _reply: ReplyEntry) -> None:
     pass
-
-
-def _descriptor(socket: zmq.Socket[bytes]) -> int:
-    return int(socket.getsockopt(zmq.FD))

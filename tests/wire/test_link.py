@@ -68,7 +68,7 @@ class Scene:
         assert (await reply_of(in_hand)).status is Status.LOST
 
     def close(self) -> None:
-        if not self.link._socket.closed:
+        if not self.link._connection._socket.closed:
             self.link.close()
         for shard in self._shards:
             shard.kill()

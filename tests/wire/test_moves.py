@@ -112,7 +112,7 @@ class Scene:
                 await asyncio.sleep(0.01)
 
     def is_writable(self) -> bool:
-        events = self.link._socket.getsockopt(zmq.EVENTS)
+        events = self.link._connection._socket.getsockopt(zmq.EVENTS)
         assert isinstance(events, int)
         return bool(events & zmq.POLLOUT)
 
@@ -168,18 +168,22 @@ def test_a_shard_of_the_same_server_is_told_nothing_of_that(run):
     run(test)
 
 
-def test_another_key_is_named_and_tried_again(run, caplog):
+@pytest.mark.parametrize("key", [ClusterKey(b"1" * 32, "prod"), None])
+def test_another_key_is_named_and_tried_again(run, caplog, key):
     async def test(scene: Scene) -> None:
         stranger = ShardEnd(scene.context)
-        stranger.listen(scene.there, ClusterKey(b"1" * 32, "prod"))
+        if key is None:
+            stranger.bind(scene.there)
+        else:
+            stranger.listen(scene.there, key)
         scene.connect(scene.there)
-        await scene.until(lambda: "is etc/cluster.key the same" in caplog.text)
+        await scene.until(lambda: "is its key another?" in caplog.text)
         stranger.close()
 
         assert await scene.welcomed(scene.shard(scene.there)) == []
 
     run(test)
-    assert caplog.text.count("is etc/cluster.key the same") == 1
+    assert caplog.text.count("is its key another?") == 1
 
 
 def test_another_wire_version_is_named_and_tried_again(run, caplog):
