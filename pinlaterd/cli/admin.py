@@ -127,7 +127,7 @@ def status() -> None:
       pinlater-admin status
       pinlater-admin status --json --stats-url http://queue.example.com:9999
     """
-    service_status.report(service_status.fetch())
+    service_status.report(service_status.fetch(whole=True))
 
 
 # --- restart ----------------------------------------------------------------------------------

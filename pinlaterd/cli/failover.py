@@ -272,11 +272,11 @@ def _wait_until_served(shards: Sequence[str], master: Place) -> bool:
     Raises FailoverBroken if it takes too long."""
     for is_late in command.polls(_SERVE_SECONDS):
         try:
-            processes = service_status.fetch()["processes"]
+            processes = service_status.fetch(whole=True)["processes"]
         except ConnectionFailed:
             return False
         serving = {
-            process["name"]
+            process["name"].rpartition("/")[2]  # without its server
             for process in processes
             if process["state"] == ProcessState.SERVING
             and process["facts"].get("master") == str(master)

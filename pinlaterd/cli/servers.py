@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import click
 
 from pinlaterd.cli import command, service_status
 
 _LOOK_SECONDS = 1.0
-
-_COLUMNS: Sequence[command.Column] = (
-    ("server", lambda server: f"{server['name']}{' (leads)' if server['leads'] else ''}"),
-    ("state", "state"),
-    ("maintenance", lambda server: "on" if server["maintenance"] else "off"),
-    ("Thrift", lambda server: server["thrift"] or "-"),
-    ("version", lambda server: server["version"] or "-"),
-    ("shards", lambda server: ", ".join(server["shards"]) or "-"),
-)
 
 
 @click.group(cls=command.Group)
@@ -34,7 +24,7 @@ def list_servers() -> None:
     Example: pinlater-admin server list
     """
     found = service_status.fetch().get("servers", [])
-    command.show(found, lambda: command.print_table(_COLUMNS, found))
+    command.show(found, lambda: command.print_table(service_status.SERVER_COLUMNS, found))
 
 
 @server.command()

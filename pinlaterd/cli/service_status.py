@@ -35,15 +35,16 @@ _WARNING = "warning"  # a fact whose name ends so is listed among the warnings
 _QUEUE_AGE = "_oldest_ready_age_ms"
 _COUNTING = "shard_queues_counting"  # every shard that has looked at its store has it
 
+_WHOLE = "?servers=all"
 _SECONDS = 1.0  # between two samples of `top`; figures are no fresher
 _QUIT = (b"q", b"Q", b"\x04", b"")  # the last: the terminal has gone
 _MAX_NOTE_CHARS = 300
 _ENDED_BADLY = ("ack_failed", "timeout_retry", "timeout_done")
 
 
-def fetch() -> command.Facts:
-    """Raises ConnectionFailed."""
-    [found] = command.ask_coordinator("/status.json")
+def fetch(*, whole: bool = False) -> command.Facts:
+    """Of this server, or, with `whole`, of all of its cluster. Raises ConnectionFailed."""
+    [found] = command.ask_coordinator(f"/status.json{_WHOLE if whole else ''}")
     return cast("command.Facts", found)
 
 
@@ -92,6 +93,17 @@ _STATUS_SHARD_COLUMNS: Sequence[command.Column] = (
 )
 
 
+_SERVER_COLUMN: Sequence[command.Column] = (("server", lambda shard: shard["server"] or "none"),)
+SERVER_COLUMNS: Sequence[command.Column] = (
+    ("server", lambda server: f"{server['name']}{' (leads)' if server['leads'] else ''}"),
+    ("state", "state"),
+    ("maintenance", lambda server: "on" if server["maintenance"] else "off"),
+    ("Thrift", lambda server: server["thrift"] or "-"),
+    ("version", lambda server: server["version"] or "-"),
+    ("shards", lambda server: ", ".join(server["shards"]) or "-"),
+)
+
+
 def _print_status(status: command.Facts) -> None:
     health = "healthy" if status["healthy"] else "NOT healthy"
     click.echo(
@@ -101,7 +113,12 @@ def _print_status(status: command.Facts) -> None:
     click.echo()
     command.print_table(_STATUS_COLUMNS, status["processes"])
     click.echo()
-    command.print_table(_STATUS_SHARD_COLUMNS, status["shards"])
+    in_cluster = bool(status["servers"])
+    columns = (*_STATUS_SHARD_COLUMNS, *_SERVER_COLUMN) if in_cluster else _STATUS_SHARD_COLUMNS
+    command.print_table(columns, status["shards"])
+    if in_cluster:
+        click.echo()
+        command.print_table(SERVER_COLUMNS, status["servers"])
     for title, lines in (
         ("Problems", status["problems"]),
         ("Problems of the configuration", status["config_problems"]),
@@ -145,7 +162,7 @@ class Sample(NamedTuple):
 
 def take_sample() -> Sample:
     """Raises ConnectionFailed."""
-    status, stats = command.ask_coordinator("/status.json", "/snapshot.json")
+    status, stats = command.ask_coordinator(f"/status.json{_WHOLE}", f"/snapshot.json{_WHOLE}")
     figures = msgspec.convert(stats, Mapping[str, StatsSnapshot], str_keys=True)
     return Sample(time.monotonic(), status, figures)
 
@@ -156,12 +173,13 @@ def shards_of(sample: Sample) -> list[command.Facts]:
     facts = {process["name"]: process["facts"] for process in processes if process["facts"]}
     found: list[command.Facts] = []
     for shard in sample.status["shards"]:
-        program = shard_program(shard["name"])
+        program = _program_of(shard)
         about = facts.get(program, {})
         stats = sample.stats.get(program, empty())
         found.append(
             {
                 "name": shard["name"],
+                "server": shard["server"],
                 "engine": shard["engine"],
                 "where": about.get("master") or about.get("file") or "",
                 "state": shard["state"],
@@ -171,6 +189,12 @@ def shards_of(sample: Sample) -> list[command.Facts]:
             }
         )
     return found
+
+
+def _program_of(shard: command.Facts) -> str:
+    """The name of its process, as all servers together have it."""
+    program = shard_program(shard["name"])
+    return f"{shard['server']}/{program}" if shard["server"] else program
 
 
 def find_shard(name: str) -> command.Facts | None:
@@ -233,7 +257,7 @@ def frame(before: Sample, now: Sample) -> command.Facts:
     seconds = max(now.at - before.at, 1e-3)
     recent = {name: since(before.stats.get(name, empty()), s) for name, s in now.stats.items()}
     figures = merge(recent.values())
-    used = {process["pid"]: process["cpu_seconds"] for process in before.status["processes"]}
+    used = {_process_id(one): one["cpu_seconds"] for one in before.status["processes"]}
     return {
         "seconds": round(seconds, 3),
         "healthy": bool(now.status["healthy"]),
@@ -241,7 +265,7 @@ def frame(before: Sample, now: Sample) -> command.Facts:
         "warnings": now.status["warnings"],
         "queues": [_queue(queue, figures, seconds) for queue in _queue_names(figures)],
         "shards": [
-            {**shard, **_commits(recent.get(shard_program(shard["name"]), empty()), seconds)}
+            {**shard, **_commits(recent.get(_program_of(shard), empty()), seconds)}
             for shard in shards_of(now)
         ],
         "processes": [_process(process, used, seconds) for process in now.status["processes"]],
@@ -285,9 +309,15 @@ def _commits(recent: StatsSnapshot, seconds: float) -> command.Facts:
     }
 
 
-def _process(process: command.Facts, used: Mapping[int, float], seconds: float) -> command.Facts:
-    """`used`: CPU seconds before, by pid."""
-    cpu_seconds = process["cpu_seconds"] - used.get(process["pid"], process["cpu_seconds"])
+def _process_id(process: command.Facts) -> tuple[str, int]:
+    return process["name"], process["pid"]
+
+
+def _process(
+    process: command.Facts, used: Mapping[tuple[str, int], float], seconds: float
+) -> command.Facts:
+    """`used`: CPU seconds before."""
+    cpu_seconds = process["cpu_seconds"] - used.get(_process_id(process), process["cpu_seconds"])
     return {
         "name": process["name"],
         "state": process["state"],

@@ -3,7 +3,8 @@
 Read-only, on the statistics port and on run/stats.sock. `?process=shard-1` narrows figures down to
 one process: /stats.txt in Ostrich's layout, /metrics in Prometheus' format, with queue, method,
 code and process as labels. /snapshot.json has them by process and with their histograms' buckets:
-the difference of two is what happened in between.
+the difference of two is what happened in between. With `?servers=all` it and /status.json are of
+all servers of the cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from http import HTTPStatus
 from itertools import compress, islice
 from operator import is_not
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 import msgspec
 from aiohttp import web
@@ -47,16 +48,25 @@ _SUFFIXES = {"counter": "_total", "gauge": "", "summary": ""}
 _FIGURES_AT_ONCE = {"counter": 2_000, "gauge": 2_000, "summary": 200}
 _LINES_AT_ONCE = 5_000
 
+
+class Whole(Protocol):
+    async def __call__(self, *, statistics: bool) -> tuple[Status, Mapping[str, StatsSnapshot]]: ...
+
+
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Pages:
     def __init__(
-        self, status: Callable[[], Status], stats: Callable[[], Mapping[str, StatsSnapshot]]
+        self,
+        status: Callable[[], Status],
+        stats: Callable[[], Mapping[str, StatsSnapshot]],
+        whole: Whole,
     ) -> None:
-        """`stats`: figures by process."""
+        """`stats`: figures by process. `whole`: both, of all servers of the cluster."""
         self._status = status
         self._stats = stats
+        self._whole = whole
         self._prometheus = PrometheusText()
         self._handlers: Mapping[str, _Handler] = {
             "/stats.txt": self._stats_text,
@@ -104,11 +114,17 @@ class Pages:
             status=HTTPStatus.OK if found["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE,
         )
 
-    async def _status_json(self, _request: web.Request) -> web.Response:
-        return web.json_response(self._status())
+    async def _status_json(self, request: web.Request) -> web.Response:
+        if not _is_whole(request):
+            return web.json_response(self._status())
+        found, _ = await self._whole(statistics=False)
+        return web.json_response(found)
 
     async def _snapshot_json(self, request: web.Request) -> web.Response:
-        body = msgspec.json.encode(self._chosen(request))
+        stats = self._chosen(request)
+        if _is_whole(request):
+            _, stats = await self._whole(statistics=True)
+        body = msgspec.json.encode(stats)
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     def _chosen(self, request: web.Request) -> Mapping[str, StatsSnapshot]:
@@ -120,6 +136,10 @@ class Pages:
             names = ", ".join(stats)
             raise web.HTTPNotFound(text=f"no process {process!r}; choose from {names}\n")
         return {process: stats[process]}
+
+
+def _is_whole(request: web.Request) -> bool:
+    return request.query.get("servers") == "all"
 
 
 @web.middleware

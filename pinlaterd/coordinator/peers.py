@@ -1,6 +1,6 @@
 """What coordinators of a cluster tell each other: rates, and questions. Never where a shard is.
 
-`on_heard` is called when anything of rates was heard: then `coordinator/main.py` looks at what is
+`on_heard` is called when anything of rates was heard: then `coordinator/member.py` looks at what is
 due (RateControl.act, ServerRates.step), which may send more through this.
 
 Nothing here waits: what can't be sent is lost, but for a question, which is asked once the

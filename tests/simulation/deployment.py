@@ -21,7 +21,7 @@ import zmq
 from pinlaterd.config.active import ActiveConfig, activate
 from pinlaterd.config.layout import CONFIG_FILE, RATES_FILE, RUN, SNAPSHOT_FILE, shard_endpoint
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings, default_queue_settings
-from pinlaterd.coordinator.main import Coordinator
+from pinlaterd.coordinator.process import Coordinator
 from pinlaterd.errors import StorageError
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.router.main import Router

@@ -1,0 +1,221 @@
+"""The coordinator of a server of a cluster: what it does beyond that of a single machine.
+
+It is a member of the cluster (`cluster`), follows a configuration that all servers share
+(`shared_config`), and talks to the other coordinators (`peers`) of rates and of what the whole
+service is like. Its processes are those of the shards that this server owns, or prepares to own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from pinlaterd.clock import Clock
+from pinlaterd.config.active import ActiveConfig
+from pinlaterd.config.layout import LEAVING
+from pinlaterd.config.schema import Config
+from pinlaterd.coordinator.cluster import Cluster
+from pinlaterd.coordinator.peers import Peers
+from pinlaterd.coordinator.process import Coordinator
+from pinlaterd.coordinator.processes import (
+    ProcessView,
+    Status,
+    admitted_members,
+    routers_serve,
+    shard_states,
+    unreached_shards,
+)
+from pinlaterd.coordinator.programs import changed_programs
+from pinlaterd.coordinator.rates import limits_of
+from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding
+from pinlaterd.coordinator.server_rates import ServerRates
+from pinlaterd.coordinator.shared_config import SharedConfig
+from pinlaterd.coordinator.whole import Answer, whole_stats, whole_status
+from pinlaterd.coordinator.zookeeper import View
+from pinlaterd.stats import StatsSnapshot
+from pinlaterd.wire.control import (
+    HoldingQuestion,
+    ProcessState,
+    ShardEntry,
+    Snapshot,
+    StatusQuestion,
+    read_snapshot,
+)
+
+log = logging.getLogger(__name__)
+
+_SNAPSHOTS = 100  # the last, of which it is known who follows them
+_ANSWER_SECONDS = 2.0
+_ANSWER = msgspec.json.Decoder(Answer)
+
+
+class MemberCoordinator(Coordinator):
+    def __init__(self, etc: Path, active: ActiveConfig, clock: Clock) -> None:
+        """Raises ConfigError."""
+        self._cluster = Cluster(active.config.server, read_snapshot(), clock, self._follow_view)
+        self._woken = asyncio.Event()  # something may have to be told or decided
+        self._published: dict[int, Sequence[str]] = {}  # members by the snapshot's version
+        self._peers: Peers | None = None
+        super().__init__(etc, active, clock)
+
+    def _new_reload(self, active: ActiveConfig) -> SharedConfig:
+        self._shared = self._cluster.shared_config(
+            self._etc, active, self._activate, self._ask_holdings
+        )
+        return self._shared
+
+    async def start(self) -> None:
+        cluster, config = self._cluster, self._config
+        server, member, _ = cluster.place
+        about = (server, member, limits_of(config.queues), self._clock, self._rates)
+        ends = (self._loop, self._stats, self._answer, self._hear)
+        self._peers = Peers(
+            config.server, cluster.key, *ends, lambda peers: ServerRates(*about, peers)
+        )
+        await super().start()
+
+    async def stop(self) -> None:
+        if self._peers is not None:
+            self._peers.close()
+        await super().stop()
+        await asyncio.to_thread(self._cluster.stop)
+
+    # --- what is followed ------------------------------------------------------------------------
+
+    async def follow(self) -> None:
+        await asyncio.gather(super().follow(), self._follow_cluster())
+
+    async def _follow_cluster(self) -> NoReturn:
+        """Tell what has changed here, and decide what this server has to, as long as this runs."""
+        cluster = self._cluster
+        await cluster.start()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), LOOK_SECONDS)
+            self._woken.clear()
+            config, views = self._config, self._registry.views()
+            cluster.leaving, cluster.weight = LEAVING.exists(), config.server.weight
+            cluster.config = self._followed(views)
+            cluster.describe(shard_states(views), unreached_shards(views))
+            if (serving := routers_serve(views)) is not None:
+                cluster.announce(serving=serving)
+            if self._peers is not None and cluster.members:
+                admitted = admitted_members(views, self._published)
+                served = cluster.serves(config.shards)
+                self._peers.follow(cluster.members, cluster.place.member, admitted, served=served)
+            self._hear()
+            await cluster.lead(config.shards)
+
+    def _follow_view(self, view: View) -> None:
+        """Start and stop the processes that follow from what ZooKeeper says by now."""
+        self._shared.see(view)
+        before = self._hosted(self._config)
+        if self._cluster.follow(view):
+            self._publish()
+            try:
+                if self._programs is not None:
+                    self._programs.want(changed_programs(before, self._hosted(self._config)))
+                    self._programs.step(self._hosted(self._config))
+            except OSError as error:
+                log.error("the programs to change can't be noted: %s", error)
+        self._admit()
+        self._woken.set()
+
+    def _heard(self) -> None:
+        self._woken.set()
+
+    def _hear(self) -> None:
+        super()._hear()
+        if self._peers is not None and self._peers.rates.step():
+            self._publish()  # who we are now
+
+    def _followed(self, views: Sequence[ProcessView]) -> tuple[int, int]:
+        """The number of the cluster's configuration that all processes here follow."""
+        versions = [one.report.config_version for one in views if not one.gone]
+        return self._shared.followed(min([self._config_version, *versions]))
+
+    def _take_on(self, active: ActiveConfig) -> None:
+        if self._peers is not None:
+            self._peers.rates.configure(limits_of(active.config.queues))
+        super()._take_on(active)
+
+    # --- which shards are here -------------------------------------------------------------------
+
+    def _hosted(self, config: Config) -> Config:
+        return self._cluster.here(config)
+
+    def _served_here(self) -> Config:
+        return self._cluster.owned(self._config)
+
+    def _is_served(self, shard: str) -> bool:
+        return self._cluster.state_of(shard) == ProcessState.SERVING
+
+    def _entries(self) -> tuple[ShardEntry, ...]:
+        return tuple(
+            self._cluster.entry(shard, joining=shard.name in self._joining)
+            for shard in self._config.shards.values()
+        )
+
+    def _next_snapshot(self) -> Snapshot:
+        found, place = super()._next_snapshot(), self._cluster.place
+        if self._peers is not None:
+            place = place._replace(member=self._peers.rates.member)
+        self._published[found.version] = place.members
+        if len(self._published) > _SNAPSHOTS:
+            del self._published[min(self._published)]
+        return msgspec.structs.replace(found, **place._asdict())
+
+    # --- what this server says, and all ----------------------------------------------------------
+
+    def status(self) -> Status:
+        found = self._cluster.add_to(super().status(), self._config)
+        problems = [] if self._peers is None else self._peers.rates.problems()
+        return {**found, "warnings": [*found["warnings"], *problems]}
+
+    def _config_problems(self) -> Sequence[str]:
+        return [text for text in (*super()._config_problems(), self._cluster.problem) if text]
+
+    def stats(self) -> Mapping[str, StatsSnapshot]:
+        for name, figure in self._cluster.figures(self._config).items():
+            self._stats.gauge(name, figure)
+        return super().stats()
+
+    async def whole(self, *, statistics: bool) -> tuple[Status, Mapping[str, StatsSnapshot]]:
+        own, own_stats = await super().whole(statistics=statistics)
+        others = {
+            member.server: node
+            for node, member in self._cluster.members.items()
+            if member.server != own["server"]
+        }
+        question = StatusQuestion(statistics)
+        found = await asyncio.gather(*(self._ask(node, question) for node in others.values()))
+        answers = dict(zip(others, found, strict=True))
+        return whole_status(own, answers), whole_stats(own["server"], own_stats, answers)
+
+    async def _ask(self, node: str, question: StatusQuestion) -> Answer | None:
+        """None if it does not answer, or as no release up to this one does."""
+        assert self._peers is not None
+        answer = await self._peers.ask(node, question, _ANSWER_SECONDS)
+        try:
+            return None if answer is None else _ANSWER.decode(answer)
+        except ValueError as error:
+            log.error("what server %s says can't be read: %s", node, error)
+            return None
+
+    async def _ask_holdings(self, shards: Collection[str]) -> Mapping[str, Holding]:
+        """What shards hold that are to be removed, those that say it."""
+        return {} if self._peers is None else await self._peers.holdings(shards)
+
+    def _answer(self, question: StatusQuestion | HoldingQuestion) -> object:
+        """What another server's coordinator asks."""
+        if isinstance(question, HoldingQuestion):
+            here = self._holding(question.shard)
+            return here and self._shared.holding(here)
+        stats = self.stats() if question.statistics else {}
+        return Answer(self.status(), stats)

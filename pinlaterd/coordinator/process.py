@@ -1,0 +1,315 @@
+"""The coordinator: wires its parts together, publishes the snapshot.
+
+It wakes up for a report, a request or a signal, and four times a second to look whether the
+configuration has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+import psutil
+from aiohttp import web
+
+from pinlaterd.clock import Clock
+from pinlaterd.config import layout
+from pinlaterd.config.active import ActiveConfig, Superseded, activate, load_active
+from pinlaterd.config.schema import Config
+from pinlaterd.coordinator.pages import Pages
+from pinlaterd.coordinator.processes import About, ProcessView, Registry, Status, status, usage_of
+from pinlaterd.coordinator.programs import ShardPrograms, changed_programs
+from pinlaterd.coordinator.rates import RateControl
+from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding, Reload
+from pinlaterd.errors import ConfigError
+from pinlaterd.lifecycle import count_dropped_lines, set_up_log
+from pinlaterd.stats import Stats, StatsSnapshot, empty
+from pinlaterd.wire.control import (
+    ControlServer,
+    MalformedMessage,
+    ProcessState,
+    RateReport,
+    Report,
+    ShardEntry,
+    Snapshot,
+    read_snapshot,
+    unpack,
+    write_snapshot,
+)
+
+log = logging.getLogger(__name__)
+
+NAME = "coordinator"
+_SUPERVISED = "SUPERVISOR_ENABLED"  # supervisord sets it for those whom it runs
+_STOP_SECONDS = 2.0  # for HTTP requests in flight
+
+
+class Coordinator:
+    """The coordinator's process: the control channel, the snapshot, the pages (a Service). That of
+    a cluster's server is a MemberCoordinator (member.py)."""
+
+    def __init__(self, etc: Path, active: ActiveConfig, clock: Clock) -> None:
+        self._etc = etc
+        self._config = active.config
+        self._config_version = active.version
+        self._clock = clock
+        self._started_at_ms = clock.now_ms()
+        self._started = clock.monotonic()
+        self._stats = Stats()
+        self._registry = Registry(clock, psutil.pid_exists)
+        self._joining = self._shards_since(read_snapshot())
+        self._reload = self._new_reload(active)
+        self._programs = ShardPrograms(clock.monotonic) if _SUPERVISED in os.environ else None
+        self._failure = ""  # why the configuration can't be followed
+        self._rates = RateControl(self._config, clock, self._stats, psutil.pid_exists)
+        self._snapshot = self._next_snapshot()
+        self._control: ControlServer | None = None
+        pages = Pages(self.status, self.stats, self.whole)
+        self._web = web.AppRunner(pages.application(), access_log=None)
+        self._loop = asyncio.get_running_loop()
+
+    async def start(self) -> None:
+        """Raises OSError if a port or socket can't be had."""
+        write_snapshot(self._snapshot)
+        self._control = ControlServer()
+        self._loop.add_reader(self._control.fileno(), self._hear)
+        self._hear()
+        await self._web.setup()
+        # Before the port: through the socket commands reach this coordinator whatever has the port.
+        layout.STATS_SOCKET.unlink(missing_ok=True)
+        await web.UnixSite(self._web, os.fspath(layout.STATS_SOCKET)).start()
+        layout.STATS_SOCKET.chmod(0o600)
+        server = self._config.server
+        await web.TCPSite(
+            self._web, server.stats_host, server.stats_port, shutdown_timeout=_STOP_SECONDS
+        ).start()
+        log.info(
+            "serving statistics on http://%s:%d; shards %s",
+            server.stats_host,
+            server.stats_port,
+            ", ".join(self._config.shards),
+        )
+
+    async def stop(self) -> None:
+        log.info("stopping")
+        await self._web.cleanup()
+        if self._control is not None:
+            self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+            self._control = None
+        if self._programs is not None:
+            await self._programs.stop()
+
+    # --- the configuration ---------------------------------------------------------------------
+
+    def _new_reload(self, active: ActiveConfig) -> Reload:
+        return Reload(self._etc, active, self._holding, self._activate)
+
+    def _hosted(self, config: Config) -> Config:
+        """`config` with those shards only that have a process here: all of them."""
+        return config
+
+    async def follow(self) -> None:
+        """Activate what changes in etc/, for as long as this runs."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            failure = ""
+            self._rates.look()
+            try:
+                await self._reload.step()
+                if self._programs is not None:
+                    self._programs.step(self._hosted(self._config))
+            except (OSError, ConfigError) as error:
+                failure = f"the configuration can't be activated: {error}; trying again"
+                if failure != self._failure:
+                    log.error("%s", failure)
+            self._failure = failure
+            self._stats.gauge("config_problems", len(self._config_problems()))
+            count_dropped_lines(self._stats.count)
+
+    def _activate(self, config: Config) -> ActiveConfig:
+        """For all processes: first what they start from, then what they follow. Returns what is
+        active by then: what another command has activated meanwhile goes before."""
+        if self._programs is not None:
+            before, after = self._hosted(self._config), self._hosted(config)
+            self._programs.want(changed_programs(before, after))
+        try:
+            active = activate(config, after=self._config_version)
+        except Superseded:
+            active = load_active(self._etc)
+        self._take_on(active)
+        return active
+
+    def _take_on(self, active: ActiveConfig) -> None:
+        config = active.config
+        newcomers = config.shards.keys() - self._config.shards.keys()
+        self._joining = (self._joining | newcomers) & config.shards.keys()
+        self._config, self._config_version = config, active.version
+        set_up_log(NAME, config.server.log_level)
+        self._rates.configure(config.queues)
+        self._publish()  # and what follows for rates
+        log.info("a changed configuration is active, version %d", active.version)
+
+    def _config_problems(self) -> Sequence[str]:
+        programs = "" if self._programs is None else self._programs.problem
+        return [text for text in (*self._reload.problems, programs, self._failure) if text]
+
+    @property
+    def _converged(self) -> bool:
+        """Whether nothing is under way any more."""
+        return self._reload.converged and (self._programs is None or self._programs.converged)
+
+    def _holding(self, shard: str) -> Holding | None:
+        report = self._registry.serving(layout.shard_program(shard))
+        if report is None:
+            return None
+        gauges = report.stats["gauges"]
+
+        def jobs(state: str) -> int:
+            return int(sum(n for name, n in gauges.items() if name.endswith(state)))
+
+        # What it holds is not known before it has counted it; it is asked again.
+        version = 0 if gauges.get("shard_queues_counting") else report.config_version
+        return Holding(version, jobs("_pending"), jobs("_in_progress"))
+
+    # --- what the pages ask --------------------------------------------------------------------
+
+    def status(self) -> Status:
+        about: About = {
+            "deployment": str(Path.cwd()),
+            "uptime_seconds": round(self._clock.monotonic() - self._started, 1),
+            "snapshot_version": self._snapshot.version,
+            "config_version": self._config_version,
+            "config_number": self._reload.number,
+            "config_problems": self._config_problems(),
+            "refused_removals": self._reload.refusals,
+            "needs_restart": self._reload.needs_restart,
+            "config_judged": self._reload.validated if self._converged else "",
+            "warnings": self._reload.warnings,
+        }
+        return status(self._served_here(), self._views(), about)
+
+    def _served_here(self) -> Config:
+        """The configuration with those shards only that this server is to serve: all of them."""
+        return self._config
+
+    async def whole(self, *, statistics: bool) -> tuple[Status, Mapping[str, StatsSnapshot]]:
+        """The status and the figures of all servers; figures only with `statistics`."""
+        return self.status(), self.stats() if statistics else {}
+
+    def stats(self) -> Mapping[str, StatsSnapshot]:
+        figures = {NAME: self._stats.snapshot(), **self._registry.stats()}
+        gauges: dict[str, defaultdict[str, float]] = {name: defaultdict(float) for name in figures}
+        for view in self._views():
+            usage = None if view.gone else usage_of(view.report.pid)
+            found = gauges[view.report.process]
+            found["process_up"] += not view.gone
+            if usage is not None:
+                found["process_cpu_seconds"] += usage.cpu_seconds
+                found["process_rss_bytes"] += usage.rss_bytes
+        return {
+            name: {**snapshot, "gauges": {**snapshot["gauges"], **gauges[name]}}
+            for name, snapshot in figures.items()
+        }
+
+    def _views(self) -> Sequence[ProcessView]:
+        """The coordinator itself, and all that report."""
+        own = Report(
+            NAME,
+            NAME,
+            os.getpid(),
+            self._started_at_ms,
+            ProcessState.SERVING,
+            facts={"server set warning": "; ".join(self._rates.problems())},
+            stats=empty(),
+            config_version=self._config_version,
+        )
+        return [ProcessView(own, own.state), *self._registry.views()]
+
+    # --- the control channel -------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        if self._control is None:
+            return
+        self._take_messages()
+        while self._rates.act(self._control):
+            self._take_messages()  # that came while we sent: the descriptor says nothing of them
+
+    def _take_messages(self) -> None:
+        """Take all that has come; send the snapshot to new processes, and to those out of step."""
+        if self._control is None:
+            return
+        while (arrived := self._control.receive()) is not None:
+            peer, data = arrived
+            try:
+                message = unpack(data)
+            except MalformedMessage:
+                self._stats.count("reports_malformed")
+                log.warning("a report that can't be read; is another version running here?")
+                continue
+            if isinstance(message, RateReport):
+                self._rates.allocator.heard(peer, message)
+                continue
+            report = message if isinstance(message, Report) else None
+            self._stats.count("reports")
+            self._rates.allocator.heartbeat(peer)
+            newcomer = not self._registry.knows(peer)
+            understood = self._registry.heard(peer, report)
+            if newcomer and report is not None and understood:
+                log.info("%s reports, pid %d: %s", report.process, report.pid, report.state)
+            if newcomer or not understood:
+                self._control.send(peer, self._snapshot)
+            if report is not None:
+                self._heard()
+        self._admit()
+
+    def _heard(self) -> None:
+        """A process has reported something."""
+
+    def _admit(self) -> None:
+        """A new shard counts once it serves: calls that need all shards go on until then."""
+        serving = {shard for shard in self._joining if self._is_served(shard)}
+        if serving:
+            self._joining -= serving
+            self._publish()
+
+    def _is_served(self, shard: str) -> bool:
+        return self._registry.serving(layout.shard_program(shard)) is not None
+
+    def _publish(self) -> None:
+        """Send the snapshot to all. A process that starts later reads the file, or gets it for its
+        first report."""
+        self._snapshot = self._next_snapshot()
+        try:
+            write_snapshot(self._snapshot)
+        except OSError as error:
+            log.error("the snapshot can't be written: %s", error)
+        if self._control is not None:
+            for peer in self._registry.peers():
+                self._control.send(peer, self._snapshot)
+            self._loop.call_soon(self._hear)  # sending uses up the descriptor's edge
+
+    def _shards_since(self, before: Snapshot | None) -> AbstractSet[str]:
+        """Those that no router knows yet; none where nothing ran before."""
+        if before is None or not before.shards:
+            return frozenset()
+        return self._config.shards.keys() - {shard.name for shard in before.shards}
+
+    def _next_snapshot(self) -> Snapshot:
+        """Its version is greater than that of any coordinator before, whatever the clock says."""
+        before = read_snapshot()
+        now_ms = self._clock.now_ms()
+        version = max(now_ms, before.version + 1) if before is not None else now_ms
+        return Snapshot(version, self._entries(), now_ms, self._config_version)
+
+    def _entries(self) -> tuple[ShardEntry, ...]:
+        return tuple(
+            ShardEntry(shard.name, shard.dequeue_only)
+            for shard in self._config.shards.values()
+            if shard.name not in self._joining
+        )
