@@ -58,7 +58,9 @@ STATUS: dict[str, Any] = {
     "healthy": True,
     "problems": [],
     "warnings": [],
-    "shards": [{"name": "1", "engine": "sqlite", "state": "serving", "dequeue_only": False}],
+    "shards": [
+        {"name": "1", "engine": "sqlite", "state": "serving", "dequeue_only": False, "server": ""}
+    ],
     "processes": [
         {
             "name": "shard-1",
