@@ -23,31 +23,23 @@ and no file: what routers hold is in run/rates.json.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from pinlaterd.clock import Clock
 from pinlaterd.coordinator.allocator import SERVER_FLOOR_FRACTION, RateAllocator
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.wire.control import RateReport, RouterId, ServerGrant, ServerReport
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from pinlaterd.coordinator.peers import Peers
 
 _REPORT_SECONDS = 0.2  # between reports of what is wanted
 _HEARTBEAT_SECONDS = 0.9
 _ANY = -1  # no member's number
 _PATIENCE_SECONDS = 10.0  # after which what is waited for is a problem
-
-
-class Line(Protocol):
-    """How coordinators talk to each other. Any message may be lost."""
-
-    def tell(self, member: str, message: ServerReport) -> None: ...
-
-    def reply(self, peer: bytes, message: ServerGrant) -> None: ...
 
 
 class ClusterView(NamedTuple):
@@ -74,14 +66,14 @@ class ServerRates:
         limits: Mapping[str, float],
         clock: Clock,
         rates: RateControl,
-        line: Line,
+        peers: Peers,
     ) -> None:
         """`member`: the member node that the last snapshot before this process bore."""
         self.member = member
         self._server = server
         self._clock = clock
         self._rates = rates
-        self._line = line
+        self._peers = peers  # may lose any message
         self._limits = limits
         self._view = ClusterView({}, "", frozenset(), served=False)
         self._leading: Leading | None = None
@@ -117,7 +109,7 @@ class ServerRates:
         if self._leading is None:
             return
         if message.term != self._leading.term:
-            self._line.reply(peer, ServerGrant(self._leading.term, ""))
+            self._peers.reply(peer, ServerGrant(self._leading.term, ""))
         else:
             self._leading.heard(peer, message)
 
@@ -142,7 +134,7 @@ class ServerRates:
             self.member, self._followed = self._view.own, 0
         if self._leading is not None:
             for peer, message in self._leading.due_grants():
-                self._line.reply(peer, message)
+                self._peers.reply(peer, message)
         self._report()
         return changed
 
@@ -182,7 +174,7 @@ class ServerRates:
         router = RouterId(self._server, member_number(self.member), 0)
         report = RateReport(router, self._followed, share, demands, returned)
         message = ServerReport(self._term, report, over, tuple(sorted(self._view.admitted)))
-        self._line.tell(self._view.leader, message)
+        self._peers.tell(self._view.leader, message)
 
 
 class Leading:

@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 from pinlaterd.clock import FakeClock
 from pinlaterd.config.layout import router_programs
 from pinlaterd.config.schema import Config, ServerSettings, default_queue_settings
+from pinlaterd.coordinator.peers import Peers
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.server_rates import ClusterView, ServerRates
 from pinlaterd.router.rate_limits import shares_at_start
@@ -85,7 +86,7 @@ class ShardProcesses:
 
 
 class Coordinator:
-    """A coordinator's process. It is the line of its ServerRates, too."""
+    """A coordinator's process. It is the Peers of its ServerRates, too."""
 
     def __init__(self, world: World, host: Host) -> None:
         self.world, self.host = world, host
@@ -104,7 +105,7 @@ class Coordinator:
             {QUEUE: LIMIT},
             world.clock,
             self.rates,
-            self,
+            cast("Peers", self),
         )
 
     # --- the lines -------------------------------------------------------------------------
