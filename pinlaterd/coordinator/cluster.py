@@ -119,6 +119,13 @@ class Cluster:
         with contextlib.suppress(DeploymentError):
             await self._session.start(msgspec.json.encode(self._described))
 
+    async def register(self) -> None:
+        """Belong to the cluster, also after ZooKeeper has lost its data."""
+        server, view = self.place.server, self._view
+        if view is not None and self.connected and server not in view.servers:
+            with contextlib.suppress(Conflict, NotConnected):
+                await self._session.write(f"servers/{server}", b"{}", None, as_leader=False)
+
     def stop(self) -> None:
         """The session goes on for a successor, unless this server leaves."""
         self._session.stop(leave=self.leaving)

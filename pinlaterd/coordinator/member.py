@@ -110,6 +110,7 @@ class MemberCoordinator(Coordinator):
                 served = cluster.serves(config.shards)
                 self._peers.follow(cluster.members, cluster.place.member, admitted, served=served)
             self._hear()
+            await cluster.register()
             await cluster.lead(config.shards)
 
     def _follow_view(self, view: View) -> None:

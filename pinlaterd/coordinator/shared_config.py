@@ -255,7 +255,7 @@ class SharedConfig(Reload):
             await self._propose()
         if self._wanted is not None:
             self._advance(self._wanted)
-        if self._view.leads and self._accepted is not None:
+        if self._view.connected and self._view.leads and self._accepted is not None:
             await self._lead(self._accepted)
         kept = (text for path, text in self._lost.items() if path.exists())
         self.warnings = (*kept, *(self._accepted.warnings if self._accepted else ()))
