@@ -347,6 +347,21 @@ def test_loads_are_balanced_one_shard_at_a_time_once_joins_have_ended():
     assert all(entry.planned != bool(entry.next) for _, _, entry in changes)
 
 
+def test_balancing_waits_until_what_it_moved_serves():
+    cluster = Cluster("A", 6)
+    cluster.run(60)
+    cluster.up["B"] = 1
+    cluster.run(30 + TICK_SECONDS)
+    assert cluster.loads() == {"A": 5, "B": 1}
+
+    cluster.failing = {("B", "*")}
+    assert cluster.run(4) == []
+    cluster.failing.clear()
+    cluster.run(2)
+
+    assert cluster.loads() == {"A": 3, "B": 3}
+
+
 def test_a_removed_shard_leaves_and_its_slot_is_free():
     cluster = Cluster("A", 3)
     cluster.run()

@@ -606,8 +606,11 @@ class Simulation:
         """Twice a second: what ZooKeeper and stores end; and whether all that can be is served."""
         self.zookeeper.look()
         now = self.world.now
+        for name, store in self.stores.items():
+            store.look()
+            if name not in self.shards:
+                self._served_at[name] = now
         for name, shard in self.shards.items():
-            self.stores[name].look()
             could = self.zookeeper.available and any(
                 server.can_serve(name)
                 for server in self.servers
@@ -616,7 +619,7 @@ class Simulation:
             processes = [s.processes[name] for s in self.servers if name in s.processes]
             if now < self._calm_at or not could or any(process.serves for process in processes):
                 self._served_at[name] = now
-            elif now - self._served_at[name] > self._away_seconds:
+            elif now - self._served_at.setdefault(name, now) > self._away_seconds:
                 self.found(f"{name} is not served")
                 self._served_at[name] = now
         self.world.after(0.5, self._look)
@@ -666,8 +669,8 @@ class Simulation:
     def assigned(self, before: Assignment, after: Assignment) -> None:
         self._changed_at = self.world.now
         for name, entry in after.shards.items():
-            old = before.shards[name]
-            if entry != old:
+            old = before.shards.get(name, entry)
+            if entry != before.shards.get(name):
                 self._changes += 1
                 self.note(f"{name}: {entry.server} {entry.epoch} {entry.next}")
             if entry.epoch < old.epoch + (entry.server != old.server):
@@ -744,6 +747,14 @@ def _maintain(sim: Simulation, server: Server, seconds: float) -> None:
     sim.world.after(seconds, lambda: say(False))
 
 
+def _remove_shard(sim: Simulation, server: Server, seconds: float) -> None:
+    """From the configuration, and add it again: clocks may be behind its epoch then."""
+    name = sim.rng.choice(list(sim.shards))
+    if len(sim.shards) > 1:
+        shard = sim.shards.pop(name)
+        sim.world.after(seconds, lambda: sim.shards.update({name: shard}))
+
+
 FAULTS: Mapping[str, Callable[[Simulation, Server, float], None]] = {
     "off": _off,
     "kill coordinator": _kill_coordinator,
@@ -760,6 +771,7 @@ FAULTS: Mapping[str, Callable[[Simulation, Server, float], None]] = {
     "flap": _flap,
     "clock": lambda sim, server, s: _switch(sim, server, "step_ms", s, -_HOUR_MS, _HOUR_MS),
     "maintenance": _maintain,
+    "remove shard": _remove_shard,
 }
 _HARMLESS = {"kill coordinator", "ZooKeeper away", "clock"}
 _BRIEFLY_HARMLESS = {"freeze", "freeze coordinator", "freeze shard", "cut off", "late views"}

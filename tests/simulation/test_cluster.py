@@ -11,7 +11,7 @@ import pytest
 
 from tests.simulation.cluster import BROKEN, simulate
 
-SEEDS = 100
+SEEDS = 60
 # What takes more seeds than this to be found is as good as not found.
 SEED_BUDGET = 100
 # By what it is found, and the faults that show it; where there are none, any.
