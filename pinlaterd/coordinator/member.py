@@ -18,12 +18,13 @@ import msgspec
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.active import ActiveConfig
-from pinlaterd.config.layout import LEAVING
+from pinlaterd.config.layout import LEAVING, shard_program
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.cluster import Cluster
 from pinlaterd.coordinator.peers import Peers
 from pinlaterd.coordinator.process import Coordinator
 from pinlaterd.coordinator.processes import (
+    SILENT_SECONDS,
     ProcessView,
     Status,
     admitted_members,
@@ -102,7 +103,8 @@ class MemberCoordinator(Coordinator):
             config, views = self._config, self._registry.views()
             cluster.leaving, cluster.weight = LEAVING.exists(), config.server.weight
             cluster.config = self._followed(views)
-            cluster.describe(shard_states(views), unreached_shards(views))
+            if self._knows_processes(views):
+                cluster.describe(shard_states(views), unreached_shards(views))
             if (serving := routers_serve(views)) is not None:
                 cluster.announce(serving=serving)
             if self._peers is not None and cluster.members:
@@ -112,6 +114,14 @@ class MemberCoordinator(Coordinator):
             self._hear()
             await cluster.register()
             await cluster.lead(config.shards)
+
+    def _knows_processes(self, views: Sequence[ProcessView]) -> bool:
+        """Whether the shards' processes here have reported. Until then what a coordinator before
+        this one said of them holds; nothing moves because a coordinator was restarted."""
+        reported = {view.report.process for view in views}
+        expected = {shard_program(shard) for shard in self._served_here().shards}
+        is_new = self._clock.monotonic() - self._started < SILENT_SECONDS
+        return expected <= reported or not is_new
 
     def _follow_view(self, view: View) -> None:
         """Start and stop the processes that follow from what ZooKeeper says by now."""

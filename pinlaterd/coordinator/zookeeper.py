@@ -120,7 +120,7 @@ class Session(Watcher):
         self._loop = loop
         self._is_settled = asyncio.Event()
         self._writes: deque[_Write] = deque()
-        self._member_data = b""
+        self._member_data, self._is_described = b"", False
         self._server_set = server_set
         self._endpoint: bytes | None = None
         self._announces = False
@@ -146,8 +146,9 @@ class Session(Watcher):
             raise DeploymentError(self.view.problem)
 
     def describe(self, member_data: bytes) -> None:
-        """What our member node is to hold, in this session and later ones."""
-        self._member_data = member_data
+        """What our member node is to hold, in this session and later ones. Until this is called, a
+        node that a coordinator before us has left in this session stays as it is."""
+        self._member_data, self._is_described = member_data, True
         self.poke()
 
     def announce(self, endpoint: bytes | None) -> None:
@@ -251,7 +252,7 @@ class Session(Watcher):
             self.ask(create)
         elif len(mine) > 1:  # an answer was lost
             self.ask(client.delete_async(f"{folder}/{mine[1]}"))
-        elif members[mine[0]].node.data != self._member_data:
+        elif self._is_described and members[mine[0]].node.data != self._member_data:
             self.ask(client.set_async(f"{folder}/{mine[0]}", self._member_data))
         else:
             return mine[0]

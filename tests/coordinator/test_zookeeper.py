@@ -322,9 +322,10 @@ def test_a_killed_coordinator_takes_its_session_up_again(
     observer = new_member(zookeeper, cluster, "observer")
     observer.start(described("observer"))
     state_file = tmp_path / "state"
-    arguments = [zookeeper.hosts, cluster, KEY, str(state_file), described("a").decode()]
+    first = described("a", shards={"1": {"state": "serving", "epoch": 7}})
     owned = []
-    for _ in range(3):
+    for data in (first, described("a"), described("a")):
+        arguments = [zookeeper.hosts, cluster, KEY, str(state_file), data.decode()]
         process = subprocess.Popen(
             [sys.executable, "-c", COORDINATOR, *arguments], stdout=subprocess.PIPE, text=True
         )
@@ -336,6 +337,8 @@ def test_a_killed_coordinator_takes_its_session_up_again(
             process.wait()
     assert owned[0].startswith("m-")
     assert len(set(owned)) == 1
+    # What it said of its processes holds until one that comes after knows them.
+    assert observer.view.members[owned[0].strip()] == first
     wait_until(lambda: names(observer.view) == ["observer"])  # nobody came back
     wait_until(lambda: len(observer.views) >= 2)
     assert max(len(view.members) for view in observer.views) == 2
