@@ -40,7 +40,6 @@ class Connection:
         endpoint: str,
         context: zmq.Context[zmq.Socket[bytes]],
         key: ClusterKey | None,
-        *,
         hello: Callable[[], bytes],
         on_frame: Callable[[bytes], None],
         on_end: Callable[[], None],
@@ -95,6 +94,7 @@ class Connection:
 
     def move(self, endpoint: str) -> None:
         """Go elsewhere. Nothing more is heard from here."""
+        log.info("shard-%s: its owner is at %s", self._shard, endpoint)
         self.close(linger_ms=_LAST_WORD_MS)
         self.endpoint = endpoint
         self._open()

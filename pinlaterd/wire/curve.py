@@ -1,4 +1,4 @@
-"""The cluster's key: whoever holds it belongs to the cluster.
+"""The cluster's key: a server that holds it belongs to the cluster.
 
 It is one random key, the same on all servers. From it and the cluster's name, HMAC-SHA256 derives
 the CURVE key pair of connections between servers, the same at both ends, and the credentials for

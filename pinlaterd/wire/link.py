@@ -63,6 +63,7 @@ _REFUSED_SECONDS = 0.25  # until it greets again
 # How long an answer is waited for after its caller was told that it is late.
 _FORGET_AFTER_SECONDS = 60.0
 _RELEASE_SECONDS = 60.0
+
 _DOWN = ReplyEntry(0, Status.REFUSED, b"is down")
 _FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in flight as it may have")
 _LOST = ReplyEntry(0, Status.LOST)
@@ -142,13 +143,7 @@ class ShardLink:
         self._unused_sweeps = 0  # since there was a call for it
         self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
         self._connection = Connection(
-            name,
-            endpoint,
-            context,
-            key,
-            hello=self._hello,
-            on_frame=self._take,
-            on_end=self._gone,
+            name, endpoint, context, key, self._hello, self._take, self._gone
         )
 
     def close(self) -> None:
@@ -163,18 +158,13 @@ class ShardLink:
 
         An owner before that still serves this link may answer what it has, for as long as it is
         not silent, until it says Goodbye."""
-        if endpoint == self._connection.endpoint:
-            self._next_endpoint = ""
-            return
-        self._next_endpoint = endpoint
-        if not self.incarnation:
+        self._next_endpoint = "" if endpoint == self._connection.endpoint else endpoint
+        if self._next_endpoint and not self.incarnation:
             self._move()
 
     def _move(self) -> None:
-        log.info("shard-%s: its owner is at %s", self.name, self._next_endpoint)
         endpoint, self._next_endpoint = self._next_endpoint, ""
         self._expected_until = self._clock.monotonic() + self._return_seconds
-        self._ahead = 0.0
         self._connection.move(endpoint)
 
     def _assess(self) -> None:
@@ -297,8 +287,7 @@ class ShardLink:
                 log.info("shard-%s does not serve for now; waiting for it to come back", self.name)
                 self._lose(None)
         elif isinstance(frame, Pulse) and frame.incarnation == self.incarnation:
-            if self._connection.is_remote:
-                self._ahead = frame.now - self._clock.monotonic()
+            self._measure(frame.now)
             self._follow_health(degraded=frame.degraded)
             if frame.counts:
                 self._count(frame.counts)
@@ -340,23 +329,23 @@ class ShardLink:
         if reason := misunderstanding(welcome):
             self._refused(reason)
             return
-        incarnation, facts = welcome.incarnation, welcome.facts
         if self.incarnation:
             # A successor; or the same one, of which we have missed a message.
             self._leave(_LOST)
         kept, self.unsent = self.unsent, []
-        self.incarnation = incarnation
+        self.incarnation, self.facts = welcome.incarnation, welcome.facts
         self._connection.complaint = ""
-        if self._connection.is_remote:
-            self._ahead = welcome.now - self._clock.monotonic()
+        self._measure(welcome.now)
         self._assess()
-        self.facts = facts
-        self.ready = dict(facts.counts)
-        log.info("shard-%s serves (incarnation %d)", self.name, incarnation)
+        self.ready = dict(welcome.facts.counts)
+        log.info("shard-%s serves (incarnation %d)", self.name, self.incarnation)
         # First of all: this creates the queues that the shard lacks.
-        self._listener.welcomed(self, facts)
+        self._listener.welcomed(self, welcome.facts)
         self.unsent += kept
         self._flush()
+
+    def _measure(self, now: float) -> None:
+        self._ahead = now - self._clock.monotonic() if self._connection.is_remote else 0.0
 
     def _refused(self, reason: str) -> None:
         """Greet again in a while: it may have been told of this server a moment too late."""
@@ -398,8 +387,8 @@ class ShardLink:
     def _hello(self) -> bytes:
         if self.incarnation:
             return b""
-        queues, remote = frozenset(self._listener.queues_known()), self._connection.is_remote
-        server, member = self._listener.membership() if remote else ("", "")
+        server, member = self._listener.membership() if self._connection.is_remote else ("", "")
+        queues = frozenset(self._listener.queues_known())
         return pack(Hello(queues, WIRE_VERSION, LEAST_WIRE_VERSION, server, member))
 
     # --- silence and deadlines ---------------------------------------------------------
