@@ -113,7 +113,7 @@ def carry_out(
 
 def _drop_lost(path: Path, mine: bytes | None) -> bool:
     """Whether `mine` was an edit that came second."""
-    for kept in path.parent.glob(f"{path.name}.yours-*"):
+    for kept in path.parent.glob(f"{path.name}{edit.KEPT}*"):
         if kept.read_bytes() == mine:
             kept.unlink()
             return True

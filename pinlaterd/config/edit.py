@@ -33,6 +33,8 @@ from pinlaterd.config.load import (
 from pinlaterd.config.schema import Address, Config
 from pinlaterd.errors import ConfigError
 
+KEPT = ".yours-"  # in the name of an edit that came second
+
 
 def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) -> bool:
     """Have `change` make what the file `name` of `etc` should hold of what it holds, and of what
@@ -69,7 +71,7 @@ def take_over(etc: Path, name: str, base: bytes, theirs: bytes) -> Path | None:
             return None
         kept = None
         if mine != base:
-            kept = path.with_name(f"{name}.yours-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+            kept = path.with_name(f"{name}{KEPT}{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
             _replace(kept, b"", mine)
         _replace(path, mine, theirs)
         return kept

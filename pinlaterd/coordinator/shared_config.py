@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from pinlaterd.config.active import ActiveConfig
-from pinlaterd.config.edit import take_over
+from pinlaterd.config.edit import KEPT, take_over
 from pinlaterd.config.layout import RUN, SHARED_FILES, ConfigFiles, replace_file
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ShardSettings, follow
@@ -43,6 +43,7 @@ from pinlaterd.errors import ConfigError
 log = logging.getLogger(__name__)
 
 BASE_FILE = RUN / "shared_config.json"
+_CURE = "make it again, and delete that file"
 _REFRESH_STEPS = 40  # of refusals, which say how many jobs there are
 
 
@@ -243,10 +244,10 @@ class SharedConfig(Reload):
     async def step(self) -> None:
         if self._theirs.number > self._base.number:
             theirs = self._theirs
-            lost = await asyncio.to_thread(self._take_over, theirs)
-            for text in lost.values():
+            found = await asyncio.to_thread(self._take_over, theirs)
+            for text in found.values():
                 log.warning("%s", text)
-            self._lost |= lost
+            self._lost |= found
             self._start_from(theirs)
         files = self._watch.look()
         if files is not None and self._base.number:
@@ -257,8 +258,9 @@ class SharedConfig(Reload):
             self._advance(self._wanted)
         if self._view.connected and self._view.leads and self._accepted is not None:
             await self._lead(self._accepted)
-        kept = (text for path, text in self._lost.items() if path.exists())
-        self.warnings = (*kept, *(self._accepted.warnings if self._accepted else ()))
+        kept = sorted(self._etc.glob(f"*{KEPT}*"))
+        lost = (self._lost.get(path, f"{path}: an edit that came second; {_CURE}") for path in kept)
+        self.warnings = (*lost, *(self._accepted.warnings if self._accepted else ()))
         self._log_problems()
 
     def _take_over(self, theirs: Shared) -> dict[Path, str]:
@@ -269,7 +271,7 @@ class SharedConfig(Reload):
             if lost is not None:
                 found[lost] = (
                     f"{self._etc / name}: {theirs.by} changed it first, in configuration "
-                    f"{theirs.number}; your edit is in {lost}: make it again, and delete that file"
+                    f"{theirs.number}; your edit is in {lost}: {_CURE}"
                 )
         return found
 
@@ -319,7 +321,6 @@ class SharedConfig(Reload):
         self._replaced = node
         if self._theirs.number < proposal.number:
             self._theirs = proposal
-        self._lost.clear()
         files = self._files
         self._start_from(proposal)
         if files is not None:

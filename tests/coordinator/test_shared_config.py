@@ -201,8 +201,15 @@ def test_of_two_edits_of_one_file_the_second_is_kept_beside(servers):
     servers[1].write("queues.yaml", limit("mail", 2))
     settle(servers)
     assert [rate(server) for server in servers] == [2, 2, 2]
-    assert not servers[1].shared.warnings
     assert servers[1].kept() == [limit("mail", 2)], "only its author deletes it"
+
+    servers[1].start()
+    servers[1].settle()
+    [warning] = servers[1].shared.warnings
+    assert "an edit that came second; make it again, and delete that file" in warning
+    next(servers[1].etc.glob("*.yours-*")).unlink()
+    servers[1].step()
+    assert not servers[1].shared.warnings
 
 
 def test_edits_of_different_files_go_together(servers, zookeeper):
