@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import zmq
@@ -42,7 +42,7 @@ _UNAVAILABLE = ReplyEntry(0, Status.REFUSED, b"is down")
 _LOOK_AGAIN_SECONDS = 0.25
 
 # A command tells what becomes of its calls; it has no log.
-logging.getLogger("pinlaterd.wire.link").addHandler(logging.NullHandler())
+logging.getLogger("pinlaterd.wire").addHandler(logging.NullHandler())
 
 
 class Route(NamedTuple):
@@ -68,9 +68,8 @@ def route_to(shard: str) -> Route:
 class ShardCallers(contextlib.ExitStack):
     """The shards that a command calls, each once it is asked for."""
 
-    def __init__(self, route_to: Callable[[str], Route] = route_to) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._route_to = route_to
         self._callers: dict[str, ShardCaller] = {}
         self._context = new_context()
         self.callback(self._context.destroy, linger=0)  # monitors, too
@@ -79,7 +78,7 @@ class ShardCallers(contextlib.ExitStack):
     def __getitem__(self, shard: str) -> ShardCaller:
         caller = self._callers.get(shard)
         if caller is None:
-            caller = ShardCaller(shard, self._route_to, self._context, self._runner)
+            caller = ShardCaller(shard, self._context, self._runner)
             self._callers[shard] = caller
             self.callback(caller.close)
         return caller
@@ -91,7 +90,6 @@ class ShardCaller:
     def __init__(
         self,
         name: str,
-        route_to: Callable[[str], Route],
         context: zmq.Context[zmq.Socket[bytes]],
         runner: asyncio.Runner,
     ) -> None:
@@ -99,7 +97,6 @@ class ShardCaller:
         self._runner = runner
         self._is_welcome = asyncio.Event()
         self._clock = Clock()
-        self._route_to = route_to
         route = route_to(name)
 
         async def connect() -> ShardLink:
@@ -137,16 +134,12 @@ class ShardCaller:
             if seconds <= 0:
                 return _UNAVAILABLE
             self._is_welcome.clear()
-            self._follow_owner()
+            if endpoint := route_to(self.name).endpoint:
+                self._link.move_to(endpoint)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(seconds, _LOOK_AGAIN_SECONDS)):
                     await self._is_welcome.wait()
         return await self._link.ask(call)
-
-    def _follow_owner(self) -> None:
-        route = self._route_to(self.name)
-        if route.endpoint:
-            self._link.move_to(route.endpoint)
 
     # --- what the link hears (LinkListener) -----------------------------------------------
 
