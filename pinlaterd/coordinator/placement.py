@@ -147,12 +147,8 @@ class Placement:
         elif health == "failing" and impatient and others:
             tried.setdefault((server, entry.epoch), self._now)
             self._assign(name, self._choose(name, others))
-        elif entry.next in others and self._state(name, entry.next).state == "standby":
-            self._assign(name, entry.next, planned=True)
         elif entry.next:
-            if entry.next not in others or next_lasted >= _PREPARE_SECONDS:
-                tried.setdefault((entry.next, entry.epoch), self._now)
-                self._prepare(name, "")
+            self._go_on(name, entry, others, next_lasted)
         elif next_lasted >= patience or not tried:
             if server in candidates:
                 others = self._better_reached(others, missed) if missed and impatient else []
@@ -160,6 +156,16 @@ class Placement:
                 if server in candidates:
                     tried.setdefault((server, entry.epoch), self._now)
                 self._prepare(name, self._choose(name, others))
+
+    def _go_on(self, name: str, entry: Assigned, others: Sequence[str], lasted: float) -> None:
+        """With a planned move."""
+        if entry.next not in others:
+            self._prepare(name, "")
+        elif self._state(name, entry.next).state == "standby":
+            self._assign(name, entry.next, planned=True)
+        elif lasted >= _PREPARE_SECONDS:
+            self._tried[name].setdefault((entry.next, entry.epoch), self._now)
+            self._prepare(name, "")
 
     def _recent_tries(self, name: str) -> dict[tuple[str, int], float]:
         tried, start = self._tried[name], self._now - _TRIES_COUNT_SECONDS

@@ -347,6 +347,22 @@ def test_loads_are_balanced_one_shard_at_a_time_once_joins_have_ended():
     assert all(entry.planned != bool(entry.next) for _, _, entry in changes)
 
 
+def test_a_server_that_rested_gets_its_part_at_once():
+    cluster = Cluster("A", 4)
+    cluster.run(60)
+    cluster.up["B"] = 1
+    cluster.run(30)
+    assert [entry.next for entry in cluster.assignment.shards.values()].count("B") == 1
+
+    cluster.maintenance = {"B"}
+    cluster.run(1)
+    assert {entry.next for entry in cluster.assignment.shards.values()} == {""}
+    cluster.maintenance.clear()
+    cluster.run(2)
+
+    assert cluster.loads() == {"A": 2, "B": 2}
+
+
 def test_balancing_waits_until_what_it_moved_serves():
     cluster = Cluster("A", 6)
     cluster.run(60)
