@@ -91,9 +91,6 @@ _STATUS_SHARD_COLUMNS: Sequence[command.Column] = (
     ("state", "state"),
     ("enqueues", enqueues),
 )
-
-
-_SERVER_COLUMN: Sequence[command.Column] = (("server", lambda shard: shard["server"] or "none"),)
 SERVER_COLUMNS: Sequence[command.Column] = (
     ("server", lambda server: f"{server['name']}{' (leads)' if server['leads'] else ''}"),
     ("state", "state"),
@@ -113,10 +110,8 @@ def _print_status(status: command.Facts) -> None:
     click.echo()
     command.print_table(_STATUS_COLUMNS, status["processes"])
     click.echo()
-    in_cluster = bool(status["servers"])
-    columns = (*_STATUS_SHARD_COLUMNS, *_SERVER_COLUMN) if in_cluster else _STATUS_SHARD_COLUMNS
-    command.print_table(columns, status["shards"])
-    if in_cluster:
+    command.print_table(_STATUS_SHARD_COLUMNS, status["shards"])
+    if status["servers"]:
         click.echo()
         command.print_table(SERVER_COLUMNS, status["servers"])
     for title, lines in (
