@@ -34,7 +34,7 @@ from pinlaterd.coordinator.processes import (
 )
 from pinlaterd.coordinator.programs import changed_programs
 from pinlaterd.coordinator.rates import limits_of
-from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding
+from pinlaterd.coordinator.reload import Holding
 from pinlaterd.coordinator.server_rates import ServerRates
 from pinlaterd.coordinator.shared_config import SharedConfig
 from pinlaterd.coordinator.whole import Answer, whole_stats, whole_status
@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 _SNAPSHOTS = 100  # the last, of which it is known who follows them
 _ANSWER_SECONDS = 2.0
+_LOOK_SECONDS = 1.0  # at what time alone changes; reports and ZooKeeper wake it up
 _ANSWER = msgspec.json.Decoder(Answer)
 
 
@@ -98,7 +99,7 @@ class MemberCoordinator(Coordinator):
         await cluster.start()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), LOOK_SECONDS)
+                await asyncio.wait_for(self._woken.wait(), _LOOK_SECONDS)
             self._woken.clear()
             config, views = self._config, self._registry.views()
             cluster.leaving, cluster.weight = LEAVING.exists(), config.server.weight
