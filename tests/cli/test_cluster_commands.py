@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -260,7 +261,7 @@ def test_a_zookeeper_that_lost_its_data_is_filled_again(site):
     assert shared.files["shards.yaml"] == SHARDS
 
 
-def test_maintenance(site):
+def test_maintenance(site, wait_until):
     first = site.init()
     assert site.join("jobs-2", first).returncode == 0
 
@@ -278,6 +279,21 @@ def test_maintenance(site):
     site.change(first, "assignment", json.dumps(assigned).encode())
     done = site.admin(first, "maintenance", "jobs-2", "on")
     assert "maintenance is on, and still owns shards 1" in done.stdout
+
+    assert (
+        "--wait goes with on" in site.admin(first, "maintenance", "jobs-2", "off", "--wait").stderr
+    )
+    with ThreadPoolExecutor() as pool:
+        before = site.view(first).servers["jobs-2"].version
+        run = pool.submit(site.admin, first, "maintenance", "jobs-2", "on", "--wait")
+        wait_until(lambda: site.view(first).servers["jobs-2"].version > before)
+        assert not run.done()
+        assigned["shards"]["1"]["server"] = "jobs-1"
+        version = site.view(first).nodes["assignment"].version
+        site.change(first, "assignment", json.dumps(assigned).encode(), version)
+        done = run.result()
+    assert done.returncode == 0, done.stderr
+    assert "server jobs-2: maintenance is on\n" in done.stdout
 
     assert site.admin(first, "maintenance", "jobs-2", "off").returncode == 0
     assert json.loads(site.view(first).servers["jobs-2"].data) == {}
