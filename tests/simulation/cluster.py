@@ -634,7 +634,16 @@ class Simulation:
             if server.snapshot != shards and self.world.now - self._changed_at > 3:
                 self.found(f"{server.name} does not know who owns what")
 
+    def check_empty(self, server: Server) -> None:
+        for name, entry in _assignment(self.zookeeper.assignment.data).shards.items():
+            if entry.server == server.name != self.shards[name].server:
+                self.found(f"{server.name} rests, and owns {name}")
+
     # --- what is told of it ------------------------------------------------------------------
+
+    @property
+    def has_one_fault(self) -> bool:
+        return self._faults == 1
 
     def is_broken(self, what: str) -> bool:
         return what in self._broken
@@ -743,8 +752,13 @@ def _maintain(sim: Simulation, server: Server, seconds: float) -> None:
         sim.zookeeper.servers[server.name] = Node(msgspec.json.encode({"maintenance": rests}), 1)
         sim.zookeeper.changed()
 
+    def end() -> None:
+        if seconds >= 15 and sim.has_one_fault and len(sim.servers) > 1:
+            sim.check_empty(server)
+        say(False)
+
     say(True)
-    sim.world.after(seconds, lambda: say(False))
+    sim.world.after(seconds, end)
 
 
 def _remove_shard(sim: Simulation, server: Server, seconds: float) -> None:
