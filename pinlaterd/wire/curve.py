@@ -91,10 +91,12 @@ class ClusterKey:
         socket.curve_secretkey = self.pair[1]
         socket.curve_server = True
         _notice_cuts(socket)
-        yield
-        socket.curve_server = False
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
-        socket.rcvhwm = most_waiting
+        try:
+            yield
+        finally:
+            socket.curve_server = False
+            socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
+            socket.rcvhwm = most_waiting
 
     def call(self, socket: zmq.Socket[bytes]) -> None:
         """Have `socket` connect from now on as a holder of the key, to such only."""

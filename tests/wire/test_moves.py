@@ -243,13 +243,18 @@ def test_a_port_that_this_process_had_can_be_had_again(run):
     run(test)
 
 
-def test_ipc_stays_plain_beside_tcp(run):
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_ipc_stays_plain_beside_tcp(run, is_taken):
     """Also where it is bound again, since another process has owned the shard meanwhile."""
 
     async def test(scene: Scene) -> None:
         end = ShardEnd(scene.context)
         end.bind(HERE)
-        end.listen(scene.there, KEY)
+        if is_taken:
+            with pytest.raises(OSError, match="can't listen"):
+                end.listen("tcp://192.0.2.1:9100", KEY)  # no address of this machine
+        else:
+            end.listen(scene.there, KEY)
         Path("s.ipc").unlink()  # noqa: ASYNC240 - a test may block
         end.bind_again()
         with scene.context.socket(zmq.DEALER) as router:
