@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,15 +46,17 @@ class Server:
         found: Mapping[str, Any] = json.loads(self.admin("status --json").stdout)
         return found
 
-    def pid_of(self, program: str) -> int:
-        [pid] = [one["pid"] for one in self.status()["processes"] if one["name"] == program]
-        return int(pid)
+    def pids(self, program: str) -> Sequence[int]:
+        title = f"pinlaterd: {program}"
+        return [one.pid for one in processes_of(self.folder) if title in one.cmdline()]
 
-    def kill(self, program: str | None = None) -> None:
-        """All, if none is named."""
+    def pid_of(self, program: str) -> int:
+        [pid] = self.pids(program)
+        return pid
+
+    def off(self) -> None:
         for process in processes_of(self.folder):
-            if program is None or program in process.cmdline():
-                process.kill()
+            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +91,7 @@ def servers(shared_zookeeper: Ensemble, wait_until: WaitUntil) -> Iterator[Seque
             yield made
         finally:
             for server in made:
-                server.kill()
+                server.off()
 
 
 def test_the_rate_is_kept_as_demand_moves_from_server_to_server(
@@ -126,7 +130,8 @@ def test_killed_coordinators_never_have_more_taken_than_the_rate(
     time.sleep(QUIET_SECONDS)
     begin = time.monotonic()
     for server in (servers[0], servers[1], servers[0]):  # the leader, and others
-        server.kill("coordinator")
+        wait_until(lambda server=server: server.pids("coordinator"))
+        os.kill(server.pid_of("coordinator"), signal.SIGKILL)
         time.sleep(1)
     time.sleep(2)
     wait_until(lambda: all(server.status()["healthy"] for server in servers))
@@ -150,7 +155,7 @@ def test_the_share_of_a_server_that_is_off_goes_to_the_others(
     leaving = pull(servers[2], "router", "off")
     time.sleep(QUIET_SECONDS)
     begin = time.monotonic()
-    servers[2].kill()
+    servers[2].off()
     leaving.stop()
 
     def look() -> None:
