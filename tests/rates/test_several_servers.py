@@ -54,6 +54,15 @@ class Server:
         [pid] = self.pids(program)
         return pid
 
+    def all_is_well(self) -> bool:
+        """Everywhere."""
+        done = self.admin("status --json")  # says nothing while there is no coordinator
+        return bool(done.stdout and json.loads(done.stdout)["healthy"])
+
+    def kill_coordinator(self, wait_until: WaitUntil) -> None:
+        wait_until(lambda: self.pids("coordinator"))
+        os.kill(self.pid_of("coordinator"), signal.SIGKILL)
+
     def off(self) -> None:
         for process in processes_of(self.folder):
             process.kill()
@@ -130,11 +139,10 @@ def test_killed_coordinators_never_have_more_taken_than_the_rate(
     time.sleep(QUIET_SECONDS)
     begin = time.monotonic()
     for server in (servers[0], servers[1], servers[0]):  # the leader, and others
-        wait_until(lambda server=server: server.pids("coordinator"))
-        os.kill(server.pid_of("coordinator"), signal.SIGKILL)
+        server.kill_coordinator(wait_until)
         time.sleep(1)
     time.sleep(2)
-    wait_until(lambda: all(server.status()["healthy"] for server in servers))
+    wait_until(servers[0].all_is_well)
 
     def look() -> None:
         recovered, end = pass_seconds(3)
