@@ -26,6 +26,7 @@ SHARDS = "".join(
         *(f"  {n}: {{server: jobs-{server}}}\n" for n, server in enumerate((1, 2, 1, 2), 1)),
     )
 )
+PINLATERD = Program("pinlaterd")
 SETTINGS = "shard_restart_grace_ms: 10000\n"
 
 
@@ -38,7 +39,8 @@ class Server:
         self.admin = Program("admin", "--dir", folder)
 
     def status(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = json.loads(self.admin("status --json").stdout)
+        """What this server says of itself."""
+        found: Mapping[str, Any] = json.loads(PINLATERD("status", self.folder, "--json").stdout)
         return found
 
     def warnings(self) -> list[str]:
@@ -92,6 +94,21 @@ def servers(shared_zookeeper: Ensemble) -> Iterator[tuple[Server, Server]]:
             for one in (first, second):
                 for process in processes_of(one.folder):
                     process.kill()
+
+
+def test_status_and_top_are_of_all_servers_from_any(servers: tuple[Server, Server]):
+    expected = {
+        *("jobs-1/coordinator", "jobs-1/router", "jobs-1/shard-1", "jobs-1/shard-3"),
+        *("jobs-2/coordinator", "jobs-2/router", "jobs-2/shard-2", "jobs-2/shard-4"),
+    }
+    for one in servers:
+        for command in ("status", "top"):
+            found = json.loads(one.admin(command, "--json").stdout)
+            assert {process["name"] for process in found["processes"]} == expected, command
+            assert found["healthy"], found["problems"]
+            owners = {shard["name"]: (shard["state"], shard["server"]) for shard in found["shards"]}
+            assert owners == {str(n): ("serving", f"jobs-{2 - n % 2}") for n in range(1, 5)}
+        assert [shard["jobs"] for shard in found["shards"]].count(None) == 0
 
 
 def test_commands_on_all_servers_at_once(servers: tuple[Server, Server]):
