@@ -405,12 +405,12 @@ class ControlServer:
         if key is None:
             self._socket.bind(endpoint)
             return
-        with key.guards(self._socket):
-            try:
+        try:
+            with key.guards(self._socket):
                 self._socket.bind(endpoint)
-            except zmq.ZMQError as error:
-                self._socket.close()
-                raise OSError(error.errno, f"can't listen on {endpoint}: {error}") from error
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise OSError(error.errno, f"can't listen on {endpoint}: {error}") from error
 
     def fileno(self) -> int:
         return int(self._socket.getsockopt(zmq.FD))
