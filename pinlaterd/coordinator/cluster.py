@@ -80,7 +80,7 @@ class Cluster:
         self.leaving = False  # whether this server is about to go: its shards go elsewhere
         if before is not None:
             self.place = Place(settings.server, before.member, before.members)
-            self.assigned = {entry.name: _assigned(entry) for entry in before.shards}
+            self.assigned = {e.name: _assigned(e) for e in before.shards if e.server}
         self.key = ClusterKey.load(ETC / CLUSTER_KEY_FILE, settings.cluster)
         self._settings = settings
         self._session = Session(
@@ -248,7 +248,9 @@ class Cluster:
         if view is None or not (view.connected and view.leads):
             self._placement = Placement()  # what it saw is old by the time we lead again
             return
-        assignment, version, node = Assignment(), None, view.nodes.get("assignment")
+        # ZooKeeper may have lost its data: what was assigned stays.
+        assignment, version = Assignment(self.assigned), None
+        node = view.nodes.get("assignment")
         if node is not None:
             found, version = _decode(node.data, Assignment, "assignment"), node.version
             if found is None or version < self._written:
@@ -259,7 +261,7 @@ class Cluster:
         wanted = self._placement.decide(
             *times, pins, self._members, self._in_maintenance(), assignment
         )
-        if wanted == assignment:
+        if wanted == assignment and node is not None:
             return
         data = msgspec.json.encode(wanted)
         try:

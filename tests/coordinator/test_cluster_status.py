@@ -65,7 +65,7 @@ def view(*servers: str, state: str = "serving", connected: bool = True) -> View:
         )
         for server in (*servers, "jobs-3")
     }
-    owners = {shard: Assigned(f"jobs-{shard}", 1, "h:9100", 0) for shard in "12"}
+    owners = {shard: Assigned(f"jobs-{shard}", 1, "tcp://h:9100", 0) for shard in "12"}
     return View(
         members={name: msgspec.json.encode(member) for name, member in members.items()},
         servers={f"jobs-{number}": Node(b"{}", 0) for number in "123"},
@@ -112,3 +112,34 @@ def test_a_server_whose_routers_reach_no_shard_is_not_healthy():
 
     assert not found["healthy"]
     assert found["problems"] == ["no router here reaches any shard: clients need another server"]
+
+
+class Session:
+    """ZooKeeper as far as one write goes."""
+
+    def __init__(self) -> None:
+        self.written: Assignment | None = None
+
+    async def write(self, path: str, data: bytes, version: int | None, *, as_leader: bool) -> int:
+        assert (path, version, as_leader) == ("assignment", None, True)
+        self.written = msgspec.json.decode(data, type=Assignment)
+        return 0
+
+
+def test_an_assignment_that_zookeeper_has_lost_is_written_again_as_it_was():
+    before = view("jobs-1", "jobs-2")
+    servers = {"m-jobs-3": before.members["m-jobs-3"], **before.members}
+    lost = View(members=servers, servers=before.servers, own="m-jobs-3", connected=True)
+
+    async def written() -> Assignment | None:
+        settings = ServerSettings(cluster="c", server="jobs-3", zookeeper=NEVER)
+        found = Cluster(settings, None, FakeClock(), lambda _: None)
+        session = Session()
+        found._session = session  # type: ignore[assignment]
+        found.follow(before)
+        found.follow(lost)
+        await found.lead(CONFIG.shards)
+        return session.written
+
+    expected = msgspec.json.decode(before.nodes["assignment"].data, type=Assignment)
+    assert asyncio.run(written()) == expected
