@@ -301,6 +301,9 @@ class Session(Watcher):
 
     def _tell(self, view: View) -> None:
         if view != self._told:
+            before = (self._told.connected, self._told.problem)
+            if not view.connected and before != (False, view.problem) and not self._is_ending:
+                log.warning("%s", view.problem or f"ZooKeeper at {self.hosts} is out of reach")
             self._told = view
             with contextlib.suppress(RuntimeError):  # the loop was closed
                 self._loop.call_soon_threadsafe(self._take, view)

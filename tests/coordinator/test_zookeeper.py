@@ -592,6 +592,22 @@ def test_a_new_client_when_zookeeper_was_away_for_long(
     assert member.view.nodes["config"].created_ms > created_ms
 
 
+def test_the_log_tells_once_that_zookeeper_is_away(
+    zookeeper, cluster, new_member, wait_until: WaitUntil, caplog
+) -> None:
+    member = new_member(zookeeper, cluster, "a")
+    member.start(described("a"))
+    zookeeper.stop()
+    wait_until(lambda: not member.view.connected)
+    zookeeper.start()
+    wait_until(lambda: member.view.connected)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text for text in told if "ZooKeeper" in text] == [
+        f"ZooKeeper at {zookeeper.hosts} is out of reach"
+    ]
+    assert KEY not in caplog.text
+
+
 def test_start_does_not_wait_for_zookeeper_for_ever(
     zookeeper, cluster, new_member, wait_until: WaitUntil
 ) -> None:
