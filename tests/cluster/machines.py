@@ -160,6 +160,15 @@ class Machine:
         self._started.clear()
         init.wait()
 
+    def end_all(self) -> None:
+        """Kill all of its processes; it stays on."""
+        while running := [pid for pid in self.pids() if pid != self._init_pid]:
+            for pid in running:
+                _signal(pid, signal.SIGKILL)
+            for process in self._started:
+                process.wait()
+            time.sleep(_POLL_SECONDS)
+
     # --- freezing ---------------------------------------------------------------------------
 
     def freeze(self) -> None:

@@ -30,6 +30,7 @@ _REQUEST_SECONDS = 10.0
 _RECOVERY_SECONDS = 10.0
 # The longest that a test waits for what should come within 10 s.
 _SERVED_SECONDS = 60.0
+_REST_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 
 _numbers = itertools.count(1)
@@ -75,7 +76,7 @@ class Run:
         assert self._process.stdin is not None
         self._process.stdin.close()
         if kind is not None:
-            self._process.kill()
+            self.site.clients.end_all()
             return
         said = list(iter(self._line, ""))
         # At any time a shard may be moved: it hands out nothing for a moment, and no call fails.
@@ -106,8 +107,17 @@ class Run:
             wall_offset=wall_offset,
         )
 
-    def _stored(self) -> Iterator[Record]:
-        """All rows: nothing changes them any more."""
+    def _stored(self) -> Sequence[Record]:
+        """All rows, once they are the same twice: claims may run out meanwhile."""
+        found: Sequence[Record] = ()
+        deadline = time.monotonic() + _REST_SECONDS
+        while True:
+            before, found = found, list(self._rows())
+            if [_row(record) for record in before] == [_row(record) for record in found]:
+                return found
+            assert time.monotonic() < deadline, "the stores do not come to rest"
+
+    def _rows(self) -> Iterator[Record]:
         yield from rows.of_mysql(self.site.mariadb, MYSQL_SHARDS)
         yield from rows.of_redis(self.site.redis, REDIS_SHARDS)
         for folder in self.site.data_folders():
@@ -185,6 +195,10 @@ class Run:
         for line in whole.splitlines():
             if b'"queue":"probe"' in line and b'"outcome":"ok"' in line:
                 self._served += _served(Record(**json.loads(line)))
+
+
+def _row(record: Record) -> tuple[str, object]:
+    return record.arguments["descriptor"], record.result
 
 
 def _served(record: Record) -> Iterator[Served]:
