@@ -36,7 +36,7 @@ class Network:
 
     def __init__(self) -> None:
         self.machines: dict[str, Machine] = {}
-        own_user = _own_user_options()
+        own_user = own_user_options()
         self.join_options = ("--user", "--preserve-credentials") if own_user else ()
         command = [*_ENDS_WITH_ITS_PARENT, "unshare", *own_user, "--net", "sleep", "infinity"]
         self._hub = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -237,7 +237,7 @@ class Machine:
         return process
 
 
-def _own_user_options() -> Sequence[str]:
+def own_user_options() -> Sequence[str]:
     """What `unshare` needs to make namespaces here."""
     said = ""
     for options in ([], ["--user", "--map-root-user"]):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+import pytest
 import zmq
 
 from pinlaterd.clock import FakeClock
@@ -37,11 +38,20 @@ from pinlaterd.wire.envelope import (
     unpack,
 )
 from pinlaterd.wire.link import ShardLink
+from tests.cluster.machines import NoNamespacesError, own_user_options
 
 SECONDS = 20.0
 FACTS = ShardFacts(64, (), ())
 KEY = ClusterKey(bytes(32), "prod")
 _Frame = TypeVar("_Frame", bound=Frame)
+
+
+def other_time() -> Sequence[str]:
+    """The start of a command that runs where CLOCK_MONOTONIC is ten days ahead."""
+    try:
+        return ("unshare", *own_user_options(), "--time", "--monotonic", "864000")
+    except NoNamespacesError as error:
+        pytest.skip(str(error))
 
 
 def make_call(message: bytes, op: Op = Op.CALL, seconds: float = 60.0, **options: Any) -> ShardCall:

@@ -33,14 +33,21 @@ from pinlaterd.wire.envelope import (
 )
 from pinlaterd.wire.link import ShardLink
 from tests.conftest import FreePort
-from tests.wire.played import FACTS, KEY, SECONDS, Listener, PlayedShard, reply_of
+from tests.wire.played import (
+    FACTS,
+    KEY,
+    SECONDS,
+    Listener,
+    PlayedShard,
+    other_time,
+    reply_of,
+)
 
 ROOT = Path(__file__).parents[2]
 HERE = "ipc://s.ipc"
 RETURN_SECONDS = 9.0
 # Longer than heartbeats wait.
 BUSY_SECONDS = 3.5
-OTHER_TIME = ("unshare", "--user", "--map-root-user", "--time", "--monotonic", "864000")
 
 
 class Scene:
@@ -327,7 +334,7 @@ def test_on_the_same_machine_a_deadline_is_what_it_is(run):
 def test_a_machine_whose_clock_is_days_ahead_keeps_deadlines(run):
     async def test(scene: Scene) -> None:
         scene.clock = Clock()
-        scene.process(scene.there, *OTHER_TIME)
+        scene.process(scene.there, *other_time())
         scene.connect(scene.there)
         await scene.until(lambda: scene.link.incarnation)
 

@@ -18,11 +18,10 @@ from pinlaterd.wire.control import ShardEntry, Snapshot, write_snapshot
 from pinlaterd.wire.envelope import Status
 from pinlaterd.wire.shard_caller import ShardCallers
 from tests.conftest import FreePort
-from tests.wire.played import KEY
+from tests.wire.played import KEY, other_time
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 20.0
-OTHER_TIME = ("unshare", "--user", "--map-root-user", "--time", "--monotonic", "864000")
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -74,7 +73,7 @@ def test_a_shard_of_another_server_gets_the_deadline_that_is_meant(
     start: Start, free_port: FreePort
 ):
     there = f"tcp://127.0.0.1:{free_port()}"
-    start(there, *OTHER_TIME)
+    start(there, *other_time())
     owner_is("b", there)
     with ShardCallers() as callers:
         for _ in range(3):
