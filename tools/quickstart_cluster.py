@@ -224,8 +224,8 @@ def shards_text(stores: Sequence[Store]) -> str:
 def loss_of(victim: Server, servers: Sequence[Server]) -> Iterator[None]:
     """Kill a server whole, and tell how long its shards were away for the others."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        witness = next(server for server in servers if server is not victim)
-        told = pool.submit(_kill_and_watch, victim, witness)
+        observer = next(server for server in servers if server is not victim)
+        told = pool.submit(_kill_and_watch, victim, observer)
         yield
         processes, seconds = told.result()
     print(f"Server {victim.name} was killed, with its {processes} processes, amid the work")
@@ -233,10 +233,12 @@ def loss_of(victim: Server, servers: Sequence[Server]) -> Iterator[None]:
         print(f"  shard {shard}: served by {server} after {away:.1f} s")
 
 
-def _kill_and_watch(victim: Server, witness: Server) -> tuple[int, Mapping[str, tuple[str, float]]]:
+def _kill_and_watch(
+    victim: Server, observer: Server
+) -> tuple[int, Mapping[str, tuple[str, float]]]:
     """How many processes it had; and for each shard that it owned, who serves it now, and after how
     many seconds."""
-    lost = {shard for shard, server in owners(witness).items() if server == victim.name}
+    lost = {shard for shard, server in owners(observer).items() if server == victim.name}
     began = time.monotonic()
     processes = victim.kill()
     seconds: dict[str, tuple[str, float]] = {}
@@ -245,7 +247,7 @@ def _kill_and_watch(victim: Server, witness: Server) -> tuple[int, Mapping[str, 
         if away > _TAKE_OVER_SECONDS:
             missing = ", ".join(sorted(lost - seconds.keys()))
             raise Failed(f"shards {missing} are not served after {away:.0f} s")
-        for shard, server in owners(witness).items():
+        for shard, server in owners(observer).items():
             if shard in lost and server not in ("", victim.name):
                 seconds.setdefault(shard, (server, away))
         time.sleep(_POLL_SECONDS)

@@ -74,6 +74,7 @@ class Cluster:
         """`before`: the snapshot of the coordinator before this one. `on_view` is called on the
         event loop with all that ZooKeeper holds, when it may have changed. Raises ConfigError."""
         self.place = Place(settings.server, "", ())
+        self.members: Mapping[str, Member] = {}  # that live, by node, the oldest first
         self.assigned: Mapping[str, Assigned] = {}  # by shard
         self.weight = settings.weight
         self.config = (0, 0)  # what all processes here follow
@@ -95,7 +96,6 @@ class Cluster:
         self._clock = clock
         self._placement = Placement()
         self._view: View | None = None
-        self._members: Mapping[str, Member] = {}  # that live, by node, the oldest first
         self._assignment_made_ms = 0
         self._version = _NO_VERSION  # of the assignment
         self._written = _NO_VERSION  # of the assignment that this server wrote last
@@ -166,7 +166,7 @@ class Cluster:
         """What its owner's server says of its process; "" if nothing."""
         owner = self.assigned.get(shard, _NOWHERE).server
         states = [
-            member.shards.get(shard) for member in self._members.values() if member.server == owner
+            member.shards.get(shard) for member in self.members.values() if member.server == owner
         ]
         return next((found.state for found in states if found is not None), "")
 
@@ -176,7 +176,7 @@ class Cluster:
         self._view = view
         if view.connected and view.own:
             found = {node: _decode(data, Member, node) for node, data in view.members.items()}
-            self._members = {node: member for node, member in found.items() if member is not None}
+            self.members = {node: member for node, member in found.items() if member is not None}
             self.place = Place(self.place.server, view.own, tuple(view.members))
         node = view.nodes.get("assignment")
         if node is not None and node.created_ms != self._assignment_made_ms:
@@ -189,21 +189,16 @@ class Cluster:
                 self.assigned, self._version = assignment.shards, node.version
         return (self.place, self.assigned) != before
 
-    @property
-    def members(self) -> Mapping[str, Member]:
-        """That live, by node, the oldest first."""
-        return self._members
-
     def serves(self, shards: Iterable[str]) -> bool:
         """Whether live members are all servers that there are, or say that they serve all `shards`,
         in the epochs assigned: so that no other server serves any."""
-        servers = {member.server for member in self._members.values()}
+        servers = {member.server for member in self.members.values()}
         known = set() if self._view is None else self._view.servers.keys()
         return (bool(known) and known <= servers) or all(
             any(
                 member.server == found.server
                 and member.shards.get(shard) == ShardState(ProcessState.SERVING, found.epoch)
-                for member in self._members.values()
+                for member in self.members.values()
             )
             for shard in shards
             for found in [self.assigned.get(shard, _NOWHERE)]
@@ -259,7 +254,7 @@ class Cluster:
         pins = {name: shard.server for name, shard in shards.items()}
         times = (self._clock.monotonic(), self._clock.now_ms())
         wanted = self._placement.decide(
-            *times, pins, self._members, self._in_maintenance(), assignment
+            *times, pins, self.members, self._in_maintenance(), assignment
         )
         if wanted == assignment and node is not None:
             return
@@ -276,7 +271,7 @@ class Cluster:
     def _in_maintenance(self) -> AbstractSet[str]:
         """Servers that own no shards if others can."""
         nodes = {} if self._view is None else self._view.servers
-        leaving = {member.server for member in self._members.values() if member.leaving}
+        leaving = {member.server for member in self.members.values() if member.leaving}
         return leaving | {name for name, node in nodes.items() if _rests(node)}
 
     # --- status ----------------------------------------------------------------------------------
@@ -342,20 +337,21 @@ class Cluster:
 
     def _shard(self, shard: ShardSettings) -> ShardStatus:
         """One that has no process here."""
+        state = self.state_of(shard.name)
         return {
             "name": shard.name,
             "engine": shard.engine,
-            "state": self.state_of(shard.name) or STOPPED,
-            "healthy": self.state_of(shard.name) == ProcessState.SERVING,
+            "state": state or STOPPED,
+            "healthy": state == ProcessState.SERVING,
             "dequeue_only": shard.dequeue_only,
             "warnings": [],
             "server": "",
         }
 
     def _servers(self) -> Sequence[ServerStatus]:
-        alive = {member.server: member for member in self._members.values()}
+        alive = {member.server: member for member in self.members.values()}
         nodes = {} if self._view is None else self._view.servers
-        leader = next((member.server for member in self._members.values()), "")
+        leader = next((member.server for member in self.members.values()), "")
         resting = self._in_maintenance()
         return [
             {

@@ -130,10 +130,11 @@ class MemberCoordinator(Coordinator):
         before = self._hosted(self._config)
         if self._cluster.follow(view):
             self._publish()
+            hosted = self._hosted(self._config)
             try:
                 if self._programs is not None:
-                    self._programs.want(changed_programs(before, self._hosted(self._config)))
-                    self._programs.step(self._hosted(self._config))
+                    self._programs.want(changed_programs(before, hosted))
+                    self._programs.step(hosted)
             except OSError as error:
                 log.error("the programs to change can't be noted: %s", error)
         self._admit()
