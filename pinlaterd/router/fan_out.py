@@ -65,7 +65,7 @@ S = TypeVar("S")
 _Item = TypeVar("_Item", AckInfo, CheckpointInfo)
 # The most that a descriptor's local id has.
 _ID_DIGITS = 19
-_DELETE_TRIES = 3
+_DELETE_AGAIN_SECONDS = 0.05
 _LARGEST_I32 = 2**31 - 1
 _CarryOut = Callable[[Query, Any], Coroutine[Any, Any, Result]]
 _MILLIS = struct.Struct(">q")
@@ -156,20 +156,23 @@ class FanOut:
         ):
             raise PasswordInvalid("the password is not the admin password")
         _check_queue_name(request.queue)
-        for _ in range(_DELETE_TRIES):
+        until = self._usable_until(query.deadline)
+        while True:
             if self._shards.unhealthy():
                 # Some are returning, or this fails: see that all are there before any of them acts.
                 names = query._replace(method=Method.QUEUE_NAMES)
                 await names.ask(zip(self._every(), repeat(QueueNamesRequest())))
             # A shard that goes in order before it hears of it must not hear of it after it has come
             # back, as of other calls: with its welcome it has brought the queue back to the others
-            # by then. So all of them are asked again.
+            # by then. So all of them are asked again, while one after the other is moved.
             replies = await query.replies(zip(self._every(), repeat(request)), patient=False)
-            if not any(
+            refused = any(
                 reply.status is Status.REFUSED and (shard.returning or shard.healthy)
                 for shard, reply in replies
-            ):
+            )
+            if not refused or self._shared.clock.monotonic() >= until:
                 break
+            await asyncio.sleep(_DELETE_AGAIN_SECONDS)
         results_of(query.method, replies)
 
     async def _queue_names(self, query: Query, request: QueueNamesRequest) -> frozenset[str]:
