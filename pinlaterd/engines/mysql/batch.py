@@ -36,13 +36,12 @@ from pinlaterd.engines.batches import (
     fitting_payloads,
     local_ids_of,
 )
-from pinlaterd.engines.mysql.connection import LATEST_MS, escaped, pieces, quote_bytes, quote_text
+from pinlaterd.engines.mysql.connection import LATEST_MS, escaped, pieces, quote_bytes
 from pinlaterd.engines.mysql.statements import (
     LISTED_IDS,
     RUN_AFTER_MS,
     STATUS,
     ClaimName,
-    CommitProbe,
     Each,
     Transaction,
     claim_of,
@@ -255,8 +254,6 @@ def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointRe
         if checkpoint.move_to_pending:
             del held[key]
             requeued.append(Requeued(key.priority, PendingKey(at_ms, key.local_id)))
-    if done:
-        store.count_unmoved(tx)
     for priority, of_priority in changes.items():
         for to_pending in (False, True):
             alike = {i: one for i, one in of_priority.items() if one.to_pending is to_pending}
@@ -448,14 +445,4 @@ def _claim_in(tx: Transaction, table: Table, wanted: dict[int, ClaimName]) -> di
             names = {i: (table.claim(wanted[i][0]), wanted[i][1]) for i in part}
         claims = claims_of(part, names, table.claim_room)
         tx.update(table, part, JobState.PENDING, JobState.IN_PROGRESS, common + claims)
-    if wanted:
-        # By the claim: no two are alike, but the job may have been in that state before.
-        local_id, (claimer, number) = next(iter(wanted.items()))
-        tx.probe = CommitProbe(
-            b"SELECT state = 1 AND RTRIM(claim_descriptor) <=> %b FROM %b WHERE local_id = %d"
-            % (quote_text(table.claim(f"{claimer}{number}")), table.name, local_id),
-            before=0,
-            after=1,
-            is_unique=True,
-        )
     return wanted

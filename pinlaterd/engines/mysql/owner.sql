@@ -3,8 +3,6 @@
 --   next_local_id   no local id from here on was ever given out, in any queue or priority
 --   clean           1 if the last owner closed the shard in order, 0 while one is at work or died
 --   start_ms        when the last owner took over
---   unmoved_commits counts transactions that changed jobs and moved none from state to state: by it
---                   an owner whose connection was lost sees whether the last one was kept
 CREATE TABLE IF NOT EXISTS {table} (
     name  VARCHAR(40) NOT NULL,
     value BIGINT      NOT NULL,

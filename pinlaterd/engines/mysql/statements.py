@@ -17,7 +17,6 @@ from pinlaterd.engines.mysql.connection import (
     quote_text,
 )
 from pinlaterd.engines.mysql.tables import Table
-from pinlaterd.errors import StorageError
 from pinlaterd.model import JobKey, JobState, Payload
 
 LISTED_IDS = 800  # servers plan longer lists badly
@@ -231,27 +230,6 @@ def _fitting(local_ids: Sequence[int], sizes: Mapping[int, int], most_bytes: int
 # --- transactions ---------------------------------------------------------------------------
 
 
-class CommitProbe(NamedTuple):
-    """What tells whether a transaction was committed whose connection was lost: the last thing that
-    it changed. It was committed as a whole or not at all, and nobody but the owner writes.
-
-    `statement` reads one number: `after` once it was committed, else `before`. None: no row."""
-
-    statement: bytes
-    before: int | None
-    after: int | None
-    is_unique: bool  # whether nothing but this transaction can have made it `after`
-
-    def was_committed(self, db: Connection) -> bool:
-        """To be asked by the owner once the transaction has ended. The driver's faults are passed
-        on. Raises StorageError if somebody else has changed what would tell."""
-        rows = db.rows(self.statement)
-        found = int(rows[0][0]) if rows else None
-        if found not in (self.before, self.after):
-            raise StorageError("somebody else has changed the job that would tell")
-        return found == self.after
-
-
 # Has the server end a packet, before the COMMIT in it, unless the statement before has found so
 # many rows. SET fails where DO would not; a number out of range is an error in every sql_mode.
 _EXPECT = b"SET @unexpected = 9223372036854775807 + (ROW_COUNT() <> %d)"
@@ -270,7 +248,6 @@ class Transaction:
         self.now_ms = now_ms
         self.careful = careful  # whether rows were unexpected before
         self.committing = False  # whether the server was asked to commit
-        self.probe: CommitProbe | None = None  # of the last change, as far as one can tell
         self.depth_changes: defaultdict[tuple[str, int, JobState], int] = defaultdict(int)
         self._db = db
         self._begun = False
@@ -336,12 +313,7 @@ class Transaction:
         )
 
     def commit(self) -> None:
-        """Send what has not been sent. `committing` tells whether an error is that of a commit.
-
-        Jobs that were in their new state before would look like a commit: that they are not is
-        known before COMMIT is sent."""
-        if self.probe is not None and not self.probe.is_unique:
-            self._send()
+        """Send what has not been sent. `committing` tells whether an error is that of a commit."""
         if self._begun or len(self._unsent) > 1:
             self.run(b"COMMIT")
         if self._unsent:
@@ -387,5 +359,3 @@ class Transaction:
         for state, jobs in ((before, -len(local_ids)), (after, len(local_ids))):
             if state is not None:
                 self.depth_changes[table.queue, table.priority, state] += jobs
-        statement = b"SELECT state FROM %b WHERE local_id = %d" % (table.name, local_ids[0])
-        self.probe = CommitProbe(statement, before, after, is_unique=before is None)

@@ -13,9 +13,8 @@ transaction to any connection that it has) does not, and no shard may be behind 
 
 `Store.transact` is the only way to write jobs: one durable transaction. What is mirrored in memory
 (queues, depths, the mark of local ids) changes only once it has been committed. Of a transaction
-whose connection is lost before its COMMIT nothing is kept. If it is lost within the COMMIT, another
-connection takes the lock: then the transaction has ended, nobody has written since, and what it
-changed last (`CommitProbe`) tells how it ended.
+whose connection is lost before its COMMIT nothing is kept; if it is lost within the COMMIT, nobody
+knows.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 from pinlaterd.clock import Clock
@@ -48,7 +47,7 @@ from pinlaterd.engines.mysql.connection import (
     storage_error,
 )
 from pinlaterd.engines.mysql.ownership import OwnerLock
-from pinlaterd.engines.mysql.statements import CommitProbe, Transaction, UnexpectedRows
+from pinlaterd.engines.mysql.statements import Transaction, UnexpectedRows
 from pinlaterd.engines.mysql.tables import (
     ShardTables,
     TableSnapshot,
@@ -64,9 +63,6 @@ T = TypeVar("T")
 
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
-# An answer to how a lost COMMIT ended may take this part of what others may take: together they end
-# before the callers' time does, which is twice that of one answer.
-_LOOK_UP_PART = 0.5
 # How often a transaction is begun.
 _ATTEMPTS = 4
 # After one in which jobs were not as expected, so many look first: where claims time out often, a
@@ -112,9 +108,7 @@ class Store:
         self._term = SINGLE  # of our latest ownership
         self._db: Connection | None = None
         self._heard_at = 0.0  # when a heartbeat last found the server as it has to be
-        self._start_ms = 0  # of our ownership
         self._failure = ""  # why it must be reopened
-        self._unmoved_commits = 0  # see _note
         self._careful_left = 0  # transactions that look first
         self._ended_badly = False  # whether we were the owner, until a clean end is noted
         self._next_local_id = 1
@@ -128,7 +122,12 @@ class Store:
     def open(self, now_ms: int, term: Term = SINGLE) -> Ownership:
         if self._db is not None:
             raise StorageError(f"{self} is open already; close it first")
-        db = self._connect(self._answer_seconds)
+        db = Connection(
+            self.server,
+            patience_seconds=self._answer_seconds,
+            idle_seconds=self._lease_seconds,
+            waits_for_locks=False,
+        )
         self._db, self._failure, self._heard_at = db, "", self.clock.monotonic()
         try:
             with self.guarded():
@@ -144,14 +143,6 @@ class Store:
         except BaseException:
             self._abandon()
             raise
-
-    def _connect(self, patience_seconds: float) -> Connection:
-        return Connection(
-            self.server,
-            patience_seconds=patience_seconds,
-            idle_seconds=self._lease_seconds,
-            waits_for_locks=False,
-        )
 
     def _check_writable(self, db: Connection) -> None:
         """Before anything fails half-way; an administrator's account would even succeed."""
@@ -171,10 +162,9 @@ class Store:
         db.execute(create_database(self._owner_database))
         db.execute(create_table("owner.sql", self._owner_database, "owner"))
         known: dict[str, int] = dict(db.rows(b"SELECT name, value FROM " + self._owner_table))
-        self._start_ms = start_ms = max(now_ms, known.get("start_ms", 0) + 1)
+        start_ms = max(now_ms, known.get("start_ms", 0) + 1)
         # What is found may be older than what we left, or nothing: a replica, a restored copy.
         clean = bool(known.get("clean", 1)) and not self._ended_badly
-        self._unmoved_commits = known.get("unmoved_commits", 0)
         self._next_local_id = max(
             known.get("next_local_id", 1), self._next_local_id, first_local_id(now_ms)
         )
@@ -259,12 +249,14 @@ class Store:
                 continue
             except FAULTS as fault:
                 if tx.committing and leaves_doubt(fault, db.last_statement):
-                    self._look_up(db, tx.probe, fault)
-                else:
-                    self._roll_back(db, fault)
-                    attempts_left -= 1
-                    self._prepare_to_repeat(db, fault, attempts_left)
-                    continue
+                    db.close()
+                    self._failure = describe(fault)
+                    told = f"{self}: {self._failure}; whether the last commit was kept is not known"
+                    raise StorageError(told) from fault
+                self._roll_back(db, fault)
+                attempts_left -= 1
+                self._prepare_to_repeat(db, fault, attempts_left)
+                continue
             except BaseException as fault:
                 self._roll_back(db, fault)
                 raise
@@ -279,13 +271,6 @@ class Store:
             marked = self._next_local_id + _RESERVED_IDS
             self.remember(tx, {"next_local_id": marked})
         return marked
-
-    def count_unmoved(self, tx: Transaction) -> None:
-        """Jobs that stay in their state may look as they did before: this tells of a commit, where
-        nothing else does."""
-        if tx.probe is None:
-            self._unmoved_commits += 1
-            self.remember(tx, {"unmoved_commits": self._unmoved_commits})
 
     def _roll_back(self, db: Connection, fault: BaseException) -> None:
         """Undo the transaction. One whose connection is lost the server undoes by itself, but we
@@ -325,40 +310,6 @@ class Store:
         """The queue of the last statement; "" if it concerns none."""
         named = self._queue_named.search(db.last_statement)
         return named[1].decode() if named else ""
-
-    def _look_up(self, db: Connection, probe: CommitProbe | None, fault: BaseException) -> None:
-        """After a COMMIT that ended with `fault`. Returns if all of it is kept."""
-        self._failure = f"its connection was lost within a commit: {describe(fault)}"
-        db.close()
-        if probe is not None and not self._was_committed(probe, fault):
-            raise StorageNotCommitted(
-                f"{self}: {describe(fault)}; that commit was not kept"
-            ) from fault
-
-    def _was_committed(self, last_change: CommitProbe, fault: BaseException) -> bool:
-        """Whether a transaction was kept whose COMMIT ended with `fault`, as its server tells on
-        another connection. Raises StorageError if that can't be found out."""
-        try:
-            with closing(self._connect(self._answer_seconds * _LOOK_UP_PART)) as db:
-                self._lock.take(db)
-                self._check_writable(db)
-                # There may have been another owner meanwhile. Each has claimed its term, if there
-                # are terms, and written when it took over.
-                if self._term.epoch:
-                    self._lock.record.check(db, self._term)
-                start = b"SELECT value FROM %b WHERE name = 'start_ms'" % self._owner_table
-                if db.rows(start) != ((self._start_ms,),):
-                    raise StorageError("another process has owned the shard meanwhile")
-                committed = last_change.was_committed(db)
-                with contextlib.suppress(*FAULTS):  # it ends with `db` in any case
-                    self._lock.release(db)
-                return committed
-        except (StorageError, *FAULTS) as unable:
-            why = unable.message if isinstance(unable, StorageError) else describe(unable)
-            raise StorageError(
-                f"{self}: {describe(fault)}; whether the last commit was kept is not known, and "
-                f"can't be looked up: {why}"
-            ) from fault
 
     def _lose(self, fault: BaseException, *, undone: bool = False) -> NoReturn:
         self._failure = describe(fault)
@@ -403,18 +354,8 @@ class Store:
             self._lose(fault)
 
     def remember(self, tx: Transaction, values: dict[str, int]) -> None:
-        """The first of `values` differs from what was there before."""
         rows = b", ".join(b"(%s, %d)" % (quote_text(name), value) for name, value in values.items())
         tx.run(b"REPLACE INTO " + self._owner_table + b" (name, value) VALUES " + rows)
-        if tx.probe is None:
-            name, value = next(iter(values.items()))
-            tx.probe = CommitProbe(
-                b"SELECT COUNT(*) FROM %b WHERE name = %b AND value = %d"
-                % (self._owner_table, quote_text(name), value),
-                before=0,
-                after=1,
-                is_unique=True,
-            )
 
     def take_local_ids(self, count: int) -> range:
         """Ids never given out before. To be called within `transact`, which marks them as used."""
