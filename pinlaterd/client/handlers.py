@@ -22,7 +22,7 @@ from typing import Literal, TypeVar, cast, get_args
 
 from pinlaterd.client.client import Client
 from pinlaterd.client.in_flight import InFlight
-from pinlaterd.client.processes import Answer, Child, ChildPlan, ProcessDied, ProcessNotStarted
+from pinlaterd.client.processes import Child, ChildPlan, ProcessDied, ProcessNotStarted
 from pinlaterd.client.running_job import (
     DEFAULT_POLICY,
     LOST,
@@ -353,6 +353,8 @@ class ProcessPlace:
 
     def prepare(self) -> None:
         """Have a child that is ready, unless abandoned. Raises ProcessNotStarted."""
+        if self._child is not None and self._child.has_died():
+            self.close()
         if self._child is not None or self._work.abandoned:
             return
         try:
@@ -367,10 +369,15 @@ class ProcessPlace:
 
     def run(self, job: RunningJob) -> Outcome:
         try:
-            answer = self._answer(job)
+            self.prepare()
+            if self._child is None:
+                return RELEASED  # the worker ends
+            answer = self._child.apply(job, self._handler.time_limit_seconds or math.inf)
         except ProcessNotStarted:  # released; `prepare` will say why
+            self.close()
             return RELEASED
         except (ProcessDied, TimeoutError, ClaimLost) as error:
+            self.close()
             log.warning("job %s: %s", job.descriptor, error)
             return self._handler.outcome_of(job, error.with_traceback(None))
         job.body = answer.body
@@ -384,25 +391,6 @@ class ProcessPlace:
         if self._child is not None:
             self._child.end()
             self._child = None
-
-    def _answer(self, job: RunningJob) -> Answer:
-        """Raises ProcessNotStarted, ProcessDied, TimeoutError and ClaimLost: there is no child any
-        more."""
-        try:
-            try:
-                return self._apply(job)
-            except ProcessNotStarted:  # it died while it had nothing to do
-                self.close()
-                return self._apply(job)
-        except BaseException:
-            self.close()
-            raise
-
-    def _apply(self, job: RunningJob) -> Answer:
-        self.prepare()
-        if self._child is None:
-            raise ProcessNotStarted("the worker ends")
-        return self._child.apply(job, self._handler.time_limit_seconds or math.inf)
 
 
 # --- tasks ------------------------------------------------------------------------------------

@@ -41,11 +41,10 @@ from pinlaterd.model import ClaimedJob
 LOST_GRACE_SECONDS = 5.0
 # How long an idle child may take to end in order, as for its atexit functions.
 _END_SECONDS = 3.0
-# How often a thread looks whether the child that it starts is still wanted.
+# How often a thread looks whether its child is still wanted, and has a claim.
 _LOOK_SECONDS = 0.1
 # How long a child may stand still in the middle of a message, as when it was stopped.
 _STALL_SECONDS = 10
-_LONGEST_POLL_SECONDS = 3600.0
 _READY = ""
 
 _spawn = multiprocessing.get_context("spawn")
@@ -130,8 +129,6 @@ class Child:
         self._is_abandoned = is_abandoned
         try:
             self._told_lost = _spawn.RawValue(ctypes.c_bool, False)
-            # Not closed before all of this is gone: `_wake` may be called late.
-            self._woken, self._waker = _spawn.Pipe(duplex=False)
             self._connection, childs_end = _spawn.Pipe()
             with childs_end:
                 self._process = _spawn.Process(
@@ -143,8 +140,11 @@ class Child:
             raise ProcessNotStarted(str(error)) from error
         self._is_reaped = False
         self._poll = select.poll()
-        for descriptor in (self._connection, self._pidfd, self._woken):
+        for descriptor in (self._connection, self._pidfd):
             self._poll.register(descriptor, select.POLLIN)
+
+    def has_died(self) -> bool:
+        return self._pidfd in dict(self._poll.poll(0))
 
     def wait_until_ready(self) -> None:
         """Raises ProcessNotStarted: it is of no use then."""
@@ -168,11 +168,7 @@ class Child:
             self._connection.send(job.claimed)
         except OSError as error:
             raise ProcessNotStarted("the handler's process was gone") from error
-        job.when_lost(self._wake)
-        try:
-            self._wait_for_answer(job, limit_seconds)
-        finally:
-            job.when_lost(None)
+        self._wait_for_answer(job, limit_seconds)
         answer = cast("Answer", self._receive())
         if answer.claim_descriptor != job.claim_descriptor:  # as of a copy that C code made
             self._kill()
@@ -199,10 +195,6 @@ class Child:
                 f"the handler took longer than {limit_seconds:g} s; its process was killed"
             )
 
-    def _wake(self) -> None:
-        """Have `_has_answered` return; any thread may call it."""
-        self._waker.send_bytes(b"lost")
-
     def end(self) -> None:
         """End an idle child in order, and any other one at once; nothing is left of it."""
         self._connection.close()
@@ -212,10 +204,8 @@ class Child:
         os.close(self._pidfd)
 
     def _has_answered(self, seconds: float) -> bool:
-        """Wait so long for something to receive, or until a claim is lost. Raises ProcessDied."""
-        ready = dict(self._poll.poll(min(max(0.0, seconds), _LONGEST_POLL_SECONDS) * 1000))
-        if self._woken.fileno() in ready:
-            self._woken.recv_bytes()
+        """Wait so long for something to receive, or a look at a time. Raises ProcessDied."""
+        ready = dict(self._poll.poll(min(max(0.0, seconds), _LOOK_SECONDS) * 1000))
         if self._connection.fileno() in ready:
             return True
         if self._pidfd in ready:

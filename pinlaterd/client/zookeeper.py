@@ -209,12 +209,10 @@ class ZooKeeperList(Watcher, ServerList):
         if not all(path.split("/")) or not name.startswith("zk://"):
             raise AddressInvalid(f"{name!r}: write zk://HOST:PORT,HOST:PORT/PATH")
         self._path = f"/{path}"
-        self._has_begun = False
         self.problem = f"ZooKeeper at {hosts} does not answer"
 
     def refresh(self) -> None:
-        if not self._has_begun:
-            self._has_begun = True
+        if self._thread.ident is None:
             self.begin()
 
     def close(self) -> None:

@@ -42,7 +42,6 @@ from pinlaterd.coordinator.zookeeper import (
     View,
     endpoint_of,
 )
-from pinlaterd.errors import DeploymentError
 from pinlaterd.wire.control import ProcessState, ShardEntry, Snapshot
 from pinlaterd.wire.curve import ClusterKey
 
@@ -115,10 +114,9 @@ class Cluster:
             ask,
         )
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Become a member; goes on trying if ZooKeeper can't be reached, or refuses (`problem`)."""
-        with contextlib.suppress(DeploymentError):
-            await self._session.start(msgspec.json.encode(self._described))
+        self._session.start(msgspec.json.encode(self._described))
 
     async def register(self) -> None:
         """Belong to the cluster, also after ZooKeeper has lost its data."""

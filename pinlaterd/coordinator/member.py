@@ -96,7 +96,7 @@ class MemberCoordinator(Coordinator):
     async def _follow_cluster(self) -> NoReturn:
         """Tell what has changed here, and decide what this server has to, as long as this runs."""
         cluster = self._cluster
-        await cluster.start()
+        cluster.start()
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), _LOOK_SECONDS)

@@ -15,10 +15,7 @@ import contextlib
 import json
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,25 +47,26 @@ class Conflict(Exception):
 
 
 class NotConnected(Exception):
-    """ZooKeeper could not be asked, or has not answered: a write may have been carried out."""
+    """ZooKeeper could not be asked, or has not answered: the write may have been carried out, which
+    the next View tells."""
 
 
 class Node(NamedTuple):
+    """`created_ms`: a node that is made again, after a loss of all data, begins with version 0."""
+
     data: bytes
     version: int
-    created_ms: int = (
-        0  # a node that is made again, after a loss of all data, begins with version 0
-    )
+    created_ms: int = 0
+    session: int = 0  # that it ends with
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """What ZooKeeper held when it was read last; while it is not `connected`, or with a `problem`
     (why this server can't be a member, and the cure), what it held before."""
 
-    members: Mapping[str, bytes] = field(default_factory=dict)  # by node's name, the oldest first
-    servers: Mapping[str, Node] = field(default_factory=dict)
-    nodes: Mapping[str, Node] = field(default_factory=dict)  # config, … as far as there are any
+    members: Mapping[str, bytes] = {}  # by node's name, the oldest first
+    servers: Mapping[str, Node] = {}
+    nodes: Mapping[str, Node] = {}  # config, … as far as there are any
     own: str = ""  # our member node, while there is one
     connected: bool = False
     problem: str = ""
@@ -77,14 +75,6 @@ class View:
     def leads(self) -> bool:
         """Whether our member node is the oldest; whether it still is, a write finds out."""
         return self.own != "" and self.own == next(iter(self.members), "")
-
-
-class _Write(NamedTuple):
-    path: str
-    data: bytes | None
-    version: int | None
-    as_leader: bool
-    done: Future[int]
 
 
 class Session(Watcher):
@@ -112,38 +102,26 @@ class Session(Watcher):
             session=_kept_session(state_file),
         )
         self.view = View()
+        self.server_set_problem = ""  # why this server can't be found there, and the cure
         self._cluster = cluster
         self._root = f"{_ROOT}/{cluster}"
         self._digest = digest
         self._state_file = state_file
         self._on_view = on_view
         self._loop = loop
-        self._is_settled = asyncio.Event()
-        self._writes: deque[_Write] = deque()
         self._member_data, self._is_described = b"", False
         self._server_set = server_set
         self._endpoint: bytes | None = None
         self._announces = False
-        self.server_set_problem = ""  # why this server can't be found there, and the cure
-        self._told = View()  # this and what follows is the thread's
         self._kept: tuple[int, bytes] | None = None
         self._namesake_since: float | None = None
 
     # --- in the event loop ----------------------------------------------------------------
 
-    async def start(self, member_data: bytes, *, patience_seconds: float = START_SECONDS) -> None:
-        """Become a member. `member_data`: JSON with this server's name as `server`.
-
-        Returns once there is our member node, or after this time if ZooKeeper can't be asked: it
-        goes on trying. Raises DeploymentError for a View's `problem`: no such cluster, another key,
-        another server of this name that lives."""
+    def start(self, member_data: bytes) -> None:
+        """Become a member. `member_data`: JSON with this server's name as `server`."""
         self._member_data = member_data
         self.begin()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_seconds):
-                await self._is_settled.wait()
-        if self.view.problem:
-            raise DeploymentError(self.view.problem)
 
     def describe(self, member_data: bytes) -> None:
         """What our member node is to hold, in this session and later ones. Until this is called, a
@@ -165,13 +143,16 @@ class Session(Watcher):
         next one. No version: create it. No data: delete it. `as_leader`: only if we lead. Raises
         Conflict, NotConnected."""
         assert data is None or len(data) <= MOST_DATA_BYTES
-        if self._is_ending:
-            raise NotConnected(f"{path}: the session was ended")
-        done: Future[int] = Future()
-        done.set_running_or_notify_cancel()  # a caller that gives up does not end it
-        self._writes.append(_Write(path, data, version, as_leader, done))
-        self.poke()
-        return await asyncio.wrap_future(done)
+        if as_leader and not self.view.leads:
+            raise Conflict(f"{path}: this server does not lead")
+        client, member = self._client, self.view.own if as_leader else ""
+        if client is None or not client.connected or self._is_ending:
+            raise NotConnected(f"{path}: ZooKeeper can't be asked")
+        write = (path, data, version)
+        try:
+            return await asyncio.to_thread(_write, client, self._root, self._digest, write, member)
+        except Unanswered as error:
+            raise NotConnected(f"{path}: {error!r}") from error
 
     def stop(self, *, leave: bool) -> None:
         """Without `leave` others take us for alive while the process lives, and for the session's
@@ -181,25 +162,21 @@ class Session(Watcher):
             self.join()
             self._state_file.unlink(missing_ok=True)
 
-    def _take(self, view: View) -> None:
-        self.view = view
-        if view.own or view.problem:
-            self._is_settled.set()
-        self._on_view(view)
-
     # --- in the thread --------------------------------------------------------------------
 
     def look(self, client: KazooClient) -> bool:
         session = client.client_id
         if session is None:
             return False
-        self._keep(session)
-        self._carry_out_writes(client)
+        if session != self._kept:
+            # A ZooKeeper that lags is found out only by a client that has seen more.
+            self.ask(client.sync_async(self._root))
+            self._keep(session)
         try:
             view = self._read(client, session[0])
         except (NoNodeError, NoAuthError, DeploymentError) as error:
             problem = str(_explained(error, self.hosts, self._cluster))
-            view = replace(self._told, own="", connected=False, problem=problem)
+            view = self.view._replace(own="", connected=False, problem=problem)
         if client.client_id != session:  # some of it may have been read in the next one
             return False
         self._tell(view)
@@ -208,32 +185,25 @@ class Session(Watcher):
         return view.own != ""
 
     def away(self) -> None:
-        while self._writes:
-            write = self._writes.popleft()
-            write.done.set_exception(NotConnected(f"{write.path}: ZooKeeper can't be asked"))
-        self._tell(replace(self._told, connected=False))
+        self._tell(self.view._replace(connected=False))
 
-    def _read(self, client: KazooClient, session_id: int) -> View:
-        own = None
-        while own is None:
-            members = _read_folder(client, f"{self._root}/members", self.poke)
-            own = self._own_member(client, members, session_id)
-        return _view(client, self._root, members, self.poke, own=own, connected=True)
+    def _read(self, client: KazooClient, session: int) -> View:
+        members = _read_folder(client, f"{self._root}/members", self.poke)
+        own = self._own_member(client, members, session)
+        if own is None:
+            return self._read(client, session)
+        return _view(client, self._root, members, self.poke)._replace(own=own)
 
     def _own_member(
-        self, client: KazooClient, members: Mapping[str, _Found], session_id: int
+        self, client: KazooClient, members: Mapping[str, Node], session: int
     ) -> str | None:
         """Our member node; None: something was changed, look again; "": a server of our name is
         there, which may be ourselves, in a session that is about to end."""
-        mine = [name for name, found in members.items() if found.session_id == session_id]
-        name = _server_in(self._member_data)
-        namesakes = [
-            other
-            for other, found in members.items()
-            if found.session_id != session_id and _server_in(found.node.data) == name
-        ]
-        folder = f"{self._root}/members"
-        if namesakes and not (mine and mine[0] < namesakes[0]):
+        folder, name = f"{self._root}/members", _server_in(self._member_data)
+        mine = [node for node, found in members.items() if found.session == session]
+        others = {node: found for node, found in members.items() if found.session != session}
+        namesake = next((n for n, found in others.items() if _server_in(found.data) == name), "")
+        if namesake and not (mine and mine[0] < namesake):
             for surplus in mine:
                 self.ask(client.delete_async(f"{folder}/{surplus}"))
             now = time.monotonic()
@@ -246,33 +216,31 @@ class Session(Watcher):
             return ""
         self._namesake_since = None
         if not mine:
-            create = client.create_async(
-                f"{folder}/m-", self._member_data, _acl(self._digest), ephemeral=True, sequence=True
-            )
-            self.ask(create)
+            self._make(client, f"{folder}/m-", self._member_data, _acl(self._digest))
         elif len(mine) > 1:  # an answer was lost
             self.ask(client.delete_async(f"{folder}/{mine[1]}"))
-        elif self._is_described and members[mine[0]].node.data != self._member_data:
+        elif self._is_described and members[mine[0]].data != self._member_data:
             self.ask(client.set_async(f"{folder}/{mine[0]}", self._member_data))
         else:
             return mine[0]
         return None
 
-    def _keep_announced(self, client: KazooClient, session_id: int, endpoint: bytes | None) -> None:
+    def _make(self, client: KazooClient, path: str, data: bytes, acl: list[Any]) -> None:
+        """A node that is numbered, and ends with the session."""
+        self.ask(client.create_async(path, data, acl, ephemeral=True, sequence=True))
+
+    def _keep_announced(self, client: KazooClient, session: int, endpoint: bytes | None) -> None:
         """One node of this session, with this endpoint; or none."""
         path, problem = self._server_set, ""
         try:
             if endpoint is not None:
                 _make_server_set(client, path, self._digest)
             found = _read_folder(client, path, self.poke)
-            mine = {name: one for name, one in found.items() if one.session_id == session_id}
-            right = [name for name, one in mine.items() if one.node.data == endpoint][:1]
+            mine = {name: one.data for name, one in found.items() if one.session == session}
+            right = [name for name, data in mine.items() if data == endpoint][:1]
             if endpoint is not None and not right:
                 acl = [*_acl(self._digest), make_acl("world", "anyone", read=True)]
-                create = client.create_async(
-                    f"{path}/{SET_MEMBER}", endpoint, acl, ephemeral=True, sequence=True
-                )
-                self.ask(create)
+                self._make(client, f"{path}/{SET_MEMBER}", endpoint, acl)
             for name in mine.keys() - set(right):
                 self.ask(client.delete_async(f"{path}/{name}"))
         except NoNodeError:
@@ -283,33 +251,18 @@ class Session(Watcher):
             problem = f"server_set_path: {path} in ZooKeeper can't be used: {error!r}"
         self.server_set_problem = problem
 
-    def _carry_out_writes(self, client: KazooClient) -> None:
-        while self._writes:
-            write = self._writes.popleft()
-            try:
-                if write.as_leader and not self._told.leads:
-                    raise Conflict(f"{write.path}: this server does not lead")
-                member = self._told.own if write.as_leader else ""
-                version = _write(client, self._root, self._digest, write[:3], member)
-            except Conflict as error:
-                write.done.set_exception(error)
-            except Unanswered as error:
-                write.done.set_exception(NotConnected(f"{write.path}: {error!r}"))
-                raise
-            else:
-                write.done.set_result(version)
-
     def _tell(self, view: View) -> None:
-        if view != self._told:
-            before = (self._told.connected, self._told.problem)
-            if not view.connected and before != (False, view.problem) and not self._is_ending:
-                log.warning("%s", view.problem or f"ZooKeeper at {self.hosts} is out of reach")
-            self._told = view
-            with contextlib.suppress(RuntimeError):  # the loop was closed
-                self._loop.call_soon_threadsafe(self._take, view)
+        before, self.view = self.view, view
+        if view == before:
+            return
+        is_news = (before.connected, before.problem) != (False, view.problem)
+        if not view.connected and is_news and not self._is_ending:
+            log.warning("%s", view.problem or f"ZooKeeper at {self.hosts} is out of reach")
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(self._on_view, view)
 
     def _keep(self, session: tuple[int, bytes]) -> None:
-        if session == self._kept or self._is_ending:
+        if self._is_ending:
             return
         self._kept = session
         log.info("ZooKeeper: session %#x", session[0])
@@ -335,12 +288,7 @@ def _kept_session(state_file: Path) -> tuple[int, bytes] | None:
 # --- a cluster's nodes ------------------------------------------------------------------------
 
 
-class _Found(NamedTuple):
-    node: Node
-    session_id: int  # of an ephemeral node
-
-
-def _read_folder(client: KazooClient, path: str, watch: Any = None) -> Mapping[str, _Found]:
+def _read_folder(client: KazooClient, path: str, watch: Any = None) -> Mapping[str, Node]:
     """The nodes there, by name; those that are numbered have names of one length."""
     names = Watcher.ask(client.get_children_async(path, watch))
     calls = {name: client.get_async(f"{path}/{name}", watch) for name in sorted(names)}
@@ -348,21 +296,16 @@ def _read_folder(client: KazooClient, path: str, watch: Any = None) -> Mapping[s
     for name, call in calls.items():
         with contextlib.suppress(NoNodeError):  # gone since: the folder's watch tells
             data, stat = Watcher.ask(call)
-            found[name] = _Found(Node(data, stat.version, stat.ctime), stat.ephemeralOwner)
+            found[name] = Node(data, stat.version, stat.ctime, stat.ephemeralOwner)
     return found
 
 
-def _view(
-    client: KazooClient, root: str, members: Mapping[str, _Found], watch: Any = None, **state: Any
-) -> View:
+def _view(client: KazooClient, root: str, members: Mapping[str, Node], watch: Any = None) -> View:
     servers = _read_folder(client, f"{root}/servers", watch)
     nodes = _read_folder(client, root, watch)
-    return View(
-        members={name: found.node.data for name, found in members.items()},
-        servers={name: found.node for name, found in servers.items()},
-        nodes={n: found.node for n, found in nodes.items() if n not in {"members", "servers"}},
-        **state,
-    )
+    others = {name: node for name, node in nodes.items() if name not in {"members", "servers"}}
+    member_data = {name: node.data for name, node in members.items()}
+    return View(member_data, servers, others, connected=True)
 
 
 def _write(
@@ -474,7 +417,8 @@ def read_cluster(hosts: str, cluster: str, digest: str) -> View:
     """Raises DeploymentError: no such cluster, another key, ZooKeeper can't be asked."""
     root = f"{_ROOT}/{cluster}"
     with _connection(hosts, cluster, digest) as client:
-        return _view(client, root, _read_folder(client, f"{root}/members"), connected=True)
+        client.sync(root)
+        return _view(client, root, _read_folder(client, f"{root}/members"))
 
 
 def change_cluster(

@@ -163,10 +163,10 @@ def test_a_copy_that_a_handler_makes_answers_for_no_other_job(
 
 
 def test_what_nobody_foresaw_ends_the_worker_and_costs_no_attempt(client, queue, monkeypatch):
-    def break_down(place: ProcessPlace, job: RunningJob) -> None:
+    def break_down(place: ProcessPlace, job: RunningJob) -> Outcome:
         raise MemoryError("of a place")
 
-    monkeypatch.setattr(ProcessPlace, "_answer", break_down)
+    monkeypatch.setattr(ProcessPlace, "run", break_down)
     seen: list[Ending] = []
     handlers = in_processes(queue)
     handlers.after(lambda job, outcome: seen.append(outcome.ending))

@@ -25,6 +25,7 @@ from kazoo.security import make_acl, make_digest_acl
 from pinlaterd.client import zookeeper as watching
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.coordinator import cluster as cluster_module
+from pinlaterd.coordinator import zookeeper as coordinators
 from pinlaterd.coordinator.placement import Assigned, Assignment
 from pinlaterd.coordinator.zookeeper import (
     Conflict,
@@ -83,8 +84,13 @@ class Member:
     def do(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
-    def start(self, data: bytes, **options: Any) -> None:
-        self.do(self.session.start(data, **options))
+    def start(self, data: bytes) -> None:
+        """Returns once it is a member, or it is known why it can't be."""
+        self.session.start(data)
+        deadline = time.monotonic() + 30
+        while not (self.view.own or self.view.problem):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def write(
         self, path: str, data: bytes | None, version: int | None, *, as_leader: bool = False
@@ -208,8 +214,8 @@ def test_the_key_alone_opens_it(zookeeper, cluster, new_member) -> None:
 )
 def test_start_says_why_it_cannot(zookeeper, cluster, new_member, key, exists, problem) -> None:
     member = new_member(zookeeper, cluster if exists else "none", "a", key=key)
-    with pytest.raises(DeploymentError, match=problem):
-        member.start(described("a"))
+    member.start(described("a"))
+    assert re.search(problem, member.view.problem)
     assert not member.view.connected
     assert not member.view.nodes
 
@@ -220,8 +226,8 @@ def test_a_second_server_of_one_name_is_refused(
     first = new_member(zookeeper, cluster, "a")
     first.start(described("a"))
     second = new_member(zookeeper, cluster, "other")
-    with pytest.raises(DeploymentError, match=r"another server of cluster .* is called a, too"):
-        second.start(described("a"), patience_seconds=30)
+    second.start(described("a"))
+    assert re.search("another server of cluster .* is called a, too", second.view.problem)
     assert list(first.view.members) == [first.view.own]
 
     first.session.stop(leave=True)
@@ -274,7 +280,7 @@ def test_only_the_leader_writes_as_such(zookeeper, cluster, new_member) -> None:
 
 
 def test_a_deposed_leader_s_write_fails(
-    zookeeper, cluster, new_member, wait_until: WaitUntil
+    zookeeper, cluster, new_member, wait_until: WaitUntil, monkeypatch
 ) -> None:
     """Its node is gone, and it has not looked since; the version would still do."""
     first, second = (new_member(zookeeper, cluster, server) for server in "ab")
@@ -284,16 +290,15 @@ def test_a_deposed_leader_s_write_fails(
     wait_until(lambda: "assignment" in first.view.nodes)
     own = f"/pinlaterd/{cluster}/members/{first.view.own}"
 
-    carry_out = first.session._carry_out_writes
+    def after_its_end(client: KazooClient, *arguments: Any) -> int:
+        client.delete(own)
+        return write(client, *arguments)
 
-    def after_its_end(client: Any) -> None:
-        if first.session._writes:
-            client.delete(own)
-        carry_out(client)
-
-    first.session._carry_out_writes = after_its_end
+    write = coordinators._write
+    monkeypatch.setattr(coordinators, "_write", after_its_end)
     with pytest.raises(Conflict, match="NoNode"):
         first.write("assignment", b"2", 0, as_leader=True)
+    monkeypatch.undo()
     wait_until(lambda: second.view.leads)
     assert held(second.view.nodes)["assignment"] == (b"1", 0)
     assert second.write("assignment", b"3", 0, as_leader=True) == 1
@@ -312,7 +317,7 @@ async def main(hosts, cluster, digest, state_file, data):
             print(view.own, flush=True)
     loop = asyncio.get_running_loop()
     session = Session(hosts, cluster, digest, Path(state_file), tell, loop)
-    await session.start(data.encode())
+    session.start(data.encode())
     await asyncio.sleep(600)
 
 asyncio.run(main(*sys.argv[1:]))
@@ -396,13 +401,11 @@ def test_the_node_of_an_old_session_is_not_taken_for_ours(
         f"/pinlaterd/{cluster}/members/m-", described("a"), ephemeral=True, sequence=True
     )
     member = new_member(zookeeper, cluster, "a")
-    start = member.session.start(described("a"), patience_seconds=30)
-    started = asyncio.run_coroutine_threadsafe(start, member.loop)
+    member.session.start(described("a"))
     wait_until(lambda: member.view.connected)
     assert not member.view.own
-    assert not started.done()
     gone.stop()
-    started.result(30)
+    wait_until(lambda: member.view.own)
     assert member.view.own != old.rpartition("/")[2]
     assert names(member.view) == ["a"]
 
@@ -608,12 +611,14 @@ def test_the_log_tells_once_that_zookeeper_is_away(
     assert KEY not in caplog.text
 
 
-def test_start_does_not_wait_for_zookeeper_for_ever(
+def test_a_member_that_starts_while_zookeeper_is_away(
     zookeeper, cluster, new_member, wait_until: WaitUntil
 ) -> None:
     zookeeper.stop()
     member = new_member(zookeeper, cluster, "a")
-    member.start(described("a"), patience_seconds=0.5)
+    member.session.start(described("a"))
+    with pytest.raises(NotConnected):
+        member.write("config", b"new", 0)
     assert member.view == View()
     zookeeper.start()
     wait_until(lambda: member.view.own)
@@ -663,8 +668,9 @@ def test_hosts_that_are_off_cost_half_a_second_each(
     """kazoo itself waits for the session's time-out for each."""
     for server in "ab":
         member = new_member(zookeeper, cluster, server, hosts=[black_hole] * 8)
-        member.start(described(server), patience_seconds=10)
-        assert member.view.own
+        began = time.monotonic()
+        member.start(described(server))
+        assert time.monotonic() - began < 10
 
 
 def test_attempts_to_connect_are_never_far_apart(

@@ -194,7 +194,7 @@ class Session:
     def reachable(self) -> bool:
         return self._zookeeper.available and not self.server.cut_off
 
-    async def start(self, data: bytes) -> None:
+    def start(self, data: bytes) -> None:
         self.data = data
         self.server.coordinator.append(Task(self.server, self._run()))
 
@@ -480,7 +480,7 @@ class Server:
 
     async def _coordinate(self, cluster: Cluster) -> None:
         self.follow(self.snapshot)
-        await cluster.start()
+        cluster.start()
         while True:
             told = {n: shard.state for n, shard in self.processes.items() if not shard.is_silent}
             cluster.describe(told, ())
