@@ -76,7 +76,7 @@ class Cluster:
         self.members: Mapping[str, Member] = {}  # that live, by node, the oldest first
         self.assigned: Mapping[str, Assigned] = {}  # by shard
         self.weight = settings.weight
-        self.config = (0, 0)  # what all processes here follow
+        self.config = 0  # the number of what all processes here follow
         self.leaving = False  # whether this server is about to go: its shards go elsewhere
         if before is not None:
             self.place = Place(settings.server, before.member, before.members)
@@ -110,7 +110,7 @@ class Cluster:
             active,
             activate,
             self.place.server,
-            lambda node, data, version, leads: write(node, data, version, as_leader=leads),
+            lambda data, version, leads: write("config", data, version, as_leader=leads),
             ask,
         )
 
@@ -359,7 +359,7 @@ class Cluster:
                 "maintenance": name in resting,
                 "thrift": alive[name].thrift if name in alive else "",
                 "version": alive[name].version if name in alive else "",
-                "config": alive[name].config if name in alive else (0, 0),
+                "config": alive[name].config if name in alive else 0,
                 "shards": [shard for shard, of in self.assigned.items() if of.server == name],
             }
             for name in sorted({*alive, *nodes})

@@ -21,6 +21,7 @@ from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.layout import LEAVING, shard_program
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.cluster import Cluster
+from pinlaterd.coordinator.pages import Answer, together
 from pinlaterd.coordinator.peers import Peers
 from pinlaterd.coordinator.process import Coordinator
 from pinlaterd.coordinator.processes import (
@@ -37,7 +38,6 @@ from pinlaterd.coordinator.rates import limits_of
 from pinlaterd.coordinator.reload import Holding
 from pinlaterd.coordinator.server_rates import ServerRates
 from pinlaterd.coordinator.shared_config import SharedConfig
-from pinlaterd.coordinator.whole import Answer, whole_stats, whole_status
 from pinlaterd.coordinator.zookeeper import View
 from pinlaterd.stats import StatsSnapshot
 from pinlaterd.wire.control import (
@@ -148,7 +148,7 @@ class MemberCoordinator(Coordinator):
         if self._peers is not None and self._peers.rates.step():
             self._publish()  # who we are now
 
-    def _followed(self, views: Sequence[ProcessView]) -> tuple[int, int]:
+    def _followed(self, views: Sequence[ProcessView]) -> int:
         """The number of the cluster's configuration that all processes here follow."""
         versions = [one.report.config_version for one in views if not one.gone]
         return self._shared.followed(min([self._config_version, *versions]))
@@ -199,17 +199,16 @@ class MemberCoordinator(Coordinator):
             self._stats.gauge(name, figure)
         return super().stats()
 
-    async def whole(self, *, statistics: bool) -> tuple[Status, Mapping[str, StatsSnapshot]]:
-        own, own_stats = await super().whole(statistics=statistics)
+    async def whole(self, *, statistics: bool) -> Answer:
+        own = self._own(statistics=statistics)
         others = {
             member.server: node
             for node, member in self._cluster.members.items()
-            if member.server != own["server"]
+            if member.server != own.status["server"]
         }
         question = StatusQuestion(statistics)
         found = await asyncio.gather(*(self._ask(node, question) for node in others.values()))
-        answers = dict(zip(others, found, strict=True))
-        return whole_status(own, answers), whole_stats(own["server"], own_stats, answers)
+        return together(own, dict(zip(others, found, strict=True)))
 
     async def _ask(self, node: str, question: StatusQuestion) -> Answer | None:
         """None if it does not answer, or as no release up to this one does."""
@@ -230,5 +229,4 @@ class MemberCoordinator(Coordinator):
         if isinstance(question, HoldingQuestion):
             here = self._holding(question.shard)
             return here and self._shared.holding(here)
-        stats = self.stats() if question.statistics else {}
-        return Answer(self.status(), stats)
+        return self._own(statistics=question.statistics)

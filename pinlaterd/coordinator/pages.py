@@ -15,14 +15,12 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from itertools import compress, islice
-from operator import is_not
-from typing import Protocol, TypedDict
+from typing import NamedTuple, Protocol, TypedDict
 
 import msgspec
 from aiohttp import web
 
-from pinlaterd.coordinator.processes import Status
+from pinlaterd.coordinator.processes import ShardStatus, Status
 from pinlaterd.stats import (
     BODY_SIZE,
     COUNTERS,
@@ -49,8 +47,15 @@ _FIGURES_AT_ONCE = {"counter": 2_000, "gauge": 2_000, "summary": 200}
 _LINES_AT_ONCE = 5_000
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """What one server says of itself, or all of a cluster together."""
+
+    status: Status
+    stats: Mapping[str, StatsSnapshot]  # by process
+
+
 class Whole(Protocol):
-    async def __call__(self, *, statistics: bool) -> tuple[Status, Mapping[str, StatsSnapshot]]: ...
+    async def __call__(self, *, statistics: bool) -> Answer: ...
 
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -63,7 +68,7 @@ class Pages:
         stats: Callable[[], Mapping[str, StatsSnapshot]],
         whole: Whole,
     ) -> None:
-        """`stats`: figures by process. `whole`: both, of all servers of the cluster."""
+        """`whole`: both, of all servers of the cluster."""
         self._status = status
         self._stats = stats
         self._whole = whole
@@ -117,13 +122,13 @@ class Pages:
     async def _status_json(self, request: web.Request) -> web.Response:
         if not _is_whole(request):
             return web.json_response(self._status())
-        found, _ = await self._whole(statistics=False)
-        return web.json_response(found)
+        return web.json_response((await self._whole(statistics=False)).status)
 
     async def _snapshot_json(self, request: web.Request) -> web.Response:
-        stats = self._chosen(request)
         if _is_whole(request):
-            _, stats = await self._whole(statistics=True)
+            stats = (await self._whole(statistics=True)).stats
+        else:
+            stats = self._chosen(request)
         body = msgspec.json.encode(stats)
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
@@ -160,6 +165,60 @@ def _error(error: web.HTTPException, what: str) -> web.Response:
     return web.Response(
         status=error.status, text=body, content_type="application/json", headers=headers
     )
+
+
+# --- all servers of a cluster -------------------------------------------------------------------
+
+
+def together(own: Answer, others: Mapping[str, Answer | None]) -> Answer:
+    """None: one that does not answer in time, which is a problem of the service. Names of processes
+    are those of their server with their own behind: `jobs-1/router`."""
+    found = {own.status["server"]: own, **{name: one for name, one in others.items() if one}}
+    statuses = {name: found[name].status for name in sorted(found)}
+    shards = [_of_owner(shard, statuses) for shard in own.status["shards"]]
+    problems = [
+        *_from_each(statuses, "problems"),
+        *(f"{name}: does not answer" for name, one in others.items() if one is None),
+        *(f"shard {s['name']} has no owner" for s in shards if s["server"] not in found),
+    ]
+    status: Status = {
+        **own.status,
+        "healthy": not problems,
+        "problems": problems,
+        "config_problems": _from_each(statuses, "config_problems"),
+        "needs_restart": _from_each(statuses, "needs_restart"),
+        "warnings": _from_each(statuses, "warnings"),
+        "processes": [
+            {**process, "name": f"{name}/{process['name']}"}
+            for name, status in statuses.items()
+            for process in status["processes"]
+        ],
+        "shards": shards,
+    }
+    stats = {
+        f"{name}/{process}": snapshot
+        for name in statuses
+        for process, snapshot in found[name].stats.items()
+    }
+    return Answer(status, stats)
+
+
+def _from_each(statuses: Mapping[str, Status], key: str) -> Sequence[str]:
+    """Of all servers; what all say alike is said once, and of nobody."""
+    texts: dict[str, list[str]] = {}
+    for name, status in statuses.items():
+        for text in status[key]:  # type: ignore[literal-required]
+            texts.setdefault(text, []).append(name)
+    return [
+        text if len(names) == len(statuses) else f"{', '.join(names)}: {text}"
+        for text, names in texts.items()
+    ]
+
+
+def _of_owner(shard: ShardStatus, statuses: Mapping[str, Status]) -> ShardStatus:
+    """As its owner's server says."""
+    known = statuses[shard["server"]]["shards"] if shard["server"] in statuses else ()
+    return next((one for one in known if one["name"] == shard["name"]), shard)
 
 
 # --- Ostrich's layout, and JSON ---------------------------------------------------------------
@@ -247,100 +306,68 @@ _FIGURES = {
 }
 
 
+class _Lines(NamedTuple):
+    """Those of one figure."""
+
+    figure: Figure
+    metric: str
+    series: tuple[str, str] | None  # process and name, where they have no other label
+    text: bytes
+
+
 class PrometheusText:
     """Makes the page /metrics. With 10,000 queues it has over 100,000 lines: they are kept, and
     made again where their figure has changed."""
 
     def __init__(self) -> None:
-        self._sections: dict[tuple[str, str], _Section] = {}  # by process and kind
+        # by process and kind, then by name
+        self._lines: defaultdict[tuple[str, str], dict[str, _Lines]] = defaultdict(dict)
 
     def of(self, stats: Mapping[str, StatsSnapshot]) -> Iterator[bytes]:
         """The figures of all processes in `stats`, each with its process as a label. In parts, of
         which none takes longer than a few milliseconds; some are empty. Others may be made
         meanwhile, and `stats` may change."""
-        sections: list[_Section] = []
-        for process, snapshot in stats.items():
-            gauges = snapshot["gauges"] | snapshot["peaks"]
-            for kind, figures in (
-                ("counter", snapshot["counters"].copy()),
-                ("gauge", gauges),
-                ("summary", snapshot["histograms"].copy()),
-            ):
-                section = self._section(process, kind)
-                sections.append(section)
-                for _ in section.update(figures):
-                    yield b""
         page: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
         shown: set[tuple[str, str]] = set()
-        for section in sections:
-            section.add_to(page, shown)
-        for (kind, metric), lines in sorted(page.items()):
+        for process, snapshot in stats.items():
+            kinds: Mapping[str, Mapping[str, Figure]] = {
+                "counter": snapshot["counters"],
+                "gauge": snapshot["gauges"] | snapshot["peaks"],
+                "summary": snapshot["histograms"],
+            }
+            for kind, figures in kinds.items():
+                kept = self._lines[process, kind]
+                for number, (name, figure) in enumerate(list(figures.items())):
+                    if number % _FIGURES_AT_ONCE[kind] == 0:
+                        yield b""
+                    lines = kept.get(name)
+                    # An unchanged figure is nearly always the same object.
+                    if lines is None or not (lines.figure is figure or lines.figure == figure):
+                        lines = kept[name] = _lines(process, kind, name, figure)
+                    # Names that differ in what is not allowed look alike without labels.
+                    if lines.series not in shown:
+                        page[kind, lines.metric].append(lines.text)
+                    if lines.series is not None:
+                        shown.add(lines.series)
+                if len(kept) > len(figures):
+                    for name in kept.keys() - figures.keys():
+                        del kept[name]
+        for (kind, metric), texts in sorted(page.items()):
             name = f"{PREFIX}{metric}{_SUFFIXES[kind]}"
             yield f"# HELP {name} {metric.replace('_', ' ')}\n# TYPE {name} {kind}\n".encode()
-            for first in range(0, len(lines), _LINES_AT_ONCE):
-                yield b"".join(lines[first : first + _LINES_AT_ONCE])
-
-    def _section(self, process: str, kind: str) -> _Section:
-        if (process, kind) not in self._sections:
-            self._sections[process, kind] = _Section(process, kind)
-        return self._sections[process, kind]
+            for first in range(0, len(texts), _LINES_AT_ONCE):
+                yield b"".join(texts[first : first + _LINES_AT_ONCE])
 
 
-class _Section:
-    """The lines of one process and kind, made again only where their figure has changed."""
-
-    def __init__(self, process: str, kind: str) -> None:
-        self._process = process
-        self._label = f'process="{process.translate(_ESCAPES)}"'
-        self._kind = kind
-        self._shown: dict[str, Figure] = {}
-        # By metric, and whether it has labels of its own; then by name.
-        self._lines: defaultdict[tuple[str, bool], dict[str, bytes]] = defaultdict(dict)
-
-    def update(self, figures: Mapping[str, Figure]) -> Iterator[None]:
-        """In steps. An unchanged figure is nearly always the same object: what has changed is found
-        without a line of Python for each."""
-        shown, at_once = self._shown, _FIGURES_AT_ONCE[self._kind]
-        names, differ = iter(figures), map(is_not, figures.values(), map(shown.get, figures))
-        for _ in range(0, len(figures), at_once):
-            for name in compress(islice(names, at_once), islice(differ, at_once)):
-                if name not in shown or shown[name] != figures[name]:
-                    self._show(name, figures[name])
-            yield
-        gone = iter(shown.keys() - figures.keys() if len(shown) > len(figures) else ())
-        while names_gone := list(islice(gone, at_once)):
-            for name in names_gone:
-                if shown.pop(name, None) is not None:
-                    self._forget_line(name)
-            yield
-
-    def _show(self, name: str, figure: Figure) -> None:
-        self._shown[name] = figure
-        metric, labels = _place(self._kind, name)
-        full_name, all_labels = f"{PREFIX}{metric}{_SUFFIXES[self._kind]}", labels + self._label
-        if isinstance(figure, Histogram):
-            text = _summary(full_name, all_labels, figure)
-        else:
-            text = f"{full_name}{{{all_labels}}} {figure}\n"
-        self._lines[metric, bool(labels)][name] = text.encode()
-
-    def _forget_line(self, name: str) -> None:
-        metric, labels = _place(self._kind, name)
-        self._lines[metric, bool(labels)].pop(name, None)
-
-    def add_to(
-        self, page: defaultdict[tuple[str, str], list[bytes]], shown: set[tuple[str, str]]
-    ) -> None:
-        """By kind and metric. Names that differ in what is not allowed look alike without labels:
-        `shown` has what is on the page already."""
-        for (metric, labelled), lines in self._lines.items():
-            found = list(lines.values())
-            if found and not labelled:
-                series = (self._process, metric + _SUFFIXES[self._kind])
-                found = [] if series in shown else found[:1]
-                shown.add(series)
-            if found:
-                page[self._kind, metric] += found
+def _lines(process: str, kind: str, name: str, figure: Figure) -> _Lines:
+    metric, labels = _place(kind, name)
+    full_name = f"{PREFIX}{metric}{_SUFFIXES[kind]}"
+    all_labels = f'{labels}process="{process.translate(_ESCAPES)}"'
+    if isinstance(figure, Histogram):
+        text = _summary(full_name, all_labels, figure)
+    else:
+        text = f"{full_name}{{{all_labels}}} {figure}\n"
+    return _Lines(figure, metric, None if labels else (process, full_name), text.encode())
 
 
 def _place(kind: str, name: str) -> tuple[str, str]:

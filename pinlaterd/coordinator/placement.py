@@ -51,7 +51,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     shards: Mapping[str, ShardState] = {}
     unreached: Sequence[str] = ()  # shards that its routers can't reach
-    config: tuple[int, int] = (0, 0)  # what its processes follow: SharedConfig.number
+    config: int = 0  # what its processes follow: SharedConfig.number
     leaving: bool = False  # it is about to go: as if in maintenance
 
 

@@ -21,7 +21,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, Superseded, activate, load_active
 from pinlaterd.config.schema import Config
-from pinlaterd.coordinator.pages import Pages
+from pinlaterd.coordinator.pages import Answer, Pages
 from pinlaterd.coordinator.processes import About, ProcessView, Registry, Status, status, usage_of
 from pinlaterd.coordinator.programs import ShardPrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
@@ -198,9 +198,12 @@ class Coordinator:
         """The configuration with those shards only that this server is to serve: all of them."""
         return self._config
 
-    async def whole(self, *, statistics: bool) -> tuple[Status, Mapping[str, StatsSnapshot]]:
-        """The status and the figures of all servers; figures only with `statistics`."""
-        return self.status(), self.stats() if statistics else {}
+    async def whole(self, *, statistics: bool) -> Answer:
+        """Of all servers."""
+        return self._own(statistics=statistics)
+
+    def _own(self, *, statistics: bool) -> Answer:
+        return Answer(self.status(), self.stats() if statistics else {})
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
         figures = {NAME: self._stats.snapshot(), **self._registry.stats()}

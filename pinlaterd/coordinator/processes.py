@@ -257,7 +257,7 @@ class ServerStatus(TypedDict):
     maintenance: bool
     thrift: str
     version: str
-    config: Sequence[int]  # the number of what it follows
+    config: int  # the number of what it follows
     shards: Sequence[str]  # that it owns
 
 
@@ -268,7 +268,7 @@ class About(TypedDict):
     uptime_seconds: float
     snapshot_version: int
     config_version: int
-    config_number: Sequence[int]  # of a cluster's configuration
+    config_number: int  # of a cluster's configuration
     config_problems: Sequence[str]  # what the files say wrong; what is active stays so
     refused_removals: Mapping[str, str]  # those of them that are about one shard, by its name
     needs_restart: Sequence[str]

@@ -156,9 +156,9 @@ class Reload:
         return FileWatch(paths, partial(ConfigFiles, self._etc))
 
     @property
-    def number(self) -> tuple[int, int]:
-        """Of a cluster's configuration, and how far its removals of shards are."""
-        return 0, 0
+    def number(self) -> int:
+        """Of a cluster's configuration."""
+        return 0
 
     @property
     def problems(self) -> Sequence[str]:

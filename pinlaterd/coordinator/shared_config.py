@@ -1,20 +1,19 @@
 """The configuration of a cluster: the texts of the shared files in ZooKeeper, and copies in etc/.
 
 What is edited in etc/ of any server is validated there, then proposed; ZooKeeper accepts it if no
-other edit came first. Every coordinator puts accepted texts into its own etc/ and activates what
+other write came first. Every coordinator puts accepted texts into its own etc/ and activates what
 they mean there: with its own local.yaml, and passwords of its own environment. Edits of different
 files go together. Of two edits of one file the second loses, and is kept beside it. Accepted
 configurations have numbers, which only grow. run/shared_config.json is the one that etc/ was made
 of last: what differs from it is an edit, also one of the time when no coordinator ran.
 
 All of it acts at once but the removal of a shard (reload.advance). The leading server decides its
-steps for all, in ZooKeeper's node `removals`.
+steps for all: each is a configuration of the same texts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import zlib
@@ -47,12 +46,17 @@ _CURE = "make it again, and delete that file"
 _REFRESH_STEPS = 40  # of refusals, which say how many jobs there are
 
 
-class Shared(msgspec.Struct, frozen=True):
+class Shared(msgspec.Struct, frozen=True, omit_defaults=True):
     """A configuration as ZooKeeper's node `config` has it. `by`: the server it was edited on."""
 
     number: int = 0
     files: Mapping[str, str] = {}
     by: str = ""
+    # Shards that the files don't name any more, without passwords. `version`: the number as of
+    # which one gets no jobs; 0: it is not removed, and stays as it was.
+    kept: Mapping[str, Leaving] = {}
+    refused: Mapping[str, str] = {}
+    decided: bool = False  # whether the leading server has said by these which of them stay
 
     def text(self, name: str) -> bytes:
         return self.files.get(name, "").encode()
@@ -96,70 +100,47 @@ def accepted(base: Shared, read: Callable[[Path], bytes]) -> Callable[[Path], by
 # --- the removal of shards ---------------------------------------------------------------------
 
 
-class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A shard that the configuration does not name any more. `since`: the revision as of which it
-    gets no jobs; 0: it is not removed, and stays as it was."""
-
-    before: ShardSettings  # without passwords
-    since: int = 0
-
-
-class Removals(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far the removals are that follow from configuration number `config`."""
-
-    revision: int = 1
-    config: int = 0
-    kept: Mapping[str, Kept] = {}
-    refused: Mapping[str, str] = {}
-
-
-def decide(
-    removals: Removals, number: int, wanted: Config, active: Config, holds: Holds
-) -> Removals:
-    """What the leading server writes next; `removals` itself if nothing has changed.
-
-    `holds` gives the revision that a shard follows as its configuration's version."""
-    # It may have got jobs in between, by an earlier configuration that named it again.
-    is_new = removals.config != number
+def decide(shared: Shared, wanted: Config, active: Config, holds: Holds) -> Shared:
+    """What the leading server writes next; `shared` itself if nothing has changed."""
+    # While it was named again it may have got jobs.
     leaving = {
-        name: Leaving(one.before, removals.revision + 1 if is_new else one.since)
-        for name, one in removals.kept.items()
-        if one.since
+        name: one if shared.decided else one._replace(version=shared.number + 1)
+        for name, one in shared.kept.items()
+        if one.version
     }
-    found = advance(ActiveConfig(removals.revision, active), wanted, leaving, holds)
+    found = advance(ActiveConfig(shared.number, active), wanted, leaving, holds)
     kept = {
-        name: Kept(_without_passwords(before), since)
+        name: found.leaving.get(name, Leaving(shard, 0))
         for name, shard in found.config.shards.items()
         if name not in wanted.shards
-        for before, since in [found.leaving.get(name, Leaving(shard, 0))]
     }
-    decided = Removals(removals.revision, number, kept, found.refusals)
-    if decided == removals:
-        return removals
-    return msgspec.structs.replace(decided, revision=removals.revision + 1)
+    kept = {
+        name: Leaving(_without_passwords(one.before), one.version) for name, one in kept.items()
+    }
+    decided = msgspec.structs.replace(shared, kept=kept, refused=found.refusals, decided=True)
+    if decided == shared:
+        return shared
+    return msgspec.structs.replace(decided, number=shared.number + 1)
 
 
-def kept_shards(
-    removals: Removals, number: int, wanted: Config, active: Config
-) -> Mapping[str, ShardSettings]:
-    """Those that are active beside `wanted`, which is configuration `number`: all that were, until
-    the leading server has decided."""
+def kept_shards(shared: Shared, wanted: Config, active: Config) -> Mapping[str, ShardSettings]:
+    """Those that are active beside `wanted`: all that were, until the leading server has decided."""
     gone = {name: one for name, one in active.shards.items() if name not in wanted.shards}
-    if removals.config < number:
+    if not shared.decided:
         return gone
     return {
         name: dataclasses.replace(
-            gone.get(name, one.before), dequeue_only=one.before.dequeue_only or one.since > 0
+            gone.get(name, one.before), dequeue_only=one.before.dequeue_only or one.version > 0
         )
-        for name, one in removals.kept.items()
+        for name, one in shared.kept.items()
     }
 
 
 # --- all of it ---------------------------------------------------------------------------------
 
-# ZooKeeper's node, its data, the version that it has now, and whether only the leader may write it.
+# The data of ZooKeeper's node `config`, its version now, and whether only the leader may write it.
 # Raises Conflict, NotConnected.
-Write = Callable[[str, bytes, int | None, bool], Awaitable[object]]
+Write = Callable[[bytes, int, bool], Awaitable[object]]
 # What shards hold, as `SharedConfig.holding` says it on the servers that own them.
 Ask = Callable[[Collection[str]], Awaitable[Mapping[str, Holding]]]
 
@@ -183,38 +164,34 @@ class SharedConfig(Reload):
         self._view = View()
         self._base = self._theirs = read_base()
         self._replaced: Node | None = None  # by us; a View may still have it
-        self._removals = Removals()
         self._files: ConfigFiles | None = None  # None: not read since etc/ was written to
-        self._edit: Mapping[str, str] = {}  # to be proposed
+        self._edit: Shared | None = None  # to be proposed
         self._lost: dict[Path, str] = {}  # edits that came second, and what to say of them
         self._accepted: Config | None = None  # None: it can't be used here
-        self._applied = (0, 0, 0)  # configuration, revision, version of the active configuration
+        self._applied = (0, 0)  # the configuration's number, version of the active configuration
         self._refresh_in = 0
 
     def see(self, view: View) -> None:
         self._view = view
-        config, removals = view.nodes.get("config"), view.nodes.get("removals")
+        config = view.nodes.get("config")
         try:
             if config is not None and config != self._replaced:
                 self._theirs = unpack(config.data)
-            if removals is not None:
-                self._removals = msgspec.json.decode(removals.data, type=Removals)
         except ValueError as error:
             log.error("the configuration in ZooKeeper can't be read: %s", error)
-        self._wanted = self._accepted
 
     @property
-    def number(self) -> tuple[int, int]:
-        return self._base.number, self._removals.revision
+    def number(self) -> int:
+        return self._base.number
 
     @property
     def problems(self) -> Sequence[str]:
         found = []
         if self._edit and not self._view.connected:
             found.append(f"{self._etc}: an edit waits, as ZooKeeper can't be reached")
-        if self._theirs.number < self._base.number:
+        if self._theirs.number < self.number:
             found.append(
-                f"ZooKeeper has configuration {self._theirs.number}, and {self._base.number} was "
+                f"ZooKeeper has configuration {self._theirs.number}, and {self.number} was "
                 "accepted: was it restored from a copy? Remove the cluster's nodes there, then "
                 "`pinlaterd cluster init --restore`"
             )
@@ -222,38 +199,31 @@ class SharedConfig(Reload):
 
     @property
     def converged(self) -> bool:
-        if self._files is None or self._edit or self._theirs.number != self._base.number:
+        if self._files is None or self._edit or self._theirs.number != self.number:
             return False
         if self._accepted is None:
             return True
-        kept = self._active.config.shards.keys() - self._accepted.shards.keys()
-        is_decided = self._removals.config == self._base.number or not kept
-        leaving = any(one.since for one in self._removals.kept.values())
-        return self._applied[:2] == self.number and is_decided and not leaving
+        leaving = any(one.version for one in self._base.kept.values())
+        return self._applied[0] == self.number and self._base.decided and not leaving
 
-    def followed(self, version: int) -> tuple[int, int]:
+    def followed(self, version: int) -> int:
         """The `number` that a process follows if it follows this version of the active
-        configuration; zeros if that is not known."""
-        number, revision, active = self._applied
-        return (number, revision) if version >= active else (0, 0)
+        configuration; 0 if that is not known."""
+        number, active = self._applied
+        return number if version >= active else 0
 
     def holding(self, here: Holding) -> Holding:
-        """What a shard here holds, with the revision that it follows."""
-        return here._replace(config_version=self.followed(here.config_version)[1])
+        """What a shard here holds, with the number that it follows."""
+        return here._replace(config_version=self.followed(here.config_version))
 
     async def step(self) -> None:
-        if self._theirs.number > self._base.number:
-            theirs = self._theirs
-            found = await asyncio.to_thread(self._take_over, theirs)
-            for text in found.values():
-                log.warning("%s", text)
-            self._lost |= found
-            self._start_from(theirs)
+        if self._theirs.number > self.number:
+            await self._take_on(self._theirs)
         files = self._watch.look()
-        if files is not None and self._base.number:
+        if files is not None and self.number:
             await self._load(files)
         if self._edit:
-            await self._propose()
+            await self._propose(self._edit)
         if self._wanted is not None:
             self._advance(self._wanted)
         if self._view.connected and self._view.leads and self._accepted is not None:
@@ -262,6 +232,17 @@ class SharedConfig(Reload):
         lost = (self._lost.get(path, f"{path}: an edit that came second; {_CURE}") for path in kept)
         self.warnings = (*lost, *(self._accepted.warnings if self._accepted else ()))
         self._log_problems()
+
+    async def _take_on(self, theirs: Shared) -> None:
+        if theirs.files == self._base.files and self._accepted and not self._edit:
+            write_base(theirs)
+            self._base, self._wanted = theirs, self._accepted
+            return
+        found = await asyncio.to_thread(self._take_over, theirs)
+        for text in found.values():
+            log.warning("%s", text)
+        self._lost |= found
+        self._start_from(theirs)
 
     def _take_over(self, theirs: Shared) -> dict[Path, str]:
         """Have etc/ hold what was accepted; returns where edits are that this replaced."""
@@ -278,7 +259,7 @@ class SharedConfig(Reload):
     def _start_from(self, base: Shared) -> None:
         """Read etc/ again: it differs from `base` by edits only."""
         write_base(base)
-        self._base, self._edit, self._files = base, {}, None
+        self._base, self._edit, self._files = base, None, None
         self._accepted = self._wanted = None
         self._watch = self._new_watch()
 
@@ -293,7 +274,7 @@ class SharedConfig(Reload):
             mistakes = [f"configuration {base.number}: {text}" for text in error.problems]
         self._wanted = self._accepted
         texts = {name: files.content(name) for name in SHARED_FILES}
-        self._edit = {}
+        self._edit = None
         if any(text != base.text(name) for name, text in texts.items()):
             try:
                 edited = await asyncio.to_thread(load_config, self._etc, files.read)
@@ -302,64 +283,67 @@ class SharedConfig(Reload):
                 wrong = error.problems
             mistakes += wrong
             if not wrong:
-                self._edit = {name: text.decode() for name, text in texts.items()}
+                written = {name: text.decode() for name, text in texts.items()}
+                before = {*base.kept, *(self._accepted.shards if self._accepted else ())}
+                stay = self._accepted is not None and before <= edited.shards.keys()
+                kept, is_decided = {} if stay else base.kept, base.decided and stay
+                number = base.number + 1
+                self._edit = Shared(number, written, self._server, kept, {}, is_decided)
         self._mistakes, self._files, self.validated = mistakes, files, files.digest
 
-    async def _propose(self) -> None:
-        node = self._view.nodes.get("config")
-        is_latest = self._theirs.number == self._base.number
-        if node is None or not is_latest or not self._view.connected:
-            return
-        proposal = Shared(self._base.number + 1, self._edit, self._server)
+    async def _propose(self, edit: Shared) -> None:
         try:
-            await self._write("config", proposal.pack(), node.version, False)
-        except (Conflict, NotConnected):
-            return  # the next View says what became of it
+            if not await self._put(edit, leads=False):
+                return
         except ConfigError as error:
-            self._mistakes, self._edit = error.problems, {}
+            self._mistakes, self._edit = error.problems, None
             return
-        self._replaced = node
-        if self._theirs.number < proposal.number:
-            self._theirs = proposal
         files = self._files
-        self._start_from(proposal)
+        self._start_from(edit)
         if files is not None:
             await self._load(files)
 
+    async def _put(self, shared: Shared, *, leads: bool) -> bool:
+        """Have it follow what is accepted; if not, the next View says why. Raises ConfigError."""
+        node = self._view.nodes.get("config")
+        if node is None or self._theirs.number != self.number or not self._view.connected:
+            return False
+        try:
+            await self._write(shared.pack(), node.version, leads)
+        except (Conflict, NotConnected):
+            return False
+        self._replaced = node
+        if self._theirs.number < shared.number:
+            self._theirs = shared
+        return True
+
     def _advance(self, wanted: Config) -> None:
-        number, removals = self._base.number, self._removals
-        if removals.config > number:
-            return  # a later configuration is about to come
         followed = follow(self._active.config.server, wanted.server)
-        kept = kept_shards(removals, number, wanted, self._active.config)
+        kept = kept_shards(self._base, wanted, self._active.config)
         shards = {**wanted.shards, **kept}
         config = dataclasses.replace(wanted, server=followed.settings, shards=shards)
         if config != self._active.config:
             self._active = self._activate(config)
             if self._active.config != config:
                 return
-        self._applied = (number, removals.revision, self._active.version)
+        self._applied = (self.number, self._active.version)
         self.needs_restart = followed.needs_restart
-        self.refusals = removals.refused if removals.config == number else {}
+        self.refusals = self._base.refused if self._base.decided else {}
         self._wanted = None
 
     async def _lead(self, wanted: Config) -> None:
         """Decide the next step of the removals."""
-        removals, number = self._removals, self._base.number
-        node = self._view.nodes.get("removals")
-        if self._applied[:2] != (number, removals.revision):
+        base = self._base
+        if self._applied[0] != base.number:
             return
         kept = self._active.config.shards.keys() - wanted.shards.keys()
         holds = await self._ask(kept - {*wanted.abandon}) if kept else {}
-        found = decide(removals, number, wanted, self._active.config, holds.get)
+        found = decide(base, wanted, self._active.config, holds.get)
         self._refresh_in -= 1
-        is_new = (found.kept, found.config) != (removals.kept, removals.config)
-        if found == removals or not (is_new or self._refresh_in < 0):
-            return
-        self._refresh_in = _REFRESH_STEPS
-        version = None if node is None else node.version
-        with contextlib.suppress(Conflict, NotConnected):
-            await self._write("removals", msgspec.json.encode(found), version, True)
+        is_new = (found.kept, found.decided) != (base.kept, base.decided)
+        if found is not base and (is_new or self._refresh_in < 0):
+            self._refresh_in = _REFRESH_STEPS
+            await self._put(found, leads=True)
 
 
 def _without_passwords(shard: ShardSettings) -> ShardSettings:

@@ -2,7 +2,7 @@
 
     /pinlaterd/NAME/members/m-0000000017    ephemeral: a coordinator that lives; the oldest leads
                     servers/jobs-1          a server that belongs to it, alive or not
-                    config, removals, assignment, format
+                    config, assignment, format
 
 A coordinator that was killed takes its session up again, and with it its member node: to others it
 has never been away. Only holders of the cluster's key can read or write any of this.

@@ -8,7 +8,6 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from pinlaterd.config.active import ActiveConfig
@@ -18,7 +17,6 @@ from pinlaterd.config.schema import Config
 from pinlaterd.coordinator import shared_config
 from pinlaterd.coordinator.reload import Holding
 from pinlaterd.coordinator.shared_config import (
-    Removals,
     Shared,
     SharedConfig,
     unpack,
@@ -39,26 +37,23 @@ class ZooKeeper:
     """Its nodes. Each server sees them when it is told to."""
 
     def __init__(self) -> None:
-        first = Shared(1, TEXTS, "jobs-1")
+        first = Shared(1, TEXTS, "jobs-1", decided=True)
         self.nodes = {"config": Node(first.pack(), 0)}
         self.accepted = [first]
         self.unanswered = 0  # so many writes are carried out, and not answered
 
-    def write(self, name: str, data: bytes, version: int | None) -> None:
-        node = self.nodes.get(name)
-        if (None if node is None else node.version) != version:
-            raise Conflict(name)
-        self.nodes[name] = Node(data, 0 if version is None else version + 1)
-        if name == "config":
-            self.accepted.append(unpack(data))
+    def write(self, data: bytes, version: int) -> None:
+        if self.nodes["config"].version != version:
+            raise Conflict
+        self.nodes["config"] = Node(data, version + 1)
+        self.accepted.append(unpack(data))
         if self.unanswered:
             self.unanswered -= 1
-            raise NotConnected(name)
+            raise NotConnected
 
     @property
-    def removals(self) -> Removals:
-        node = self.nodes.get("removals")
-        return msgspec.json.decode(node.data, type=Removals) if node else Removals()
+    def latest(self) -> Shared:
+        return self.accepted[-1]
 
 
 class Server:
@@ -77,7 +72,7 @@ class Server:
         for file, text in TEXTS.items():
             (self.etc / file).write_text(text)
         os.chdir(folder)
-        write_base(Shared(1, TEXTS, "jobs-1"))
+        write_base(zookeeper.accepted[0])
         self.active = ActiveConfig(1, load_config(self.etc))
         self.start()
 
@@ -92,12 +87,12 @@ class Server:
         self.active = ActiveConfig(self.active.version + 1, config)
         return self.active
 
-    async def _write(self, name: str, data: bytes, version: int | None, as_leader: bool) -> None:
+    async def _write(self, data: bytes, version: int, as_leader: bool) -> None:
         if not self.connected:
-            raise NotConnected(name)
+            raise NotConnected
         if as_leader and not self.leads:
-            raise Conflict(name)
-        self.zookeeper.write(name, data, version)
+            raise Conflict
+        self.zookeeper.write(data, version)
 
     async def _ask(self, shards: object) -> Mapping[str, Holding]:
         return self.holds
@@ -376,7 +371,7 @@ def test_a_shard_is_removed_once_its_owner_follows_and_holds_nothing(servers, zo
     settle(servers)
     assert shards(servers) == [{"1": False}] * 3
     assert all(server.shared.converged for server in servers)
-    assert zookeeper.removals.kept == {}
+    assert zookeeper.latest.kept == {}
 
 
 @pytest.mark.parametrize("holds", [Holding(9, 3, 0), None])
@@ -395,6 +390,18 @@ def test_a_removal_that_is_refused_is_told_on_all_servers(servers, holds):
     settle(servers)
     assert shards(servers) == [{"1": False}] * 3
     assert not servers[0].shared.refusals
+
+
+def test_a_server_that_was_away_lets_a_removed_shard_go(servers, zookeeper):
+    servers[0].holds = {"2": Holding(9, 0, 0)}
+    servers[1].write("shards.yaml", ONE_SHARD)
+    settle(servers[:2])
+    servers[1].write("queues.yaml", limit("mail", 1))
+    settle(servers[:2])
+    assert zookeeper.latest.decided
+
+    servers[2].settle()
+    assert shards(servers) == [{"1": False}] * 3
 
 
 def test_what_is_decided_and_not_done_yet_has_not_converged(servers):
@@ -430,16 +437,19 @@ def test_a_removal_waits_for_a_leader_and_all_else_acts(servers):
 
 def test_a_leader_that_has_not_seen_the_latest_decides_nothing(servers, zookeeper):
     late = servers[2]
+    servers[0].holds = {"2": Holding(9, 1, 0)}
+    servers[1].write("shards.yaml", ONE_SHARD)
+    settle(servers)
     before = zookeeper.nodes["config"]
     servers[1].write("queues.yaml", limit("mail", 1))
     settle(servers[:2])
-    assert zookeeper.removals.config == 2
+    latest = zookeeper.latest
 
     late.leads = True
-    nodes = {**zookeeper.nodes, "config": before}
-    late.shared.see(View({"m-1": b""}, {}, nodes, "m-1", connected=True))
+    late.holds = {"2": Holding(9, 0, 0)}
+    late.shared.see(View({"m-1": b""}, {}, {"config": before}, "m-1", connected=True))
     late.step()
-    assert zookeeper.removals.config == 2
+    assert zookeeper.latest is latest
 
 
 def test_a_shard_that_was_named_again_has_to_say_again_that_it_is_empty(servers, zookeeper):
@@ -487,7 +497,7 @@ def test_a_decision_counts_only_if_no_other_came_between(servers, zookeeper, mon
         leader.see()
         leader.step()
 
-    assert "5 jobs are pending" in zookeeper.removals.refused["2"]
+    assert "5 jobs are pending" in zookeeper.latest.refused["2"]
 
 
 def test_refusals_are_not_written_with_every_count(servers, zookeeper):
@@ -496,7 +506,7 @@ def test_refusals_are_not_written_with_every_count(servers, zookeeper):
         servers[0].holds = {"2": Holding(9, count + 1, 0)}
         settle(servers[:2])
 
-    assert zookeeper.nodes["removals"].version < 100 * 24 / 40 + 3
+    assert zookeeper.nodes["config"].version < 100 * 24 / 40 + 3
 
 
 def test_passwords_of_a_kept_shard_are_not_sent(servers, zookeeper, monkeypatch):
@@ -510,7 +520,7 @@ def test_passwords_of_a_kept_shard_are_not_sent(servers, zookeeper, monkeypatch)
     settle(servers)
 
     assert servers[1].active.config.shards["2"].passwd == "hunter2"
-    assert b"hunter2" not in zookeeper.nodes["removals"].data
+    assert zookeeper.latest.kept["2"].before.passwd == ""
 
 
 # --- all at once --------------------------------------------------------------------------------
@@ -589,7 +599,7 @@ class Chance:
 def test_of_a_hundred_concurrent_edits_none_is_lost_unsaid(seed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     chance = Chance(seed, tmp_path)
-    numbers: dict[str, list[tuple[int, int]]] = {server.name: [] for server in chance.servers}
+    numbers: dict[str, list[int]] = {server.name: [] for server in chance.servers}
     with monkeypatch.context() as patch:
         for name in ("take_over", "write_base"):
             patch.setattr(shared_config, name, chance.killable(getattr(shared_config, name)))
@@ -603,7 +613,7 @@ def test_of_a_hundred_concurrent_edits_none_is_lost_unsaid(seed, tmp_path, monke
     accepted = chance.zookeeper.accepted
     assert [one.number for one in accepted] == list(range(1, len(accepted) + 1))
     for server in chance.servers:
-        seen = [number for number, _ in numbers[server.name] if number]
+        seen = [number for number in numbers[server.name] if number]
         assert seen == sorted(seen)
         assert server.shared.converged
         assert {name: server.text(name) for name in SHARED_FILES} == accepted[-1].files

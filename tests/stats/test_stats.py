@@ -239,11 +239,11 @@ def made(monkeypatch):
     """The names of figures whose lines were made."""
     found: list[str] = []
 
-    def noted(section, name, figure, show=pages._Section._show):
+    def noted(process, kind, name, figure, make=pages._lines):
         found.append(name)
-        show(section, name, figure)
+        return make(process, kind, name, figure)
 
-    monkeypatch.setattr(pages._Section, "_show", noted)
+    monkeypatch.setattr(pages, "_lines", noted)
     return found
 
 
