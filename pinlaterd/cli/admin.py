@@ -25,6 +25,7 @@ from pinlaterd.config.password import hash_password
 from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError, how_many
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.model import QUEUE_NAME, JobState
+from pinlaterd.stats import merge
 
 if TYPE_CHECKING:
     from pinlaterd.deployment.restarts import Restarted
@@ -280,21 +281,15 @@ def stats(*, name: str, seconds: float) -> None:
 
 
 def _rates(name: str, seconds: float) -> dict[str, float]:
-    """What the server's counters grew by, over at least `seconds`."""
-    before, began = _counters(), time.monotonic()
+    """What the counters of all servers grew by, over at least `seconds`."""
+    before = service_status.take_sample()
     time.sleep(seconds)
-    after = _counters()
-    elapsed = time.monotonic() - began
+    now = service_status.take_sample()
+    counters = merge(service_status.between(before, now).values())["counters"]
     return {
-        what: round((after.get(f"{name}_{c}", 0) - before.get(f"{name}_{c}", 0)) / elapsed, 2)
-        for what, c in _RATES.items()
+        what: round(counters.get(f"{name}_{counter}", 0) / (now.at - before.at), 2)
+        for what, counter in _RATES.items()
     }
-
-
-def _counters() -> dict[str, int]:
-    [page] = command.ask_coordinator("/stats.json")
-    counters: dict[str, int] = page["counters"]
-    return counters
 
 
 def _rate(text: str) -> float:

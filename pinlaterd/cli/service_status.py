@@ -15,8 +15,7 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 import msgspec
@@ -132,8 +131,10 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """In the two largest units: 3 d 4 h, 12 min 5 s."""
+    """In the two largest units: 3 d 4 h, 12 min 5 s; below 10 s with a fraction."""
     whole = int(seconds)
+    if 0 < seconds < 10:
+        return f"{seconds:.1f} s" if whole else f"{seconds * 1000:.1f} ms"
     for unit, size, smaller, smaller_size in (
         ("d", 86400, "h", 3600),
         ("h", 3600, "min", 60),
@@ -248,9 +249,14 @@ def top(*, once: bool) -> None:
 # --- frames -----------------------------------------------------------------------------------
 
 
+def between(before: Sample, now: Sample) -> Mapping[str, StatsSnapshot]:
+    """By process."""
+    return {name: since(before.stats.get(name, empty()), s) for name, s in now.stats.items()}
+
+
 def frame(before: Sample, now: Sample) -> command.Facts:
     seconds = max(now.at - before.at, 1e-3)
-    recent = {name: since(before.stats.get(name, empty()), s) for name, s in now.stats.items()}
+    recent = between(before, now)
     figures = merge(recent.values())
     used = {_process_id(one): one["cpu_seconds"] for one in before.status["processes"]}
     return {
@@ -332,52 +338,36 @@ def _p99(data: Histogram | None) -> float | None:
 # --- tables -----------------------------------------------------------------------------------
 
 
-def _shown_rate(per_second: float) -> str:
-    return f"{per_second:,.0f}" if per_second >= 100 or per_second == 0 else f"{per_second:.1f}"
+def _shown(key: str, form: str = ",.1f") -> Callable[[command.Facts], str]:
+    return lambda row: "-" if row[key] is None else format(row[key], form)
 
 
-def _shown_age(ms: float | None) -> str:
-    if ms is None:
-        return "-"
-    seconds = ms / 1000
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    if ms == 0 or ms >= 10_000:
-        return f"{seconds:.0f} s"
-    return f"{seconds:.1f} s" if ms >= 1000 else f"{ms:.1f} ms"
-
-
-def _shown(form: str, number: float | None) -> str:
-    return "-" if number is None else format(number, form)
-
-
-def _by(shown: Callable[[Any], str], key: str) -> Callable[[command.Facts], str]:
-    return lambda row: shown(row[key])
+def _age(key: str) -> Callable[[command.Facts], str]:
+    return lambda row: "-" if row[key] is None else _duration(row[key] / 1000)
 
 
 _QUEUE_COLUMNS: Sequence[command.Column] = (
     ("queue", "name"),
-    ("#enqueue/s", _by(_shown_rate, "enqueues_per_second")),
-    ("#dequeue/s", _by(_shown_rate, "dequeues_per_second")),
-    ("#ack/s", _by(_shown_rate, "acks_per_second")),
-    ("#failed/s", _by(_shown_rate, "failures_per_second")),
-    ("#pending", _by(partial(_shown, ","), "pending")),
-    ("#scheduled", _by(partial(_shown, ","), "scheduled")),
-    ("#running", _by(partial(_shown, ","), "in_progress")),
-    ("#oldest", _by(_shown_age, "oldest_ready_age_ms")),
-    ("#p99 delay", _by(_shown_age, "dequeue_delay_p99_ms")),
-    ("#limit/s", _by(partial(_shown, "g"), "jobs_per_second_limit")),
-    ("#limited/s", _by(_shown_rate, "limited_per_second")),
+    ("#enqueue/s", _shown("enqueues_per_second")),
+    ("#dequeue/s", _shown("dequeues_per_second")),
+    ("#ack/s", _shown("acks_per_second")),
+    ("#failed/s", _shown("failures_per_second")),
+    ("#pending", _shown("pending", ",")),
+    ("#scheduled", _shown("scheduled", ",")),
+    ("#running", _shown("in_progress", ",")),
+    ("#oldest", _age("oldest_ready_age_ms")),
+    ("#p99 delay", _age("dequeue_delay_p99_ms")),
+    ("#limit/s", _shown("jobs_per_second_limit", "g")),
+    ("#limited/s", _shown("limited_per_second")),
 )
 _SHARD_COLUMNS: Sequence[command.Column] = (
     ("shard", "name"),
     ("state", shown_state),
     ("enqueues", lambda shard: "no" if shard["dequeue_only"] else "yes"),
-    ("#jobs/s", _by(_shown_rate, "jobs_per_second")),
-    ("#commits/s", _by(_shown_rate, "commits_per_second")),
-    ("#jobs/commit", _by(partial(_shown, ",.1f"), "jobs_per_commit")),
-    ("#p99 commit", _by(_shown_age, "commit_p99_ms")),
+    ("#jobs/s", _shown("jobs_per_second")),
+    ("#commits/s", _shown("commits_per_second")),
+    ("#jobs/commit", _shown("jobs_per_commit")),
+    ("#p99 commit", _age("commit_p99_ms")),
     ("#pending", held("pending", ",")),
     ("#scheduled", held("scheduled", ",")),
     ("#running", held("in_progress", ",")),
@@ -386,7 +376,7 @@ _PROCESS_COLUMNS: Sequence[command.Column] = (
     ("process", "name"),
     ("state", "state"),
     ("#pid", _pid),
-    ("#cpu %", _by(partial(_shown, ".1f"), "cpu_percent")),
+    ("#cpu %", _shown("cpu_percent", ".1f")),
     ("#rss MB", _rss_mb),
 )
 
@@ -409,7 +399,7 @@ def _headline(found: command.Facts) -> str:
     dequeued = sum(queue["dequeues_per_second"] for queue in found["queues"])
     health = "healthy" if found["healthy"] else "NOT healthy"
     return (
-        f"{health}; {_shown_rate(enqueued)} jobs/s in, {_shown_rate(dequeued)} jobs/s out, "
+        f"{health}; {enqueued:,.1f} jobs/s in, {dequeued:,.1f} jobs/s out, "
         f"over {found['seconds']:.1f} s"
     )
 
@@ -471,24 +461,18 @@ def _screen(found: command.Facts, height: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    notes = [*found["problems"], *found["warnings"]][: max(0, height // 6)]
-    shards = sorted(found["shards"], key=lambda shard: (-shard["jobs_per_second"], shard["name"]))
-    queues = sorted(found["queues"], key=_queue_busyness)
-    room = height - len(notes) - 8  # headline, keys, three lines of titles and three between
-    process_room = min(len(found["processes"]), max(2, room // 4))
-    shard_room = min(len(shards), max(2, (room - process_room) // 2))
-    shown: list[RenderableType] = [
-        Text(_headline(found), style="green" if found["healthy"] else "bold red").append(
-            "   q ends", style="dim"
-        ),
-        *(Text(command.printable(note, _MAX_NOTE_CHARS), style="yellow") for note in notes),
-    ]
-    for columns, rows, most in (
-        (_QUEUE_COLUMNS, queues, max(1, room - process_room - shard_room)),
-        (_SHARD_COLUMNS, shards, shard_room),
-        (_PROCESS_COLUMNS, found["processes"], process_room),
+    notes = [*found["problems"], *found["warnings"]][: height // 6]
+    headline = Text(_headline(found), style="green" if found["healthy"] else "bold red")
+    shown: list[RenderableType] = [headline.append("   q ends", style="dim")]
+    shown += [Text(command.printable(note, _MAX_NOTE_CHARS), style="yellow") for note in notes]
+    room = height - len(notes) - 8  # headline, three lines of titles and three between
+    for columns, rows, part in (
+        (_QUEUE_COLUMNS, sorted(found["queues"], key=_queue_busyness), 2),
+        (_SHARD_COLUMNS, sorted(found["shards"], key=lambda one: -one["jobs_per_second"]), 4),
+        (_PROCESS_COLUMNS, found["processes"], 4),
     ):
-        shown += (Text(), command.make_table(columns, rows, wrap=False, most=most))
+        table = command.make_table(columns, rows, wrap=False, most=max(2, room // part))
+        shown += (Text(), table)
     return Group(*shown)
 
 

@@ -124,7 +124,7 @@ def decide(shared: Shared, wanted: Config, active: Config, holds: Holds) -> Shar
 
 
 def kept_shards(shared: Shared, wanted: Config, active: Config) -> Mapping[str, ShardSettings]:
-    """Those that are active beside `wanted`: all that were, until the leading server has decided."""
+    """Active beside `wanted`: all that were, until the leading server has decided."""
     gone = {name: one for name, one in active.shards.items() if name not in wanted.shards}
     if not shared.decided:
         return gone
