@@ -176,6 +176,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rounds", type=int, default=0, help="of each fault of a cluster; 0: a few faults, once"
     )
+    parser.addoption(
+        "--before", metavar="COMMIT", help="the release that servers are upgraded from"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

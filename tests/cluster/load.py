@@ -2,9 +2,10 @@
 
     python -m tests.cluster.load --history FILE --run NUMBER --shards 1,2 HOST:PORT...
 
-It prints `runs` once it does. When its input ends it stops enqueuing, works off all that is ready,
-prints `drained` and ends. Its clients are the checker's, and probes, which tell soon whether a
-shard takes an enqueue and an ack through a router.
+It prints `runs` once it does. A line of its input names the servers to use from then on: it prints
+`moved` once no call goes elsewhere. When its input ends it stops enqueuing, works off all that is
+ready, prints `drained` and ends. Its clients are the checker's, and probes, which tell soon whether
+a shard takes an enqueue and an ack through a router.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from pinlaterd.client import Client as ServiceClient
 from pinlaterd.model import JobDescriptor
@@ -46,6 +50,36 @@ _PROBE_SECONDS = 0.25
 _ENQUEUES_FOR_AN_ACK = 1.3
 _STOCK = 4
 _SCHEDULED_MS = (1000, 3000)  # the end of a run waits for them
+
+
+class RovingCalls(Calls):
+    """Go to the server that was named first, and to others while that is not to be used."""
+
+    targets: ClassVar[Sequence[Target]] = ()
+    all: ClassVar[list[RovingCalls]] = []
+
+    def __init__(self, name: str, target: Target, history: History) -> None:
+        super().__init__(name, target, history)
+        self._home = target
+        self._busy = threading.Lock()  # while a call is made
+        self.all.append(self)
+
+    def _exchange(self, message: bytes, wait_seconds: float, read_bytes: int | None) -> bytes:
+        with self._busy:
+            target = self._home
+            if target not in self.targets:
+                target = self.targets[zlib.crc32(self.name.encode()) % len(self.targets)]
+            if target != self._target:
+                self.close()
+                self._target = target
+            return super()._exchange(message, wait_seconds, read_bytes)
+
+    @classmethod
+    def move(cls, targets: Sequence[Target]) -> None:
+        cls.targets = targets
+        for calls in cls.all:
+            with calls._busy:
+                pass  # its call elsewhere has ended
 
 
 class EnqueueProbe(Client):
@@ -100,7 +134,7 @@ def make_clients(
         place = f"{run}{at}"  # bodies are unique over all runs
 
         def calls(name: str, target: Target = target) -> Calls:
-            return Calls(name, target, history)
+            return RovingCalls(name, target, history)
 
         kinds: list[type[Client]] = [Enqueuer, Worker, Worker, EnqueueProbe, EnqueueProbe]
         kinds += [(Keeper, Builder, Searcher)[at % 3]]
@@ -121,8 +155,7 @@ def main() -> None:
     parser.add_argument("--shards", required=True)
     parser.add_argument("routers", nargs="+")
     options = parser.parse_args()
-    places = [router.split(":") for router in options.routers]
-    targets = [Target(int(port), PATIENCE_SECONDS, host=host) for host, port in places]
+    RovingCalls.targets = targets = targets_of(options.routers)
     with ServiceClient(options.routers[0]) as service:
         for queue in sorted({*QUEUES, PROBE} & service.queue_names()):
             service.delete_queue(queue, password=PASSWORD)
@@ -135,7 +168,9 @@ def main() -> None:
     for client in clients:
         client.start()
     say("runs")
-    sys.stdin.read()
+    for line in sys.stdin:
+        RovingCalls.move(targets_of(line.split()))
+        say("moved")
     shared.stop_enqueuing.set()
     time.sleep(1.0)
     shared.stop.set()
@@ -144,10 +179,15 @@ def main() -> None:
     for client in clients:
         if client.error or client.is_alive():
             say(f"{client.name}: {client.error or 'does not end'}")
-    last = Calls("last", targets[0], history)
+    last = RovingCalls("last", targets[0], history)
     drain(last, history, seconds=_DRAIN_SECONDS)
     history.close()
     say("drained")
+
+
+def targets_of(routers: Sequence[str]) -> Sequence[Target]:
+    places = [router.split(":") for router in routers]
+    return [Target(int(port), PATIENCE_SECONDS, host=host) for host, port in places]
 
 
 def say(text: str) -> None:

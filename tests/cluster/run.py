@@ -22,6 +22,7 @@ from tests.cluster.load import PROBE, PROBE_CLAIM_SECONDS
 from tests.cluster.site import (
     MYSQL_SHARDS,
     REDIS_SHARDS,
+    SHARDS,
     THRIFT_PORT,
     Server,
     Site,
@@ -59,10 +60,9 @@ class Run:
         self._path = site.folder / f"history-{number}.jsonl"
         self._faults = History(site.folder / f"faults-{number}.jsonl")
         self._faults_path = site.folder / f"faults-{number}.jsonl"
-        targets = [f"{server.machine.address}:{THRIFT_PORT}" for server in self.servers]
         self._process = site.clients.start(
             *(sys.executable, "-m", "tests.cluster.load", "--history", str(self._path)),
-            *("--run", str(number), "--shards", ",".join(site.shards), *targets),
+            *("--run", str(number), "--shards", ",".join(site.shards), *_targets(self.servers)),
         )
         self._began = time.monotonic()
         self._read_bytes = 0
@@ -128,6 +128,14 @@ class Run:
         for folder in self.site.data_folders():
             yield from rows.of_sqlite(folder)
 
+    def use(self, servers: Sequence[Server]) -> None:
+        """Have the clients go to these; their calls elsewhere come to an end."""
+        self.servers = servers
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{' '.join(_targets(servers))}\n".encode())
+        self._process.stdin.flush()
+        assert self._line() == "moved"
+
     # --- faults -----------------------------------------------------------------------------
 
     @contextmanager
@@ -186,10 +194,11 @@ class Run:
                 first[key] = min(served.ended, first.get(key, served.ended))
         return first
 
-    def longest_call(self, since: float) -> float:
-        """Of a probe's."""
+    def longest_call(self, since: float, *, shards: Sequence[str] | None = None) -> float:
+        """Of a probe's, on one of these shards."""
         self._read()
-        return max((s.ended - s.began for s in self._served if s.began >= since), default=0.0)
+        found = [s for s in self._served if s.began >= since and s.shard in (shards or SHARDS)]
+        return max((s.ended - s.began for s in found), default=0.0)
 
     def _read(self) -> None:
         """What the probes have written since."""
@@ -200,6 +209,10 @@ class Run:
         for line in whole.splitlines():
             if b'"queue":"probe"' in line and b'"outcome":"ok"' in line:
                 self._served += _served(Record(**json.loads(line)))
+
+
+def _targets(servers: Sequence[Server]) -> Sequence[str]:
+    return [f"{server.machine.address}:{THRIFT_PORT}" for server in servers]
 
 
 def _row(record: Record) -> tuple[str, object]:

@@ -53,15 +53,20 @@ class Server:
         self.name = machine.name
         self.machine = machine
         self.folder = folder
+        self.release: Path | None = None  # whose package it runs, if not this one's
 
     def command(self, *arguments: str) -> str:
         """`pinlaterd ARGUMENTS`; AssertionError if it fails."""
-        return self.machine.run(sys.executable, "-P", "-m", "pinlaterd", *arguments)
+        return self._run("pinlaterd", *arguments)
 
     def admin(self, *arguments: str) -> str:
         """`pinlater-admin ARGUMENTS`; AssertionError if it fails."""
-        command = [sys.executable, "-P", "-m", "pinlaterd.cli.admin", *arguments]
-        return self.machine.run(*command, "--dir", str(self.folder))
+        return self._run("pinlaterd.cli.admin", *arguments, "--dir", str(self.folder))
+
+    def _run(self, module: str, *arguments: str) -> str:
+        command = (sys.executable, "-P", "-m", module, *arguments)
+        place = {} if self.release is None else {"PYTHONPATH": str(self.release)}
+        return self.machine.run(*command, environment=place)
 
     def up(self) -> None:
         self.command("up", str(self.folder))
@@ -247,6 +252,10 @@ class Site:
             if machine.is_on:
                 machine.thaw()
         self.network.heal()
+        for server in self.servers:
+            if server.release is not None and server.machine.is_on:
+                server.machine.off()
+            server.release = None
         for zookeeper in self.zookeepers:
             if not zookeeper.machine.is_on:
                 zookeeper.machine.on()
