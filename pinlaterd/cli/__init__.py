@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 import signal
+from importlib import import_module
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _STDERR = 2
@@ -73,21 +74,17 @@ def told(program: str) -> SystemExit:
 
 
 def run_pinlaterd() -> None:
-    exit_on_interrupt("pinlaterd")
-    from pinlaterd.cli.pinlaterd import cli
-
-    cli(prog_name="pinlaterd")
+    _run("pinlaterd", "pinlaterd")
 
 
 def run_pinlater() -> None:
-    exit_on_interrupt("pinlater")
-    from pinlaterd.cli.pinlater import cli
-
-    cli(prog_name="pinlater")
+    _run("pinlater", "pinlater")
 
 
 def run_pinlater_admin() -> None:
-    exit_on_interrupt("pinlater-admin")
-    from pinlaterd.cli.admin import cli
+    _run("pinlater-admin", "admin")
 
-    cli(prog_name="pinlater-admin")
+
+def _run(program: str, module: str) -> None:
+    exit_on_interrupt(program)
+    import_module(f"{__name__}.{module}").cli(prog_name=program)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 
@@ -26,9 +26,6 @@ from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError, how_m
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.model import QUEUE_NAME, JobState
 from pinlaterd.stats import merge
-
-if TYPE_CHECKING:
-    from pinlaterd.deployment.restarts import Restarted
 
 PASSWORD_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD"  # noqa: S105  a variable's name
 _MAX_DELAY_SECONDS = 100 * 366 * 86_400.0
@@ -149,9 +146,7 @@ def router() -> None:
 
     Example: pinlater-admin restart router
     """
-    from pinlaterd.deployment.restarts import restart_routers
-
-    _carry_out(restart_routers)
+    _restart("router")
 
 
 @restart.command()
@@ -166,9 +161,7 @@ def shard(*, name: str) -> None:
       pinlater-admin restart shard 1
       pinlater-admin restart shard all
     """
-    from pinlaterd.deployment.restarts import restart_shards
-
-    _carry_out(lambda folder, tell: restart_shards(folder, name, tell))
+    _restart("shard", shard=name)
 
 
 @restart.command()
@@ -178,14 +171,14 @@ def coordinator() -> None:
 
     Example: pinlater-admin restart coordinator
     """
-    from pinlaterd.deployment.restarts import restart_coordinator
-
-    _carry_out(restart_coordinator)
+    _restart("coordinator")
 
 
-def _carry_out(work: Callable[[Path, Callable[[str], None]], Sequence[Restarted]]) -> None:
+def _restart(kind: str, *, shard: str = "") -> None:
+    from pinlaterd.deployment import restarts
+
     with command.waiting("restarting") as tell:
-        done = work(command.directory(), tell)
+        done = restarts.restart(command.directory(), kind, tell, shard=shard)
     lines = [f"{one.program} is restarted, pid {one.pid}, in {one.seconds:.1f} s" for one in done]
     command.show([one._asdict() for one in done], "\n".join(lines) if lines else None)
 

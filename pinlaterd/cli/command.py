@@ -23,12 +23,12 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, cast
 
 import click
 
 from pinlaterd.cli import Interruptible, told
-from pinlaterd.config.layout import ETC
+from pinlaterd.config.layout import ETC, lock
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
     ConfigError,
@@ -275,6 +275,16 @@ files_options = together(json_option, _deployment_options)
 def directory() -> Path:
     """The deployment's folder."""
     return _recall("dir") or Path()
+
+
+def sole(path: Path, busy: str) -> BinaryIO:
+    """Lock the file `path` of the deployment until this is closed; fail if another command has."""
+    file = directory() / path
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    try:
+        return lock(file, patient=False)
+    except BlockingIOError:
+        fail(busy)
 
 
 def enter() -> None:

@@ -28,7 +28,7 @@ from pinlaterd.cli import command, service_status
 from pinlaterd.cli.shards import set_dequeue_only, shard
 from pinlaterd.client import calls
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.config.layout import lock, move_lock
+from pinlaterd.config.layout import move_lock
 from pinlaterd.errors import (
     ConnectionFailed,
     InvalidRequest,
@@ -219,13 +219,8 @@ class _Drain:
         return jobs
 
     def _move(self) -> None:
-        try:
-            sole = lock(move_lock(self._name), patient=False)
-        except BlockingIOError:
-            command.fail(
-                f"another command moves the jobs of shard {self._name}; wait until it has ended"
-            )
-        with sole:
+        busy = f"another command moves the jobs of shard {self._name}; wait until it has ended"
+        with command.sole(move_lock(self._name), busy):
             self.move.run()
 
     def _takers(self) -> list[ShardCalls]:

@@ -8,8 +8,7 @@ command is resumed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -20,7 +19,7 @@ import msgspec
 from pinlaterd.cli import command, service_status
 from pinlaterd.cli.shards import shard
 from pinlaterd.config.edit import set_servers
-from pinlaterd.config.layout import ETC, RUN, lock, replace_file, shard_program
+from pinlaterd.config.layout import ETC, RUN, replace_file, shard_program
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address, Config, ShardSettings
 from pinlaterd.engines import has_failover, make_failover
@@ -55,7 +54,7 @@ class _Journal(msgspec.Struct):
 
 
 class ShardFailover:
-    """One failover of a server: of all shards that have it as their master. To be used in `alone`.
+    """One failover of a server: of all shards that have it as their master. Only one at a time.
 
     Its journal is on disk from before the first change to a server until after the last, so that
     the next command resumes one that was interrupted; what `put` (of Notes) was given is there when
@@ -249,23 +248,6 @@ def _same_server(one: ShardSettings, other: ShardSettings) -> bool:
     return one.master is not None and (one.engine, one.master) == (other.engine, other.master)
 
 
-@contextmanager
-def alone(directory: Path) -> Iterator[None]:
-    """Keep other failovers out of a deployment. Raises FailoverRefused."""
-    run = directory / RUN
-    try:
-        run.mkdir(mode=0o700, exist_ok=True)
-        file = lock(run / _LOCK, patient=False)
-    except BlockingIOError as error:
-        raise FailoverRefused("another failover runs in this deployment") from error
-    except OSError as error:
-        raise FailoverRefused(
-            f"{error.filename}: {error.strerror}; run this as the deployment's owner"
-        ) from error
-    with file:
-        yield
-
-
 def _wait_until_served(shards: Sequence[str], master: Place) -> bool:
     """Until each shard serves from `master`. False if no service runs that could.
 
@@ -358,7 +340,7 @@ def failover(
     )
     try:
         with (
-            alone(command.directory()),
+            command.sole(RUN / _LOCK, "refused: another failover runs in this deployment"),
             contextlib.closing(ShardFailover(command.directory(), name, **wanted)) as one,
         ):
             plan = one.plan()

@@ -11,7 +11,8 @@ import ipaddress
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -295,13 +296,7 @@ def router(*, etc: Path) -> None:
 
     Example: pinlaterd router --config /srv/pinlaterd/etc
     """
-
-    def run() -> int:
-        from pinlaterd.router.main import run as run_process
-
-        return run_process(etc)
-
-    _run_process("router", run)
+    _run_process("router", "router.main", etc)
 
 
 @cli.command()
@@ -312,13 +307,7 @@ def shard(*, name: str, etc: Path) -> None:
 
     Example: pinlaterd shard 1 --config /srv/pinlaterd/etc
     """
-
-    def run() -> int:
-        from pinlaterd.shard.process import run as run_process
-
-        return run_process(name, etc)
-
-    _run_process(f"shard {name}", run)
+    _run_process(f"shard {name}", "shard.process", name, etc)
 
 
 @cli.command()
@@ -328,26 +317,19 @@ def coordinator(*, etc: Path) -> None:
 
     Example: pinlaterd coordinator --config /srv/pinlaterd/etc
     """
-
-    def run() -> int:
-        from pinlaterd.coordinator.main import run as run_process
-
-        return run_process(etc)
-
-    _run_process("coordinator", run)
+    _run_process("coordinator", "coordinator.main", etc)
 
 
-def _run_process(name: str, run: Callable[[], int]) -> NoReturn:
+def _run_process(name: str, module: str, *arguments: object) -> NoReturn:
     """The outermost loop of a process: whatever ends it is logged and becomes an exit code."""
     started_at = time.monotonic()
+    code = ExitCode.FAILURE
     try:
-        code = run()
+        code = import_module(f"pinlaterd.{module}").run(*arguments)
     except OSError as error:
         logging.getLogger(__name__).critical("%s ends: %s", name, error)
-        code = ExitCode.FAILURE
     except Exception:
         logging.getLogger(__name__).critical("%s ends: a defect", name, exc_info=True)
-        code = ExitCode.FAILURE
     exit_process(code, started_at)
 
 

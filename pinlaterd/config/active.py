@@ -52,11 +52,10 @@ class _File(msgspec.Struct):
     files: tuple[str, ...]
 
 
-class _Version(msgspec.Struct):
+class _Head(msgspec.Struct):
+    """What can be read of those that `read_active` refuses."""
+
     version: int = NO_VERSION
-
-
-class _Files(msgspec.Struct):
     files: tuple[str, ...] = ()
 
 
@@ -80,7 +79,7 @@ def activate(config: Config, *, after: int | None = None) -> ActiveConfig:
 
     `after`: only if that version is still active, else Superseded."""
     with lock(CONFIG_LOCK, patient=True):
-        before = (_decode(CONFIG_FILE, _Version) or _Version()).version
+        before = (_decode(CONFIG_FILE, _Head) or _Head()).version
         if after is not None and before not in (NO_VERSION, after):
             raise Superseded
         active = ActiveConfig(max(time.time_ns() // 1_000_000, before + 1), config)
@@ -106,7 +105,7 @@ def read_active() -> ActiveConfig | None:
 def active_files(deployment: Path) -> Sequence[str]:
     """The files of etc/ that said something when they were validated last; none if that can't be
     read. Unlike `read_active` it needs no password, and may be asked from any folder."""
-    return (_decode(deployment / CONFIG_FILE, _Files) or _Files()).files
+    return (_decode(deployment / CONFIG_FILE, _Head) or _Head()).files
 
 
 def _decode(path: Path, kind: type[T]) -> T | None:

@@ -36,7 +36,6 @@ from pinlaterd.config.schema import (
     MAX_PORT,
     Address,
     Between,
-    Characters,
     Config,
     OneOf,
     QueueSettings,
@@ -44,6 +43,7 @@ from pinlaterd.config.schema import (
     ServerSettings,
     Setting,
     ShardSettings,
+    characters,
     default_file,
     default_queue_settings,
     settings_of,
@@ -225,7 +225,7 @@ ABANDON = "abandon"
 MAX_SHARDS = 1024
 _NAME_RULE = "use 1 to 16 letters, digits and hyphens"
 _ENGINE = Setting("", OneOf(ENGINES, "engine"))
-_HOST = Setting("", Characters(1, 255))
+_HOST = Setting("", characters(1, 255))
 _PORT = Setting("", Between(1, MAX_PORT))
 _SERVER = Setting("", CLUSTER_NAME)
 _PINLATER_MYSQL_NAME = re.compile(r".*?([0-9]+)\Z", re.DOTALL)

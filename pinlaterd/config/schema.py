@@ -57,24 +57,6 @@ class OneOf(NamedTuple):
         return "" if value in self.choices else f"unknown {self.noun} {written[:60]!r}"
 
 
-class Characters(NamedTuple):
-    """Text of `low` to `high` characters, none of them in `without`, nor a space."""
-
-    low: int
-    high: int
-    without: str = ""
-
-    def __str__(self) -> str:
-        without = f", no {' '.join(self.without)!r} in it" if self.without else ""
-        return f"expected {self.low} to {self.high} characters without spaces{without}"
-
-    def problem(self, value: Any, written: str) -> str:
-        fits = self.low <= len(value) <= self.high and value.isprintable()
-        if fits and not any(one in self.without or one.isspace() for one in value):
-            return ""
-        return f"{written[:60]!r} is not valid"
-
-
 class Matching(NamedTuple):
     """Text that all of `pattern` matches."""
 
@@ -88,7 +70,14 @@ class Matching(NamedTuple):
         return "" if self.pattern.fullmatch(value) else f"{written[:60]!r} is not valid"
 
 
-Allowed = Between | OneOf | Characters | Matching | None
+def characters(low: int, high: int, without: str = "") -> Matching:
+    """So many, none of them in `without`, nor a space."""
+    rule = f"expected {low} to {high} characters without spaces"
+    rule += f", no {' '.join(without)!r} in it" if without else ""
+    return Matching(re.compile(rf"[^\s\x00-\x1f\x7f-\xa0{without}]{{{low},{high}}}"), rule)
+
+
+Allowed = Between | OneOf | Matching | None
 
 
 class Setting(NamedTuple):
@@ -126,7 +115,7 @@ ZOOKEEPER_HOSTS = Matching(
 )
 
 
-_ANY_HOST = Characters(1, 255)
+_ANY_HOST = characters(1, 255)
 _ANY_PORT = Between(1, MAX_PORT)
 
 
@@ -156,7 +145,7 @@ class ServerSettings:
     advertised_host: str = _machine(
         _OWN_HOST_NAME,
         "this server's name in claim descriptors (default: the machine's host name)",
-        Characters(1, ADVERTISED_HOST_CHARS, ":"),
+        characters(1, ADVERTISED_HOST_CHARS, ":"),
         local=True,
     )
     routers: int = _machine(1, "router processes, all on the same port", Between(1, 64))
@@ -184,12 +173,12 @@ class ServerSettings:
         "",
         "file that lists the servers which share the queues' rates, HOST:PORT a line, relative to"
         " the deployment's folder; none: this server has the whole rates",
-        Characters(0, 4096),
+        characters(0, 4096),
     )
     server_set_name: str = _setting(
         "",
         "this server's HOST:PORT in that file (default: advertised_host and port)",
-        Characters(0, 300),
+        characters(0, 300),
     )
     server_set_path: str = _setting(
         "",

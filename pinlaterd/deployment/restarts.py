@@ -60,38 +60,16 @@ class Restarted(NamedTuple):
     seconds: float  # from the first step until the last
 
 
-def restart_routers(directory: Path, tell: Tell) -> Sequence[Restarted]:
-    """Raises ConfigError, DeploymentError, ConnectionFailed (no coordinator); so do the others."""
-    return _restart(directory, lambda config: router_programs(config.server.routers), tell)
+def restart(directory: Path, kind: str, tell: Tell, *, shard: str = "") -> Sequence[Restarted]:
+    """The routers, the coordinator, or `shard`, which may be all of them, one after the other.
 
-
-def restart_shards(directory: Path, name: str, tell: Tell) -> Sequence[Restarted]:
-    """The shard `name`, or each of them."""
-
-    def chosen(config: Config) -> Sequence[str]:
-        if name != ALL_SHARDS and name not in config.shards:
-            raise DeploymentError(f"no shard {name!r}; there are: {', '.join(config.shards)}")
-        here = hosted_here(config).shards
-        if name != ALL_SHARDS and name not in here:
-            raise DeploymentError(
-                f"shard {name} has no process on this server, {config.server.server}; "
-                "`pinlater-admin status` names its server: repeat the command there"
-            )
-        return [shard_program(shard) for shard in here if name in (shard, ALL_SHARDS)]
-
-    return _restart(directory, chosen, tell)
-
-
-def restart_coordinator(directory: Path, tell: Tell) -> Sequence[Restarted]:
-    return _restart(directory, lambda _: [COORDINATOR], tell)
-
-
-def _restart(
-    directory: Path, choose: Callable[[Config], Sequence[str]], tell: Tell
-) -> Sequence[Restarted]:
+    Raises ConfigError, DeploymentError, ConnectionFailed (no coordinator)."""
     with at_work_in(directory):
         # The active configuration, not what the files say by now: a restart changes no settings.
-        names = choose(load_active(ETC).config)
+        config = load_active(ETC).config
+        names = [COORDINATOR] if kind == COORDINATOR else router_programs(config.server.routers)
+        if kind == "shard":
+            names = _shard_programs(config, shard)
         try:
             if COORDINATOR not in names:
                 fetch_status()  # It is asked what serves: fail before anything is stopped.
@@ -100,6 +78,18 @@ def _restart(
             return [found for found in restarted if found is not None]
         except SupervisorError as error:
             raise DeploymentError(f"{error}; `pinlaterd up` starts what does not run") from error
+
+
+def _shard_programs(config: Config, shard: str) -> Sequence[str]:
+    if shard not in (ALL_SHARDS, *config.shards):
+        raise DeploymentError(f"no shard {shard!r}; there are: {', '.join(config.shards)}")
+    here = hosted_here(config).shards
+    if shard not in (ALL_SHARDS, *here):
+        raise DeploymentError(
+            f"shard {shard} has no process on this server, {config.server.server}; "
+            "`pinlater-admin status` names its server: repeat the command there"
+        )
+    return [shard_program(name) for name in here if shard in (name, ALL_SHARDS)]
 
 
 class _Restarts:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.cli.failover import FailoverBroken, FailoverRefused, ShardFailover, alone
+from pinlaterd.cli.failover import FailoverBroken, ShardFailover
+from pinlaterd.config.layout import lock
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address
 from pinlaterd.errors import ConfigError
@@ -54,13 +55,13 @@ def test_what_is_broken_off_behind_the_promotion_is_gone_on_with(deployment, red
     """As by a crash: another command has nothing but the journal."""
     shards_file = deployment / "etc/shards.yaml"
     good = shards_file.read_text()
-    with alone(deployment):
-        broken = ShardFailover(deployment, "1", catch_up_seconds=5.0)
-        broken.plan()
-        shards_file.write_text("{")
-        with pytest.raises(FailoverBroken, match="it goes on from there"):
-            broken.carry_out(lambda _: None)
-        broken.close()
+    (deployment / "run").mkdir()
+    broken = ShardFailover(deployment, "1", catch_up_seconds=5.0)
+    broken.plan()
+    shards_file.write_text("{")
+    with pytest.raises(FailoverBroken, match="it goes on from there"):
+        broken.carry_out(lambda _: None)
+    broken.close()
     shards_file.write_text(good)
     other = admin.error(f"shard failover 2 --yes --to {HOST}:1 --dir", deployment)
 
@@ -72,9 +73,11 @@ def test_what_is_broken_off_behind_the_promotion_is_gone_on_with(deployment, red
 
 
 def test_only_one_failover_at_a_time(deployment):
-    with alone(deployment), pytest.raises(FailoverRefused, match="another failover"):  # noqa: SIM117
-        with alone(deployment):
-            pass
+    (deployment / "run").mkdir()
+    with lock(deployment / "run/failover.lock", patient=False):
+        refused = admin.error("shard failover 1 --yes --dir", deployment)
+
+    assert "refused: another failover runs in this deployment" in refused
 
 
 def test_a_journal_that_can_t_be_read_is_not_passed_over(deployment, redis_pair):
