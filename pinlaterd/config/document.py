@@ -310,7 +310,12 @@ class Section:
     """A mapping of a file: the first value of each key, and the path by which messages name it."""
 
     def __init__(
-        self, file: FileReader, node: Node, path: str = "", *, refuse_unknown: bool = True
+        self,
+        file: FileReader,
+        node: Node,
+        path: tuple[str | int, ...] = (),
+        *,
+        refuse_unknown: bool = True,
     ) -> None:
         """A problem if `node` is no mapping; nothing at all (`queues:`) is an empty one.
 
@@ -323,14 +328,18 @@ class Section:
         for entry in node.entries or ():
             self.values.setdefault(entry.key, entry.value)
         if node.entries is None and not node.is_nothing:
-            file.problem(node.line, path, f"expected a mapping, got {node.describe()}")
+            file.problem(node.line, self.name, f"expected a mapping, got {node.describe()}")
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
 
-    def key(self, name: str) -> str:
+    @property
+    def name(self) -> str:
         """As messages call it."""
-        return f"{self.path}.{name}" if self.path else name
+        return ".".join(map(str, self.path))
+
+    def key(self, name: str) -> str:
+        return ".".join(map(str, (*self.path, name)))
 
     def problem(self, name: str, text: str) -> None:
         """Of a key that is there, or missing."""
@@ -358,16 +367,17 @@ class Section:
         return not missing
 
     def section(self, name: str) -> Section:
-        return self._at(self.values.get(name, Node(self.node.line)), self.key(name))
+        return self._at(self.values.get(name, Node(self.node.line)), name)
 
     def sections(self, name: str) -> Sequence[Section]:
         """The items of a list of mappings."""
         node = self.values[name]
         if node.items is None:
             self.problem(name, f"expected a list, got {node.describe()}")
-        return [self._at(item, f"{self.key(name)}.{n}") for n, item in enumerate(node.items or ())]
+        return [self._at(item, name, n) for n, item in enumerate(node.items or ())]
 
-    def _at(self, node: Node, path: str) -> Section:
+    def _at(self, node: Node, *steps: str | int) -> Section:
+        path = (*self.path, *steps)
         return Section(self.file, node, path, refuse_unknown=self._refuse_unknown)
 
     def get(self, name: str, kind: type[Kind], setting: Setting = _ANY) -> Kind | None:

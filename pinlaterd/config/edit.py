@@ -14,11 +14,13 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pinlaterd.config.active import active_files
-from pinlaterd.config.document import DocumentError
+from pinlaterd.config.document import DocumentError, FileReader
 from pinlaterd.config.edit_text import Text, Value
 from pinlaterd.config.layout import QUEUES_FILE, SHARDS_FILE, sync_folder, write_beside
 from pinlaterd.config.load import (
@@ -26,9 +28,10 @@ from pinlaterd.config.load import (
     LIMIT,
     PINLATERS_LIMIT,
     Form,
+    ShardEntry,
     form_of,
     load_config,
-    pinlater_mysql_shards,
+    shard_entries,
 )
 from pinlaterd.config.schema import Address, Config
 from pinlaterd.errors import ConfigError
@@ -95,28 +98,9 @@ def _edit_tree(etc: Path, name: str, change: Callable[[Text, Config], None]) -> 
 # --- shards.yaml ------------------------------------------------------------------------------
 
 
-class _Shards(NamedTuple):
-    """One entry of shards.yaml. PinLater's form for MySQL has some that are several shards."""
-
-    names: Sequence[str]
-    owner: dict[str, Any]
-    key: str  # of the settings
-    dequeue_only: str  # what that setting is called here
-
-
-def _entries(text: Text, databases: int) -> Iterator[_Shards]:
-    """`databases`: so many shards are in each entry of PinLater's form for MySQL."""
+def _entries(path: Path, text: Text, databases: int) -> Iterator[ShardEntry]:
     assert text.root is not None, "the loader found shards in it"
-    form, tree = form_of(text.root), text.tree
-    if form is Form.PINLATER_MYSQL:
-        for key in tree.keys() - {ABANDON}:
-            yield _Shards(pinlater_mysql_shards(key, databases), tree, key, "dequeueOnly")
-    elif form is Form.PINLATER_REDIS:
-        for name, item in zip(_texts(text, "shards", "name"), tree["shards"], strict=True):
-            yield _Shards([name], item, "shardConfig", "dequeueOnly")
-    else:
-        for key in tree["shards"]:
-            yield _Shards([key], tree["shards"], key, "dequeue_only")
+    return shard_entries(FileReader(path), text.root, databases)
 
 
 def _texts(text: Text, key: str, inner: str = "") -> Sequence[str]:
@@ -137,7 +121,7 @@ def shards_alike(etc: Path, shard: str) -> Sequence[str]:
     if shard not in config.shards:
         names = ", ".join(config.shards)
         raise ConfigError([f"{path}: there is no shard {shard!r}; there are: {names}"])
-    entries = _entries(Text(path.read_bytes()), config.server.mysql_num_db_per_queue)
+    entries = _entries(path, Text(path.read_bytes()), config.server.mysql_num_db_per_queue)
     return next((entry.names for entry in entries if shard in entry.names), [shard])
 
 
@@ -171,9 +155,11 @@ def _edit_entries(
     """Put what `changed` makes of them in the place of the settings of any of `shards`."""
 
     def change(text: Text, config: Config) -> None:
-        for names, owner, key, dequeue_only in _entries(text, config.server.mysql_num_db_per_queue):
-            if not set(names).isdisjoint(shards):
-                owner[key] = changed(owner.get(key) or {}, dequeue_only) or owner.get(key)
+        for entry in _entries(etc / SHARDS_FILE, text, config.server.mysql_num_db_per_queue):
+            if not set(entry.names).isdisjoint(shards):
+                *above, key = entry.settings.path
+                owner = reduce(getitem, above, text.tree)
+                owner[key] = changed(owner.get(key) or {}, entry.keys.dequeue_only) or owner[key]
 
     return _edit_tree(etc, SHARDS_FILE, change)
 
@@ -276,12 +262,10 @@ def _edit_queue(etc: Path, queue: str, key_of: Callable[[Text], str], value: flo
 
     def change(text: Text, _config: Config) -> None:
         key, settings = key_of(text), _queue_settings(text, queue)
-        if key in settings and value is None:
-            _put_queue(text, queue, {name: settings[name] for name in settings if name != key})
+        if value is not None:
+            _put_queue(text, queue, {key: value, **settings} | {key: value})
         elif key in settings:
-            _put_queue(text, queue, {**settings, key: value})
-        elif value is not None:
-            _put_queue(text, queue, {key: value, **settings})
+            _put_queue(text, queue, {name: settings[name] for name in settings if name != key})
 
     return _edit_tree(etc, QUEUES_FILE, change)
 

@@ -248,7 +248,7 @@ def form_of(root: Node) -> Form:
     return Form.OURS
 
 
-def pinlater_mysql_shards(key: str, databases: int) -> Sequence[str]:
+def _pinlater_mysql_shards(key: str, databases: int) -> Sequence[str]:
     """The shards that an entry of PinLater's for MySQL stands for; none if `key` names none."""
     match = _PINLATER_MYSQL_NAME.match(key)
     if match is None:
@@ -264,6 +264,11 @@ class _Keys(NamedTuple):
     known: tuple[str, ...]
     required: tuple[str, ...] = ()
     reason: str = ""  # why those are
+
+    @property
+    def dequeue_only(self) -> str:
+        """What that setting is called."""
+        return next(key for key in _DEQUEUE_ONLY if key in self.known)
 
 
 _DEQUEUE_ONLY = ("dequeue_only", "dequeueOnly")  # ours, PinLater's
@@ -282,7 +287,7 @@ _PINLATER_REDIS = _Keys("redis", ("dequeueOnly", "master", "slave", *_PASSWORD),
 assert set(_OURS) == set(ENGINES)
 
 
-class _Entry(NamedTuple):
+class ShardEntry(NamedTuple):
     """One entry of shards.yaml, which stands for the shards `names`: they are named at `key`."""
 
     names: Sequence[str]
@@ -301,12 +306,9 @@ def _read_shards(
         if not file.problems:
             file.problem(1, "shards", "the file is empty; name at least one shard")
         return {}, ()
-    abandoned = root.get(ABANDON)
-    if root.entries is not None:  # no form of the file has a place for it
-        root = replace(root, entries=[entry for entry in root.entries if entry.key != ABANDON])
     shards: dict[str, ShardSettings] = {}
     owners: dict[str, str] = {}  # of SQLite's files
-    for entry in _entries(file, root, server.mysql_num_db_per_queue):
+    for entry in shard_entries(file, root, server.mysql_num_db_per_queue):
         shard = _shard(entry, owners)
         _check_place(entry, in_cluster=bool(server.cluster))
         for name in entry.names:
@@ -321,11 +323,14 @@ def _read_shards(
     if len(shards) > MAX_SHARDS:
         problem = f"{len(shards)} shards are too many; at most {MAX_SHARDS}"
         file.problem(root.line, "shards", problem)
-    return shards, _read_abandon(file, abandoned, shards)
+    return shards, _read_abandon(file, root.get(ABANDON), shards)
 
 
-def _entries(file: FileReader, root: Node, databases: int) -> Iterator[_Entry]:
+def shard_entries(file: FileReader, root: Node, databases: int) -> Iterator[ShardEntry]:
+    """`databases`: so many shards are in each entry of PinLater's form for MySQL."""
     form = form_of(root)
+    if root.entries is not None:  # no form of the file has a place for it
+        root = replace(root, entries=[entry for entry in root.entries if entry.key != ABANDON])
     section = Section(file, root, refuse_unknown=form is Form.OURS)
     if form is Form.PINLATER_MYSQL:
         yield from _pinlater_mysql_entries(section, databases)
@@ -339,26 +344,26 @@ def _entries(file: FileReader, root: Node, databases: int) -> Iterator[_Entry]:
         section.problem("shards", "missing; write `shards:` and the shards below it")
 
 
-def _pinlater_mysql_entries(section: Section, databases: int) -> Iterator[_Entry]:
+def _pinlater_mysql_entries(section: Section, databases: int) -> Iterator[ShardEntry]:
     for key in section.values:
-        names = pinlater_mysql_shards(key, databases)
+        names = _pinlater_mysql_shards(key, databases)
         if names:
-            yield _Entry(names, section, key, section.section(key), _PINLATER_MYSQL)
+            yield ShardEntry(names, section, key, section.section(key), _PINLATER_MYSQL)
         else:
             section.problem(key, "expected a name that ends in the shard's number")
 
 
-def _pinlater_redis_entries(items: Sequence[Section]) -> Iterator[_Entry]:
+def _pinlater_redis_entries(items: Sequence[Section]) -> Iterator[ShardEntry]:
     for item in items:
         item.allow(("name", "shardConfig"))
         if not item.require("name", "shardConfig"):
             continue
         name = item.values["name"].text
         if _is_shard(item, "name", name):
-            yield _Entry([name], item, "name", item.section("shardConfig"), _PINLATER_REDIS)
+            yield ShardEntry([name], item, "name", item.section("shardConfig"), _PINLATER_REDIS)
 
 
-def _our_entries(shards: Section) -> Iterator[_Entry]:
+def _our_entries(shards: Section) -> Iterator[ShardEntry]:
     for name in shards.values:
         if not _is_shard(shards, name, name):
             continue
@@ -366,7 +371,7 @@ def _our_entries(shards: Section) -> Iterator[_Entry]:
         has_engine = "engine" in settings
         engine = settings.get("engine", str, _ENGINE) if has_engine else DEFAULT_ENGINE
         if engine is not None:
-            yield _Entry([name], shards, name, settings, _OURS[engine])
+            yield ShardEntry([name], shards, name, settings, _OURS[engine])
 
 
 def _is_shard(section: Section, key: str, name: str) -> bool:
@@ -377,7 +382,7 @@ def _is_shard(section: Section, key: str, name: str) -> bool:
     return False
 
 
-def _shard(entry: _Entry, owners: dict[str, str]) -> ShardSettings:
+def _shard(entry: ShardEntry, owners: dict[str, str]) -> ShardSettings:
     section, keys = entry.settings, entry.keys
     section.allow(keys.known)
     section.require(*keys.required, reason=keys.reason)
@@ -387,7 +392,7 @@ def _shard(entry: _Entry, owners: dict[str, str]) -> ShardSettings:
     return ShardSettings(
         name=entry.names[0],
         engine=keys.engine,
-        dequeue_only=any(section.get(key, bool) for key in _DEQUEUE_ONLY),
+        dequeue_only=section.get(keys.dequeue_only, bool) or False,
         server=section.get("server", str, _SERVER) or "",
         file=_file(section, entry.names[0], owners) if keys.engine == "sqlite" else "",
         master=_address(section, "master"),
@@ -399,7 +404,7 @@ def _shard(entry: _Entry, owners: dict[str, str]) -> ShardSettings:
     )
 
 
-def _check_place(entry: _Entry, *, in_cluster: bool) -> None:
+def _check_place(entry: ShardEntry, *, in_cluster: bool) -> None:
     """Whether the shard can be where it is to be, and what would lie in ZooKeeper."""
     section = entry.settings
     if not in_cluster:
@@ -466,7 +471,7 @@ def _address(section: Section, name: str) -> Address | None:
 
 def _address_at(section: Section) -> Address | None:
     if section.node.is_nothing:
-        section.file.problem(section.node.line, section.path, "expected a mapping of host and port")
+        section.file.problem(section.node.line, section.name, "expected a mapping of host and port")
     if section.node.entries is None:
         return None
     section.allow(("host", "port"))
