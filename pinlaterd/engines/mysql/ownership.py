@@ -8,10 +8,7 @@ either: its claim fails, or, if it came before the later one, the second look at
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-from pinlaterd.engines.base import Term
+from pinlaterd.engines.base import SINGLE, Term
 from pinlaterd.engines.mysql.connection import (
     FAULTS,
     UNKNOWN_CONNECTION,
@@ -32,52 +29,12 @@ _WAIT_SECONDS = 1
 _PLANNED_WAIT_SECONDS = 5
 
 
-class OwnerRecord:
-    """The latest term in which a shard was claimed."""
+class OwnerLock:
+    """One shard's lock and record, and which connection of this process had the lock last."""
 
     def __init__(self, shard: str, server: Server) -> None:
         self._database = owner_database(shard)
-        self._table = quote_name(self._database, "cluster")
-        self._where = f"shard {shard} in {server}"
-
-    def claim(self, db: Connection, term: Term) -> None:
-        """Raises Superseded if it was claimed in a later term, or by another server in the same
-        epoch. The driver's faults are passed on."""
-        server = quote_text(term.server)
-        # Another claim may hold the row until it is committed.
-        statement = (WAIT_FOR_LOCKS if db.is_mariadb else b"") + (
-            b"INSERT INTO %b VALUES (1, %d, %b) ON DUPLICATE KEY UPDATE"
-            b" server = IF(epoch < %d, %b, server), epoch = GREATEST(epoch, %d)"
-            % (self._table, term.epoch, server, term.epoch, server, term.epoch)
-        )
-        try:
-            db.execute(statement)
-        except FAULTS as fault:
-            if not is_gone(fault):
-                raise
-            db.execute(create_database(self._database))
-            db.execute(create_table("cluster.sql", self._database, "cluster"))
-            db.execute(statement)
-        self.check(db, term)
-
-    def check(self, db: Connection, term: Term) -> None:
-        """Raises Superseded unless the record bears this term."""
-        rows = db.rows(b"SELECT server, epoch FROM " + self._table)
-        server, epoch = rows[0] if rows else ("", 0)
-        if (server, epoch) != term[:2]:
-            raise Superseded(
-                f"{self._where}: server {server} has claimed it in epoch {epoch}; this is "
-                f"{term.server} in epoch {term.epoch}",
-                server,
-                epoch,
-            )
-
-
-class OwnerLock:
-    """One shard's lock, and which connection of this process had it last."""
-
-    def __init__(self, shard: str, server: Server) -> None:
-        self.record = OwnerRecord(shard, server)
+        self._record = quote_name(self._database, "cluster")
         self._name = f"pinlaterd:{shard}"
         self._where = f"shard {shard} in {server}"
         self._last_holder = 0  # as the server numbers connections
@@ -90,15 +47,48 @@ class OwnerLock:
         if not term.epoch:
             self.take(db)
             return
-        self.record.claim(db, term)
+        self._claim(db, term)
         waits = _PLANNED_WAIT_SECONDS if term.planned else 0
-        is_ours = partial(self.record.check, db, term)
-        self.take(db, attempts=waits + 3, ends_after=None if was_ours else waits, check=is_ours)
+        self.take(db, attempts=waits + 3, ends_after=None if was_ours else waits, term=term)
         try:
-            is_ours()  # a later term may have claimed and found the lock free
+            self.check(db, term)  # a later term may have claimed and found the lock free
         except Superseded:
             self.release(db)
             raise
+
+    def _claim(self, db: Connection, term: Term) -> None:
+        """Raises Superseded. The driver's faults are passed on."""
+        server = quote_text(term.server)
+        # Another claim may hold the row until it is committed.
+        statement = (WAIT_FOR_LOCKS if db.is_mariadb else b"") + (
+            b"INSERT INTO %b VALUES (1, %d, %b) ON DUPLICATE KEY UPDATE"
+            b" server = IF(epoch < %d, %b, server), epoch = GREATEST(epoch, %d)"
+            % (self._record, term.epoch, server, term.epoch, server, term.epoch)
+        )
+        try:
+            db.execute(statement)
+        except FAULTS as fault:
+            if not is_gone(fault):
+                raise
+            db.execute(create_database(self._database))
+            db.execute(create_table("cluster.sql", self._database, "cluster"))
+            db.execute(statement)
+        self.check(db, term)
+
+    def check(self, db: Connection, term: Term) -> None:
+        """Raises Superseded unless the record bears this term, if it is one: else it was claimed in
+        a later one, or by another server in the same epoch."""
+        if not term.epoch:
+            return
+        rows = db.rows(b"SELECT server, epoch FROM " + self._record)
+        server, epoch = rows[0] if rows else ("", 0)
+        if (server, epoch) != term[:2]:
+            raise Superseded(
+                f"{self._where}: server {server} has claimed it in epoch {epoch}; this is "
+                f"{term.server} in epoch {term.epoch}",
+                server,
+                epoch,
+            )
 
     def take(
         self,
@@ -106,11 +96,11 @@ class OwnerLock:
         *,
         attempts: int = 3,
         ends_after: int | None = None,
-        check: Callable[[], None] = lambda: None,
+        term: Term = SINGLE,
     ) -> int:
         """Make `db` the owner; returns how many connections were ended for that: one of ours that
         holds the lock still, because the server has not heard of its end or is at work for it, and
-        any other after so many seconds, unless `check` raises. It is tried `attempts` times more,
+        any other after so many seconds, unless `term` is over. It is tried `attempts` times more,
         for a second each. The driver's faults are passed on.
 
         Raises ShardOwned while another process holds it; StorageError if it can't be had yet."""
@@ -128,7 +118,7 @@ class OwnerLock:
                 continue
             if attempt and (attempt == attempts or ends_after is None):
                 raise self._held_by(int(holder))
-            check()  # behind the question who holds it: a later term claims before it locks
+            self.check(db, term)  # behind the question who holds it: a later one claims before
             if holder == self._last_holder or (ends_after is not None and attempt >= ends_after):
                 ended.add(int(holder))
                 try:
