@@ -85,7 +85,7 @@ class Client(BaseClient):
             source=self._source,
             timeout_seconds=self._timeout_seconds,
             connect_timeout_seconds=self._connect_timeout_seconds,
-            max_connections=self._max_connections,
+            max_connections=self.max_connections,
         )
         return make, ()
 
@@ -120,7 +120,7 @@ class Client(BaseClient):
 
     def _begin(self) -> None:
         super()._begin()
-        self._free = threading.BoundedSemaphore(self._max_connections)
+        self._free = threading.BoundedSemaphore(self.max_connections)
         _clients.add(self)
 
     async def _take_place(self, deadline: float) -> None:
@@ -317,7 +317,7 @@ class AsyncClient(BaseClient):
 
     def _begin(self) -> None:
         super()._begin()
-        self._free = asyncio.BoundedSemaphore(self._max_connections)
+        self._free = asyncio.BoundedSemaphore(self.max_connections)
         self._probes: set[asyncio.Task[None]] = set()
         self._loop = None
 

@@ -112,11 +112,10 @@ class Runs:
 
     def claimable(self, *, running: int, waiting: int) -> int:
         """How many jobs to claim now; 0: none yet."""
-        ahead = self.ahead
-        if waiting > ahead // 2:
+        if waiting > self.claim_below:
             return 0
         free = max(0, self._concurrency - running)
-        return max(0, min(LARGEST_CLAIM, free + ahead - waiting))
+        return max(0, min(LARGEST_CLAIM, free + self.ahead - waiting))
 
 
 def takes_checkpoint(job: RunningJob, outcome: Outcome) -> bool:

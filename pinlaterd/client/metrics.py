@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from wsgiref.simple_server import WSGIRequestHandler
+from typing import cast
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import (
@@ -24,6 +24,7 @@ from pinlaterd.client.in_flight import BOUNDS_SECONDS
 from pinlaterd.client.worker import Worker
 
 _PREFIX = "pinlaterd_worker_"
+_SILENT_SECONDS = 10.0  # of a connection
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ class WorkerMetrics(Collector):
             server, thread = start_http_server(port, addr=host, registry=self._registry())
         except UnicodeError as error:
             raise OSError(errno.EINVAL, f"no host has such a name ({error})") from error
-        server.RequestHandlerClass = _Handler
+        handler = cast("type", server.RequestHandlerClass)
+        server.RequestHandlerClass = type("Handler", (handler,), {"timeout": _SILENT_SECONDS})
         server.handle_error = _log_error  # type: ignore[method-assign, assignment]
         address = f"[{host}]" if ":" in host else host
         try:
@@ -93,13 +95,6 @@ class WorkerMetrics(Collector):
         registry = CollectorRegistry(auto_describe=True)  # for `?name[]=`
         registry.register(self)
         return registry
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = 10.0  # seconds that a connection may keep silent
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing: scrapes come again and again."""
 
 
 def _log_error(_request: object, client_address: tuple[str, int]) -> None:

@@ -110,7 +110,7 @@ class BaseClient(ABC):
         self._source = _default_source() if source is None else source
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
-        self._max_connections = max_connections
+        self.max_connections = max_connections
         self._ssl = ssl
         self._context = CallContext(self._source)
         self._is_closed = False
@@ -128,10 +128,6 @@ class BaseClient(ABC):
         self._addresses = () if self._list is not None else parse_addresses(*self._hosts)
         self._servers = Servers(self._addresses, rng=random.Random())
         self._idle: defaultdict[Address, list[Connection]] = defaultdict(list)
-
-    @property
-    def max_connections(self) -> int:
-        return self._max_connections
 
     @property
     def address(self) -> str:
@@ -183,7 +179,7 @@ class BaseClient(ABC):
             await self._take_place(call.deadline)
         except TimeoutError:
             raise ConnectionFailed(
-                f"all {self._max_connections} connections were in use until the time was "
+                f"all {self.max_connections} connections were in use until the time was "
                 "up; give the client more max_connections"
             ) from None
         try:

@@ -30,7 +30,7 @@ from functools import partial
 from multiprocessing import process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from pinlaterd.client.client import Client
 from pinlaterd.client.running_job import ClaimLost, RunningJob, error_text, returned
@@ -325,10 +325,12 @@ def _handler_of(plan: ChildPlan, is_lost: ctypes.c_bool) -> Callable[[ClaimedJob
     if set_up is not None:
         set_up()
     function: Callable[[RunningJob], object] = pickle.loads(plan.function)  # noqa: S301
-    client: Client | None = pickle.loads(plan.client) if plan.client else None  # noqa: S301
+    client: Any = _NoClient(plan.no_client)
+    if plan.client:
+        client = pickle.loads(plan.client)  # noqa: S301
 
     def run(claimed: ClaimedJob) -> Answer:
-        job = _ChildJob(plan, claimed, client, is_lost)
+        job = _ChildJob(plan.queue, claimed, client, is_lost)
         status, failure = "", None
         try:
             status = returned(function(job)).status
@@ -342,14 +344,13 @@ def _handler_of(plan: ChildPlan, is_lost: ctypes.c_bool) -> Callable[[ClaimedJob
 class _ChildJob(RunningJob):
     """A job whose claim the worker renews; it notes the loss of that in `told_lost`."""
 
-    __slots__ = ("_found_lost", "_no_client", "_told_lost")
+    __slots__ = ("_found_lost", "_told_lost")
 
     def __init__(
-        self, plan: ChildPlan, claimed: ClaimedJob, client: Client | None, told_lost: ctypes.c_bool
+        self, queue: str, claimed: ClaimedJob, client: Client, told_lost: ctypes.c_bool
     ) -> None:
-        self._no_client = plan.no_client
         self._told_lost = told_lost
-        super().__init__(plan.queue, claimed, cast("Client", client), time.monotonic())
+        super().__init__(queue, claimed, client, time.monotonic())
 
     @property
     def lost(self) -> bool:
@@ -359,13 +360,13 @@ class _ChildJob(RunningJob):
     def lost(self, value: bool) -> None:
         self._found_lost = value
 
-    @property
-    def client(self) -> Client:
-        if self._no_client:
-            raise RuntimeError(
-                f"job.client and job.save can't be had in a process: {self._no_client}"
-            )
-        return self._client
+
+class _NoClient:
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __getattr__(self, _: str) -> NoReturn:
+        raise RuntimeError(f"job.client and job.save can't be had in a process: {self._why}")
 
 
 # --- exceptions on their way to the worker --------------------------------------------------

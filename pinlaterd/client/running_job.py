@@ -38,10 +38,11 @@ log = logging.getLogger(__name__)
 
 class RunningJob:
     """A job in the hands of its handler. Any thread may use it while the handler runs. The
-    attributes are the worker's, but for `queue`, `body` and `lost`; times are monotonic seconds."""
+    attributes are the worker's, but for `queue`, `body`, `client` (the worker's, as to enqueue what
+    is to be done next) and `lost`; times are monotonic seconds."""
 
     __slots__ = (
-        *("_client", "_tell", "began_at", "body", "claimed", "claimed_at", "ended_at"),
+        *("_tell", "began_at", "body", "claimed", "claimed_at", "client", "ended_at"),
         *("expires_at", "lost", "outcome", "queue", "renew_at"),
     )
 
@@ -52,7 +53,7 @@ class RunningJob:
         self.claimed = claimed
         self.claimed_at = self.began_at = self.ended_at = now
         self.outcome: Outcome | None = None  # once it has ended
-        self._client = client
+        self.client = client
         self._tell: Callable[[], None] | None = None
         self.renewed(now)
 
@@ -80,11 +81,6 @@ class RunningJob:
     def attempt(self) -> int:
         """Which attempt this is; 1 is the first."""
         return self.attempts_allowed - self.attempts_remaining + 1
-
-    @property
-    def client(self) -> Client:
-        """The worker's Client, as to enqueue what is to be done next."""
-        return self._client
 
     def raise_if_lost(self) -> None:
         """Raise ClaimLost if the claim has ended. Long handlers ask between their steps."""

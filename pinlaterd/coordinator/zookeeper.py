@@ -174,9 +174,8 @@ class Session(Watcher):
             self._keep(session)
         try:
             view = self._read(client, session[0])
-        except (NoNodeError, NoAuthError, DeploymentError) as error:
-            problem = str(_explained(error, self.hosts, self._cluster))
-            view = self.view._replace(own="", connected=False, problem=problem)
+        except (NoNodeError, NoAuthError) as error:
+            view = self._refused(_problem(error, self.hosts, self._cluster))
         if client.client_id != session:  # some of it may have been read in the next one
             return False
         self._tell(view)
@@ -187,19 +186,12 @@ class Session(Watcher):
     def away(self) -> None:
         self._tell(self.view._replace(connected=False))
 
-    def _read(self, client: KazooClient, session: int) -> View:
-        members = _read_folder(client, f"{self._root}/members", self.poke)
-        own = self._own_member(client, members, session)
-        if own is None:
-            return self._read(client, session)
-        return _view(client, self._root, members, self.poke)._replace(own=own)
+    def _refused(self, problem: str) -> View:
+        return self.view._replace(own="", connected=False, problem=problem)
 
-    def _own_member(
-        self, client: KazooClient, members: Mapping[str, Node], session: int
-    ) -> str | None:
-        """Our member node; None: something was changed, look again; "": a server of our name is
-        there, which may be ourselves, in a session that is about to end."""
+    def _read(self, client: KazooClient, session: int) -> View:
         folder, name = f"{self._root}/members", _server_in(self._member_data)
+        members = _read_folder(client, folder, self.poke)
         mine = [node for node, found in members.items() if found.session == session]
         others = {node: found for node, found in members.items() if found.session != session}
         namesake = next((n for n, found in others.items() if _server_in(found.data) == name), "")
@@ -209,11 +201,12 @@ class Session(Watcher):
             now = time.monotonic()
             self._namesake_since = self._namesake_since or now
             if now - self._namesake_since > 2 * self.negotiated_seconds:
-                raise DeploymentError(
+                return self._refused(
                     f"another server of cluster {self._cluster} is called {name}, too, and lives; "
                     "stop it, or give this one another name (`server` in etc/local.yaml)"
                 )
-            return ""
+            # It may be ourselves, in a session that is about to end.
+            return _view(client, self._root, members, self.poke)
         self._namesake_since = None
         if not mine:
             self._make(client, f"{folder}/m-", self._member_data, _acl(self._digest))
@@ -222,8 +215,8 @@ class Session(Watcher):
         elif self._is_described and members[mine[0]].data != self._member_data:
             self.ask(client.set_async(f"{folder}/{mine[0]}", self._member_data))
         else:
-            return mine[0]
-        return None
+            return _view(client, self._root, members, self.poke)._replace(own=mine[0])
+        return self._read(client, session)
 
     def _make(self, client: KazooClient, path: str, data: bytes, acl: list[Any]) -> None:
         """A node that is numbered, and ends with the session."""
@@ -232,14 +225,19 @@ class Session(Watcher):
     def _keep_announced(self, client: KazooClient, session: int, endpoint: bytes | None) -> None:
         """One node of this session, with this endpoint; or none."""
         path, problem = self._server_set, ""
+        acl = [*_acl(self._digest), make_acl("world", "anyone", read=True)]
         try:
-            if endpoint is not None:
-                _make_server_set(client, path, self._digest)
+            if endpoint is not None and self.ask(client.exists_async(path)) is None:
+                # On its way there others may have sets beside it.
+                anyone = make_acl("world", "anyone", create=True)
+                parent = path.rpartition("/")[0] or "/"
+                self.ask(client.ensure_path_async(parent, [*acl, anyone]))
+                with contextlib.suppress(NodeExistsError):
+                    self.ask(client.create_async(path, b"", acl))
             found = _read_folder(client, path, self.poke)
             mine = {name: one.data for name, one in found.items() if one.session == session}
             right = [name for name, data in mine.items() if data == endpoint][:1]
             if endpoint is not None and not right:
-                acl = [*_acl(self._digest), make_acl("world", "anyone", read=True)]
                 self._make(client, f"{path}/{SET_MEMBER}", endpoint, acl)
             for name in mine.keys() - set(right):
                 self.ask(client.delete_async(f"{path}/{name}"))
@@ -354,21 +352,19 @@ def _server_in(member_data: bytes) -> object:
         return None
 
 
-def _explained(error: Exception, hosts: str, cluster: str) -> Exception:
+def _problem(error: Exception, hosts: str, cluster: str) -> str:
     where = f"ZooKeeper at {hosts}"
     if isinstance(error, NoNodeError):
-        return DeploymentError(
+        return (
             f"{where} has no cluster {cluster}; make it with `pinlaterd cluster init`, or if its "
             "data was lost with `pinlaterd cluster init --restore`"
         )
     if isinstance(error, NoAuthError):
-        return DeploymentError(
+        return (
             f"{where}: cluster {cluster} was made with another key than etc/cluster.key; copy that "
             "of one of its servers"
         )
-    if isinstance(error, Unanswered):
-        return DeploymentError(f"{where} does not answer: {error!r}")
-    return error
+    return f"{where} does not answer: {error!r}"
 
 
 # --- the server set ---------------------------------------------------------------------------
@@ -380,17 +376,6 @@ def endpoint_of(host: str, port: int, stats_port: int | None = None) -> bytes:
     endpoint = {"host": host, "port": port}
     member = {"serviceEndpoint": endpoint, "additionalEndpoints": stats, "status": "ALIVE"}
     return json.dumps({**member, "shard": 0}).encode()
-
-
-def _make_server_set(client: KazooClient, path: str, digest: str) -> None:
-    """All can read it and what is on its way there, where others may have sets beside it."""
-    names = path.strip("/").split("/")
-    for depth in range(1, len(names) + 1):
-        folder = f"/{'/'.join(names[:depth])}"
-        if Watcher.ask(client.exists_async(folder)) is None:
-            anyone = make_acl("world", "anyone", read=True, create=depth < len(names))
-            with contextlib.suppress(NodeExistsError):
-                Watcher.ask(client.create_async(folder, b"", [*_acl(digest), anyone]))
 
 
 # --- for commands, which wait -----------------------------------------------------------------
@@ -437,7 +422,7 @@ def _connection(hosts: str, cluster: str, digest: str) -> Iterator[KazooClient]:
         client.start(START_SECONDS)
         yield client
     except Unanswered as error:
-        raise _explained(error, hosts, cluster) from error
+        raise DeploymentError(_problem(error, hosts, cluster)) from error
     finally:
         client.stop()
         client.close()

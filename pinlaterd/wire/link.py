@@ -76,27 +76,21 @@ class LinkListener(Protocol):
 
     def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
         """The shard serves (again)."""
-        ...
 
     def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None:
         """Hints have changed."""
-        ...
 
     def assessed(self) -> None:
         """A link's `healthy`, `answering` or `preferred` may have changed."""
-        ...
 
     def others_can_serve(self, link: ShardLink) -> bool:
         """Whether calls that this link holds up may be given up."""
-        ...
 
     def queues_known(self) -> Iterable[str]:
         """The queues that a shard must have before it serves this router."""
-        ...
 
     def membership(self) -> tuple[str, str]:
         """This server's name and its member node, by which shards of other servers judge it."""
-        ...
 
 
 class ShardLink:

@@ -105,7 +105,7 @@ def test_single_metrics_can_be_asked_for(url):
 
 
 def test_a_connection_that_keeps_silent_is_ended(monkeypatch, request):
-    monkeypatch.setattr("pinlaterd.client.metrics._Handler.timeout", 0.05)
+    monkeypatch.setattr("pinlaterd.client.metrics._SILENT_SECONDS", 0.05)
 
     assert request.getfixturevalue("peer").recv(1) == b""
 
