@@ -146,7 +146,6 @@ def _throughput_by_hand(
             jobs_per_second=calls["jobs_per_second"],
             p50_ms=calls["p50_ms"],
             p99_ms=calls["p99_ms"],
-            generator_cpu_share=found["cpu_percent"] / 100,
             figures={JOBS_A_DEQUEUE: calls["jobs"] / max(1, calls["calls"])},
             note="ran dry" if found["ran_out"] else "",
         )

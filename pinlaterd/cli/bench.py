@@ -30,15 +30,10 @@ _DEFAULT_SECONDS = 10.0
 # Connections stand before a run. This is for what else is slow at first: code that has not run yet,
 # files that have not grown, hints that routers do not have.
 _DEFAULT_WARM_UP_SECONDS = 0.5
-_DEFAULT_ARRIVALS = "poisson"
 _CLOSED_LOOP_FILL_CALLS = 20_000
 _CLOSED_LOOP_FILL_JOBS_AT_MOST = 200_000
 _FILL_CALL_JOBS = 1000
 _FILL_CALL_BYTES = 1_000_000
-# From here on a run that falls behind is held up by this process: it has one interpreter.
-_BUSY_CPU_PERCENT = 80
-# How much more than a run took is advised to the next one, which may be faster.
-_RESERVE = 1.2
 _SHOWN_PERCENTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p99_9_ms": 0.999}
 
 _bench_options = command.together(
@@ -63,14 +58,8 @@ _bench_options = command.together(
         "--rate",
         type=command.Amount(_MAX_CALLS_PER_SECOND),
         metavar="R",
-        help="Open loop: R calls a second over all connections, by schedule  [default: closed "
-        "loop, as fast as they are answered]",
-    ),
-    command.option(
-        "--arrivals",
-        type=click.Choice(list(load.ARRIVALS)),
-        help="With --rate: calls are due at random, as those of callers who know nothing of each "
-        f"other, or at even intervals  [default: {_DEFAULT_ARRIVALS}]",
+        help="Open loop: R calls a second over all connections, at even intervals  [default: "
+        "closed loop, as fast as they are answered]",
     ),
     pinlater.load_options,
     command.option("--create", is_flag=True, help="Make the queue if it does not exist."),
@@ -92,16 +81,10 @@ _taking_options = command.together(
 )
 
 
-def _plan(
-    *, seconds: float | None, arrivals: str | None, all_jobs: bool = False, **options: Any
-) -> Plan:
-    if arrivals is not None and options["rate"] is None:
-        raise click.UsageError("--arrivals: a closed loop has no schedule; give --rate, too")
+def _plan(*, seconds: float | None, all_jobs: bool = False, **options: Any) -> Plan:
     if seconds is None:
         seconds = _DEFAULT_SECONDS if options["num_queries"] is None else math.inf
-    return Plan(
-        seconds=seconds, arrivals=arrivals or _DEFAULT_ARRIVALS, all_jobs=all_jobs, **options
-    )
+    return Plan(seconds=seconds, all_jobs=all_jobs, **options)
 
 
 def _jobs_to_take(plan: Plan) -> int:
@@ -110,8 +93,7 @@ def _jobs_to_take(plan: Plan) -> int:
     if plan.rate is not None:
         calls = plan.rate * plan.warm_up_seconds + min(plan.rate * plan.seconds, most_calls)
         if math.isfinite(calls):
-            # Five standard deviations of a Poisson count: more hardly ever come.
-            return math.ceil(calls + 5 * math.sqrt(calls)) * plan.batch_size
+            return math.ceil(calls + 1) * plan.batch_size
     by_default = min(_CLOSED_LOOP_FILL_CALLS * plan.batch_size, _CLOSED_LOOP_FILL_JOBS_AT_MOST)
     return by_default + (plan.calls or 0) * plan.batch_size
 
@@ -210,7 +192,7 @@ def _measure(plan: Plan, *kinds: Kind, fill_jobs: int = 0, **calls: Any) -> None
             f"nothing was measured, as the warm-up of {plan.warm_up_seconds:g} s did not end: {why}"
         )
     facts = report_facts(plan, done)
-    command.show(facts, lambda: click.echo("\n".join(report_lines(facts, plan.seconds))))
+    command.show(facts, lambda: click.echo("\n".join(report_lines(facts))))
     if done.has_errors:
         sys.exit(ExitCode.FAILURE)
 
@@ -244,7 +226,6 @@ def report_facts(plan: Plan, done: load.Load) -> dict[str, Any]:
         "batch_size": plan.batch_size,
         "concurrency": plan.concurrency,
         "slow_ms": plan.slow_ms,
-        "cpu_percent": round(100 * done.cpu_share, 1),
         "ran_out": done.ran_out,
         "left_claimed": str(done.left_claimed[0]) if done.left_claimed else None,
         "kinds": {
@@ -259,12 +240,12 @@ def report_facts(plan: Plan, done: load.Load) -> dict[str, Any]:
     }
 
 
-def report_lines(facts: dict[str, Any], wanted_seconds: float) -> Iterator[str]:
+def report_lines(facts: dict[str, Any]) -> Iterator[str]:
     """The same for people."""
     schedule = facts["schedule"]
     loop = "closed loop"
     if schedule is not None:
-        loop = f"open loop, {schedule['rate']:,g} calls/s, {schedule['arrivals']} arrivals"
+        loop = f"open loop, {schedule['rate']:,g} calls/s"
     yield (
         f"{facts['seconds']:.2f} s after {facts['warm_up_seconds']:g} s of warm-up, {loop}, "
         f"{how_many(facts['concurrency'], 'connection')}, "
@@ -289,40 +270,24 @@ def report_lines(facts: dict[str, Any], wanted_seconds: float) -> Iterator[str]:
             "when their claims time out"
         )
     if facts["ran_out"]:
-        yield _ran_out_line(facts, wanted_seconds)
+        yield (
+            f"ran out of jobs after {facts['seconds']:.2f} s, which the figures are of: "
+            "--fill makes more"
+        )
     if schedule is not None:
-        yield from _schedule_lines(schedule, facts["cpu_percent"])
+        yield from _schedule_lines(schedule)
 
 
-def _ran_out_line(facts: dict[str, Any], wanted_seconds: float) -> str:
-    jobs_per_second = facts["kinds"][Kind.DEQUEUE]["jobs_per_second"]
-    cure = "--fill makes some"
-    if jobs_per_second and math.isfinite(wanted_seconds):
-        whole_seconds = facts["warm_up_seconds"] + wanted_seconds
-        enough = math.ceil(_RESERVE * jobs_per_second * whole_seconds)
-        cure = f"--fill {enough} may be enough for {wanted_seconds:g} s"
-    return f"ran out of jobs after {facts['seconds']:.2f} s, which the figures are of: {cure}"
-
-
-def _schedule_lines(schedule: dict[str, Any], cpu_percent: float) -> Iterator[str]:
+def _schedule_lines(schedule: dict[str, Any]) -> Iterator[str]:
     were = "was" if schedule["due"] == 1 else "were"
     yield (
-        f"schedule: {how_many(schedule['due'], 'call')} {were} due, {schedule['started']:,} "
-        f"started. More than {1000 * load.LATE_AFTER_SECONDS:g} ms late: "
-        f"{schedule['late_all_busy']:,} as all connections were busy, "
-        f"{schedule['late_to_wake']:,} as this process woke up late; the latest by "
-        f"{schedule['latest_ms']:,.1f} ms"
+        f"schedule: {how_many(schedule['due'], 'call')} {were} due, {schedule['started']:,} started"
     )
     behind = f"{schedule['behind_ms']:,.1f} ms behind schedule"
     if schedule["kept_up"]:
         yield f"ended {behind}"
         return
-    cpu = f"{cpu_percent:.0f}% of a CPU"
-    if cpu_percent > _BUSY_CPU_PERCENT:
-        reason = f"this process could not: it used {cpu}; share the rate among several"
-    else:
-        reason = (
-            f"all connections were busy while this process used {cpu}; the service or the machine "
-            "is the limit, or --concurrency is too low"
-        )
-    yield f"NOT KEPT UP, ended {behind}: {reason}"
+    yield (
+        f"NOT KEPT UP, ended {behind}: all connections were busy; the service, the machine or this "
+        "process is the limit, or --concurrency is too low"
+    )

@@ -62,7 +62,6 @@ class Plan:
     warm_up_seconds: float = 0.0
     seconds: float = math.inf
     rate: float | None = None
-    arrivals: str = ""
     slow_ms: float = math.inf
 
     @property

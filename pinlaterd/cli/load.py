@@ -14,9 +14,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from random import Random
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
 
 import click
 
@@ -33,8 +31,6 @@ _LINE_EVERY_SECONDS = 1.0
 _PAUSE_AFTER_ERROR_SECONDS = 0.2
 # Counted for each connection that was given up: what becomes of its call is not known.
 _GIVEN_UP = "GivenUp"
-# What a thread takes to wake up on an idle machine is not late.
-LATE_AFTER_SECONDS = 0.001
 # A run that ends further behind than this had no connection free when calls were due.
 _BEHIND_AFTER_SECONDS = 0.1
 
@@ -67,27 +63,11 @@ def run_load(
 
 # --- when calls are due -----------------------------------------------------------------------
 
-# When calls are due: seconds since the begin of `seconds`, in rising order, at a rate.
-Arrivals = Callable[[float, float], Iterator[float]]
-
 
 def even_arrivals(rate: float, seconds: float) -> Iterator[float]:
-    """One call after the other at the same distance."""
+    """Seconds since the begin: one call after the other at the same distance."""
     due = (number / rate for number in itertools.count())
     return itertools.takewhile(lambda at: at < seconds, due)
-
-
-def poisson_arrivals(rate: float, seconds: float) -> Iterator[float]:
-    """As callers come that know nothing of each other: sometimes several at once."""
-    rng = Random()
-    gaps = (rng.expovariate(rate) for _ in itertools.count())
-    return itertools.takewhile(lambda at: at < seconds, itertools.accumulate(gaps))
-
-
-ARRIVALS: Final[Mapping[str, Arrivals]] = {
-    "poisson": poisson_arrivals,
-    "even": even_arrivals,
-}
 
 
 class ClosedLoop:
@@ -135,16 +115,14 @@ class OpenLoop(ClosedLoop):
 
     def __init__(self, plan: Plan, rate: float) -> None:
         super().__init__(plan.calls)
-        self._arrivals, self._rate = plan.arrivals, rate
-        due = ARRIVALS[plan.arrivals]
-        measured = (plan.warm_up_seconds + at for at in due(rate, plan.seconds))
+        self._rate = rate
+        measured = (plan.warm_up_seconds + at for at in even_arrivals(rate, plan.seconds))
         self._due = itertools.chain(
-            due(rate, plan.warm_up_seconds), itertools.islice(measured, plan.calls)
+            even_arrivals(rate, plan.warm_up_seconds), itertools.islice(measured, plan.calls)
         )
         self._ends_with_schedule = plan.calls is not None
         self._ended_at = math.inf
-        self._started = self._late_all_busy = self._late_to_wake = 0
-        self._latest_seconds = 0.0
+        self._started = 0
         self._not_started: list[float] = []  # when calls were due that threads waited for
         self._unstarted_seconds: Sequence[float] = ()
 
@@ -156,27 +134,13 @@ class OpenLoop(ClosedLoop):
                 self._ended.wait()  # the run lasts as long as it was told to
             return None
         due_at = self._began_at + after_begin
-        early_seconds = due_at - time.monotonic()
-        if early_seconds > 0:
-            self._ended.wait(early_seconds)
+        self._ended.wait(max(0.0, due_at - time.monotonic()))
         with self._lock:
             if self._ended.is_set():
                 self._not_started.append(due_at)
                 return None
-            if due_at >= self._measured_from:
-                self._started += 1
-                self._note_lateness(time.monotonic() - due_at, had_to_wait=early_seconds > 0)
+            self._started += due_at >= self._measured_from
         return due_at
-
-    def _note_lateness(self, late_seconds: float, *, had_to_wait: bool) -> None:
-        """A thread that waited for the time and is late was woken late; one that came late had
-        been busy with another call, as had all others."""
-        self._latest_seconds = max(self._latest_seconds, late_seconds)
-        if late_seconds > LATE_AFTER_SECONDS:
-            if had_to_wait:
-                self._late_to_wake += 1
-            else:
-                self._late_all_busy += 1
 
     def end(self) -> None:
         with self._lock:
@@ -199,12 +163,8 @@ class OpenLoop(ClosedLoop):
         behind_seconds = max(self._unstarted_seconds, default=0.0)
         return {
             "rate": self._rate,
-            "arrivals": self._arrivals,
             "due": self._started + len(self._unstarted_seconds),
             "started": self._started,
-            "late_all_busy": self._late_all_busy,
-            "late_to_wake": self._late_to_wake,
-            "latest_ms": round(1000 * self._latest_seconds, 3),
             "behind_ms": round(1000 * behind_seconds, 3),
             "kept_up": behind_seconds <= _BEHIND_AFTER_SECONDS,
         }
@@ -264,16 +224,10 @@ class Figures:
 # --- a run ------------------------------------------------------------------------------------
 
 
-def _moment() -> tuple[float, float]:
-    """The time, and the CPU seconds that this process has taken."""
-    return time.monotonic(), time.process_time()
-
-
 class Load:
     """One run, one thread a caller; once it has ended, its measured part in figures.
 
-    `cpu_share`: of one CPU, taken by this process. `left_claimed`: why claims could not be ended,
-    of each connection where they could not.
+    `left_claimed`: why claims could not be ended, of each connection where they could not.
     """
 
     def __init__(self, plan: Plan, callers: Sequence[Caller]) -> None:
@@ -281,15 +235,14 @@ class Load:
         self._callers = callers
         self.pace = ClosedLoop(plan.calls) if plan.rate is None else OpenLoop(plan, plan.rate)
         self.kinds = self._new_figures()
-        self.seconds = self.cpu_share = 0.0
+        self.seconds = 0.0
         self.ran_out = False
         self.left_claimed: list[PinLaterError | ConnectionFailed] = []
         self._lock = threading.Lock()
         self._counted = self._new_figures()
         self._last_second = Figures()
         self._measured_from = math.inf
-        self._first_look: tuple[float, float] | None = None  # after the warm-up
-        self._last_call: tuple[float, float] | None = None
+        self._ended_at: float | None = None  # when the last call was answered
         self._calling = len(callers)  # connections that may make another call
         self._fatal: Exception | None = None
 
@@ -317,8 +270,6 @@ class Load:
             thread.start()
         show, stopping, is_told = self._plan.tell, False, False
         while running and not stop.insisted:
-            if self._first_look is None and time.monotonic() >= self._measured_from:
-                self._first_look = _moment()
             if stopping and show is not None and not is_told:
                 is_told = True
                 show("waits for the calls in flight; interrupt it again to abandon them")
@@ -336,11 +287,7 @@ class Load:
 
     def _conclude(self, *, given_up: int) -> None:
         """The figures as they are now, whatever a connection that was given up does later."""
-        ended_at, cpu_seconds = self._last_call or _moment()
-        self.seconds = max(0.0, ended_at - self._measured_from)
-        if self._first_look is not None and ended_at > self._first_look[0]:
-            looked_at, cpu_before = self._first_look
-            self.cpu_share = (cpu_seconds - cpu_before) / (ended_at - looked_at)
+        self.seconds = max(0.0, (self._ended_at or time.monotonic()) - self._measured_from)
         with self._lock:
             self.kinds, self._counted = self._counted, self._new_figures()
         kinds = list(self.kinds.values())
@@ -375,7 +322,7 @@ class Load:
         with self._lock:
             self._calling -= 1
             if not self._calling:
-                self._last_call = _moment()
+                self._ended_at = time.monotonic()
         try:
             caller.finish()
         except (PinLaterError, ConnectionFailed) as error:

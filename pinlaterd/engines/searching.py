@@ -63,9 +63,9 @@ def too_late() -> TimeoutError:
 class WalkingSearcher(Searcher):
     """A Searcher in terms of what an engine defines below. One search at a time."""
 
-    def __init__(self, clock: Clock, between_slices: Callable[[], None]) -> None:
+    def __init__(self, between_slices: Callable[[], None], clock: Clock | None = None) -> None:
         self.found: list[StoredJob] = []
-        self._clock = clock
+        self._clock = clock or Clock()
         self._between_slices = between_slices
         self._matches: Callable[[bytes], bool] | None = None  # of the search that goes on
 

@@ -7,10 +7,8 @@ slow ones) is allowed for, and the books must balance all the same.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import signal
-import statistics
 import time
 
 import psutil
@@ -18,7 +16,7 @@ import pytest
 
 from pinlaterd.cli.bench import report_facts, report_lines
 from pinlaterd.cli.callers import Answered, Caller, Kind, Plan
-from pinlaterd.cli.load import Load, even_arrivals, poisson_arrivals
+from pinlaterd.cli.load import Load
 from pinlaterd.client import JobState
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode, StopSignal
@@ -74,9 +72,7 @@ def test_a_schedule_counts_every_call_that_a_pause_held_up_and_a_closed_loop_har
     start_bench, freeze_router, client, queue
 ):
     rate = 500
-    scheduled = start_bench(
-        f"enqueue --queue {queue} --rate {rate} --concurrency 4 --arrivals even"
-    )
+    scheduled = start_bench(f"enqueue --queue {queue} --rate {rate} --concurrency 4")
     closed_queue = f"{queue}_closed"
     closed = start_bench(f"enqueue --queue {closed_queue} --create")
 
@@ -98,7 +94,7 @@ def test_a_schedule_counts_every_call_that_a_pause_held_up_and_a_closed_loop_har
 def test_calls_that_never_started_have_waited_too(pinlater, client, queue):
     found = pinlater.facts(
         f"bench enqueue --queue {queue} --rate 10000 --seconds 0.4 --batch-size 50 --slow-ms 0.001 "
-        "--arrivals even --warm-up 0"
+        "--warm-up 0"
     )
 
     schedule, enqueues = found["schedule"], found["kinds"]["enqueue"]
@@ -108,16 +104,15 @@ def test_calls_that_never_started_have_waited_too(pinlater, client, queue):
     assert enqueues["slow"] == 4000
     assert enqueues["max_ms"] >= schedule["behind_ms"] > 100
     assert client.count(queue, JobState.PENDING) == enqueues["jobs"] == 50 * enqueues["calls"]
-    told = "\n".join(report_lines(found, 0.4))
+    told = "\n".join(report_lines(found))
     assert "schedule: 4,000 calls were due" in told
     assert "NOT KEPT UP, ended " in told
-    assert "% of a CPU" in told
 
 
 def test_a_dequeue_by_schedule_fills_its_queue_with_what_it_can_take(pinlater, client, queue):
     found = pinlater.facts(
         f"bench dequeue --queue {queue} --rate 50 --seconds 0.4 --batch-size 2 --concurrency 2 "
-        "--warm-up 0 --arrivals even"
+        "--warm-up 0"
     )
 
     taken = found["kinds"]["dequeue"]["jobs"]
@@ -134,7 +129,6 @@ def test_a_dequeue_that_runs_out_of_jobs_ends_and_says_so(pinlater, client, queu
     )
 
     assert "ran out of jobs after" in done
-    assert "may be enough for 50 s" in done
     assert client.count(queue, JobState.SUCCEEDED) == 30
 
 
@@ -151,7 +145,7 @@ def test_a_cycle_leaves_nothing_claimed_and_its_books_balance(pinlater, client, 
 
 def test_the_warm_up_is_not_counted(pinlater, client, queue):
     found = pinlater.facts(
-        f"bench enqueue --queue {queue} --rate 200 --arrivals even --warm-up 0.1 --num-queries 5"
+        f"bench enqueue --queue {queue} --rate 200 --warm-up 0.1 --num-queries 5"
     )
 
     assert found["warm_up_seconds"] == 0.1
@@ -248,18 +242,5 @@ def test_claims_that_cannot_be_ended_are_said_beside_the_figures(client):
     assert done.has_errors
     assert found["left_claimed"] == "the service is away"
     assert done.kinds[Kind.DEQUEUE].jobs == 3
-    [line] = [line for line in report_lines(found, 60) if "the service is away" in line]
+    [line] = [line for line in report_lines(found) if "the service is away" in line]
     assert "come out again when their claims time out" in line
-
-
-def test_poisson_arrivals_keep_the_rate_and_come_by_chance():
-    due = list(poisson_arrivals(100, 100))
-    gaps = [later - sooner for sooner, later in itertools.pairwise([0.0, *due])]
-
-    # Ten standard deviations: one run in more than 10^20 would be outside.
-    assert abs(len(due) - 10_000) < 10 * 10_000**0.5
-    assert all(gap >= 0 for gap in gaps)
-    assert due[-1] < 100
-    # Gaps of chance are as far apart as they are long; even ones do not differ.
-    assert 0.5 < statistics.stdev(gaps) / statistics.mean(gaps) < 2
-    assert statistics.stdev(b - a for a, b in itertools.pairwise(even_arrivals(100, 1))) < 1e-9

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
@@ -29,7 +30,7 @@ from pinlaterd.engines.base import (
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.mysql.batch import HELD, FailedAttempt, apply_batch, fail_attempts, held_in
 from pinlaterd.engines.mysql.connection import WAIT_FOR_LOCKS, Server, quote_name
-from pinlaterd.engines.mysql.searcher import MysqlSearcherFactory
+from pinlaterd.engines.mysql.searcher import MysqlSearcher
 from pinlaterd.engines.mysql.statements import (
     UPDATED_AT_MS,
     WITH_BODY,
@@ -344,7 +345,7 @@ class MysqlEngine(Store, StorageEngine):
         return False
 
     def searcher(self) -> SearcherFactory:
-        return MysqlSearcherFactory(self.shard, self.server)
+        return partial(MysqlSearcher, self.shard, self.server)
 
 
 def make_engine(shard: ShardSettings, server: ServerSettings) -> MysqlEngine:

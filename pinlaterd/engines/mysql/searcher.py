@@ -12,9 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from pinlaterd.clock import Clock
 from pinlaterd.engines.base import ScanAfter, Search, StoredJob, no_pause
 from pinlaterd.engines.mysql.connection import (
     FAULTS,
@@ -43,13 +41,9 @@ class MysqlSearcher(WalkingSearcher):
     """A connection of its own, made when it is first needed, and another one after a fault."""
 
     def __init__(
-        self,
-        shard: str,
-        server: Server,
-        clock: Clock,
-        between_slices: Callable[[], None] = no_pause,
+        self, shard: str, server: Server, between_slices: Callable[[], None] = no_pause
     ) -> None:
-        super().__init__(clock, between_slices)
+        super().__init__(between_slices)
         self._prefix = database_prefix(shard)
         self._server = server
         self._db: Connection | None = None
@@ -195,17 +189,6 @@ class MysqlSearcher(WalkingSearcher):
         ]
         found = [job for job in jobs if job.run_after_ms == run_afters[job.key.local_id]]
         return sorted(found, key=scan_order)
-
-
-@dataclass(frozen=True)
-class MysqlSearcherFactory:
-    """Made in one process, called in another."""
-
-    shard: str
-    server: Server
-
-    def __call__(self, between_slices: Callable[[], None] = no_pause) -> MysqlSearcher:
-        return MysqlSearcher(self.shard, self.server, Clock(), between_slices)
 
 
 def _run_after(table: Table, search: Search) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -36,7 +37,7 @@ from pinlaterd.engines.redis.scripts import (
     plain_payloads,
     stored_job,
 )
-from pinlaterd.engines.redis.searcher import RedisSearcherFactory
+from pinlaterd.engines.redis.searcher import RedisSearcher
 from pinlaterd.engines.redis.servers import Locator, sentinels_of
 from pinlaterd.engines.redis.store import DamagedKey, Store
 from pinlaterd.errors import StorageNotCommitted
@@ -236,7 +237,7 @@ class RedisEngine(Store, StorageEngine):
         return bool(left)
 
     def searcher(self) -> SearcherFactory:
-        return RedisSearcherFactory(self.shard)
+        return partial(RedisSearcher, self.shard)
 
 
 def _flat(keys: Iterable[JobKey]) -> list[Argument]:

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
-from pinlaterd.clock import Clock
 from pinlaterd.engines.base import Search, StoredJob, no_pause
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Argument, Connection
@@ -43,10 +41,8 @@ _ANSWER_SECONDS = 5.0
 class RedisSearcher(WalkingSearcher):
     """A connection of its own to a shard's server; a broken one is replaced with the next call."""
 
-    def __init__(
-        self, shard: ShardKeys, clock: Clock, between_slices: Callable[[], None] = no_pause
-    ) -> None:
-        super().__init__(clock, between_slices)
+    def __init__(self, shard: ShardKeys, between_slices: Callable[[], None] = no_pause) -> None:
+        super().__init__(between_slices)
         self._shard = shard
         self._connection = Connection(shard.server, _ANSWER_SECONDS)
         self._queue = ""  # that is searched, as it is in keys
@@ -179,13 +175,3 @@ class RedisSearcher(WalkingSearcher):
                     if isinstance(row, list)
                 ],
             )
-
-
-@dataclass(frozen=True)
-class RedisSearcherFactory:
-    """Opens a searcher on a shard: made in one process, called in another."""
-
-    shard: ShardKeys
-
-    def __call__(self, between_slices: Callable[[], None] = no_pause) -> RedisSearcher:
-        return RedisSearcher(self.shard, Clock(), between_slices)

@@ -8,6 +8,7 @@ queues.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from pinlaterd.config.schema import ServerSettings, ShardSettings
@@ -46,7 +47,7 @@ from pinlaterd.engines.sqlite.runs import (
     spans,
     split,
 )
-from pinlaterd.engines.sqlite.searcher import SqliteSearcherFactory, stored_jobs
+from pinlaterd.engines.sqlite.searcher import SqliteSearcher, stored_jobs
 from pinlaterd.engines.sqlite.store import Store, Transaction
 from pinlaterd.model import JobKey, JobState, Payload, PendingKey
 
@@ -317,7 +318,7 @@ class SqliteEngine(Store, StorageEngine):
             )
 
     def searcher(self) -> SearcherFactory:
-        return SqliteSearcherFactory(self.path.absolute())
+        return partial(SqliteSearcher, self.path.absolute())
 
 
 def make_engine(shard: ShardSettings, _server: ServerSettings) -> SqliteEngine:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby, islice, repeat
 from operator import itemgetter
 from pathlib import Path
@@ -60,9 +59,12 @@ class SqliteSearcher(WalkingSearcher):
     """A connection of its own to the file of a shard, while its owner has it open."""
 
     def __init__(
-        self, path: Path, clock: Clock, between_slices: Callable[[], None] = no_pause
+        self,
+        path: Path,
+        between_slices: Callable[[], None] = no_pause,
+        clock: Clock | None = None,
     ) -> None:
-        super().__init__(clock, between_slices)
+        super().__init__(between_slices, clock)
         self._path = path
         self._queue_id = 0  # of the search that goes on
         with reading(path):
@@ -200,13 +202,3 @@ def _keys(run: _Run) -> Iterator[tuple[int | None, int]]:
 
 def _at(job: StoredJob) -> int:
     return job.run_after_ms if job.state is JobState.PENDING else job.updated_at_ms
-
-
-@dataclass(frozen=True)
-class SqliteSearcherFactory:
-    """Opens the file at `path`, an absolute one: made in one process, called in another."""
-
-    path: Path
-
-    def __call__(self, between_slices: Callable[[], None] = no_pause) -> SqliteSearcher:
-        return SqliteSearcher(self.path, Clock(), between_slices)

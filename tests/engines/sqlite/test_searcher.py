@@ -35,7 +35,7 @@ def ticking() -> TickingClock:
 @pytest.fixture
 def searcher(store: EngineHarness, path: Path, ticking: TickingClock) -> Iterator[SqliteSearcher]:
     store.enqueue(*[Job(b"body", run_after_ms=n) for n in range(20_000)])
-    opened = SqliteSearcher(path, ticking)
+    opened = SqliteSearcher(path, clock=ticking)
     yield opened
     opened.close()
 
@@ -80,7 +80,7 @@ def test_a_walk_meets_no_job_twice_and_none_that_has_gone(
         store.claim(limit=len(jobs))
     if state in (JobState.SUCCEEDED, JobState.FAILED):
         (store.succeed if state is JobState.SUCCEEDED else store.fail)(*keys)
-    searcher = SqliteSearcher(path, FakeClock())
+    searcher = SqliteSearcher(path, clock=FakeClock())
     wanted = Search(QUEUE, state)
     searcher._begin(wanted)
     walk = searcher._walk(wanted, 1)
@@ -110,7 +110,7 @@ def test_claims_that_are_renewed_together_while_a_walk_goes_on_are_all_met(
     for _ in range(2):
         store.claim(limit=2)
         store.clock.advance(1)
-    searcher = SqliteSearcher(path, FakeClock())
+    searcher = SqliteSearcher(path, clock=FakeClock())
     wanted = Search(QUEUE, JobState.IN_PROGRESS)
     searcher._begin(wanted)
     walk = searcher._walk(wanted, 1)
