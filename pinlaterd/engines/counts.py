@@ -125,15 +125,6 @@ class Counts(Generic[Q]):
         known = self._known.get(queue)
         return None if known is None else {key: jobs for key, jobs in known.items() if jobs > 0}
 
-    def differences(self, queue: Q, counted: Depths) -> Changes[Q]:
-        """What makes of all that is known of `queue`, even if it is below 0, what was counted."""
-        known: Depths = self._known.get(queue, Counter())
-        return {
-            (queue, *key): jobs
-            for key in counted.keys() | known.keys()
-            if (jobs := counted.get(key, 0) - known.get(key, 0))
-        }
-
     def open_queue(self, queue: Q, depths: Depths | None) -> None:
         """None: not known."""
         if depths is None:
@@ -169,12 +160,11 @@ class Counts(Generic[Q]):
     def checked(self) -> None:
         """The owner has looked through all jobs, and nothing disagrees any more."""
         self.damage, self._finds_damage = "", False
-        self._wanted.clear()
 
     @property
     def sound(self) -> bool:
         """Whether nothing disagrees in the store, and nothing is left to be looked for."""
-        return not (self.damage or self._finds_damage or self._wanted)
+        return not (self.damage or self._finds_damage)
 
     def poll(self) -> Changes[Q]:
         """Go on with counting. Returns corrections of what `of` says, for the owner to `add`."""
@@ -243,7 +233,12 @@ class Counts(Generic[Q]):
     def _corrections(self, queue: Q, snapshot: Depths) -> Changes[Q]:
         counted = Counter(snapshot)
         counted.update(self._since[queue])
-        corrections = self.differences(queue, counted)
+        known: Depths = self._known.get(queue, Counter())
+        corrections = {
+            (queue, *key): jobs
+            for key in counted.keys() | known.keys()
+            if (jobs := counted.get(key, 0) - known.get(key, 0))
+        }
         if queue not in self._known:
             self._known[queue] = Counter()
         elif corrections:

@@ -181,7 +181,6 @@ def _fill(queue: int) -> str:
         {ids} INSERT INTO runs
             SELECT id, id, {queue}, 1, id % 3, {now_ms}, iif(id % 3, 'claim', NULL), NULL
             FROM ids;
-        INSERT INTO depths SELECT {queue}, 1, value, {DEEP_JOBS // 3} FROM json_each('[0, 1, 2]');
         COMMIT;
     """
 

@@ -104,7 +104,6 @@ def test_a_gauge_that_is_wrong_after_a_stray_insert_rights_itself(shard, tmp_pat
     with sqlite3.connect(tmp_path / f"{SHARD}.sqlite") as foreign:
         foreign.execute("DELETE FROM jobs WHERE local_id = ?", (local_id,))
         foreign.execute("DELETE FROM runs WHERE first_id = ?", (local_id,))
-        foreign.execute("INSERT OR REPLACE INTO depths VALUES (1, 1, 0, 7)")
     assert gauge() == 2
 
     shard.clock.advance(REREAD_SECONDS)

@@ -100,7 +100,6 @@ class SqliteEngine(Store, StorageEngine):
             return
         with self.commit(now_ms=0) as tx:
             tx.db.execute("UPDATE queues SET dropped = 1 WHERE id = ?", (queue_id,))
-            tx.db.execute("DELETE FROM depths WHERE queue = ?", (queue_id,))
         del self.queue_ids[queue]
         self.counts.drop_queue(queue_id)
 
@@ -147,9 +146,7 @@ class SqliteEngine(Store, StorageEngine):
             return [job for job in jobs if job.key in wanted]
 
     def depths(self, queues: Collection[str] | None = None) -> Mapping[str, Depths | None]:
-        if corrections := self.counts.poll():
-            with self.commit(now_ms=0) as tx:
-                tx.depth_changes.update(corrections)
+        self.counts.add(self.counts.poll())
         ids = self.queue_ids
         wanted = ids if queues is None else ids.keys() & queues
         return {queue: self.counts.of(ids[queue]) for queue in wanted}
@@ -171,27 +168,14 @@ class SqliteEngine(Store, StorageEngine):
                 Finding(self.name_of(queue_id), problem, jobs)
                 for queue_id, problem, jobs in find_damage(self.db)
             ]
-            found += [
-                Finding(self.name_of(queue_id), f"{state.name} jobs counted wrong", abs(jobs))
-                for (queue_id, _, state), jobs in self._miscounted().items()
-            ]
         if repair and found:
             with self.commit(now_ms=0) as tx:
                 repair_runs(tx.db)
-                tx.depth_changes.update(self._miscounted())
+            for queue_id in self.queue_ids.values():
+                self.counts.open_queue(queue_id, count_jobs(self.db, queue_id))
         if repair or not found:
             self.counts.checked()
         return found
-
-    def _miscounted(self) -> Mapping[tuple[int, int, JobState], int]:
-        """How many jobs more there are than the depths say."""
-        return {
-            key: jobs
-            for queue_id in self.queue_ids.values()
-            for key, jobs in self.counts.differences(
-                queue_id, count_jobs(self.db, queue_id)
-            ).items()
-        }
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         with reading(self.path):
@@ -310,7 +294,6 @@ class SqliteEngine(Store, StorageEngine):
             held = [Run(*values) for values in rows]
             if held:
                 _delete(tx, sorted(held), first_jobs(held, limit))
-                tx.depth_changes.clear()  # a deleted queue has none
                 return True
             tx.db.execute("DELETE FROM queues WHERE id = ?", row)
             return (

@@ -37,7 +37,7 @@ LIMITS = Limits(
 )
 
 _APPLICATION_ID = 0x504C4A31  # "PLJ1": what `file` and others may know our files by
-_VERSION = 2  # of schema.sql
+_VERSION = 3  # of schema.sql
 # Version 1 had a row for each job in the table of its state. What damage put into several was in
 # the first of these there, too.
 _UPGRADE = (

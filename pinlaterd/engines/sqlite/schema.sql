@@ -1,4 +1,4 @@
--- One shard, version 2. (PRAGMA user_version holds the version, PRAGMA application_id marks the
+-- One shard, version 3. (PRAGMA user_version holds the version, PRAGMA application_id marks the
 -- file as ours; both are set by file.py in the transaction that runs this script. It is run on files
 -- of version 1, too: see `_UPGRADE` there.)
 --
@@ -72,14 +72,8 @@ CREATE INDEX IF NOT EXISTS runs_by_age ON runs (queue, state, priority, at, last
 -- Claims by local id, which stays as it is when one is renewed: for searches.
 CREATE INDEX IF NOT EXISTS runs_claimed ON runs (queue, priority) WHERE state = 1;
 
--- How many jobs there are, kept up in the commits that change it: a depth is never counted.
-CREATE TABLE IF NOT EXISTS depths (
-    queue    INTEGER NOT NULL,
-    priority INTEGER NOT NULL,
-    state    INTEGER NOT NULL,
-    jobs     INTEGER NOT NULL,
-    PRIMARY KEY (queue, priority, state)
-) WITHOUT ROWID;
+-- Of version 2: how many jobs there are.
+DROP TABLE IF EXISTS depths;
 
 -- A whole job, whatever its state.
 DROP VIEW IF EXISTS job_records;

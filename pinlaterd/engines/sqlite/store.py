@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +36,8 @@ from pinlaterd.model import JobState
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
 _STATES = tuple(JobState)
+_MOST_PRIORITIES = 127
+_COUNTED_AT_ONCE = 500  # rows of `runs`
 
 
 class Transaction:
@@ -126,16 +128,14 @@ class Store:
                 raise
 
     def _load(self) -> None:
+        """What takes long to count is counted later, beside the owner."""
         db = self.db
         self.queue_ids = dict(db.execute("SELECT name, id FROM queues WHERE NOT dropped"))
-        depths = {queue_id: Counter[tuple[int, JobState]]() for queue_id in self.queue_ids.values()}
-        for queue_id, priority, state, jobs in db.execute(
-            "SELECT queue, priority, state, jobs FROM depths"
-        ):
-            if queue_id in depths:
-                depths[queue_id][priority, JobState(state)] = jobs
-        for queue_id, of_queue in depths.items():
-            self.counts.open_queue(queue_id, of_queue)
+        [many] = db.execute(
+            "SELECT count(*) > ?1 FROM (SELECT 1 FROM runs LIMIT ?1 + 1)", (_COUNTED_AT_ONCE,)
+        ).fetchone()
+        for queue_id in self.queue_ids.values():
+            self.counts.open_queue(queue_id, None if many else count_jobs(db, queue_id))
 
     def _take_over(self, now_ms: int) -> Ownership:
         meta: dict[str, int] = dict(self.db.execute("SELECT key, value FROM meta"))
@@ -150,8 +150,6 @@ class Store:
             self._set_meta(tx, {"start_ms": start_ms, "clean": 0, "next_local_id": next_local_id})
         self._ended_badly = True
         if not (clean and meta.get("sound", 1)):
-            for queue_id in self.queue_ids.values():
-                self.counts.recount(queue_id)
             self.counts.find_damage()
         return Ownership(start_ms, clean)
 
@@ -202,7 +200,6 @@ class Store:
             if self._next_local_id > self._marked_local_id:
                 self._marked_local_id = self._next_local_id + _RESERVED_IDS
                 self._set_meta(tx, {"next_local_id": self._marked_local_id})
-            self._write_depths(tx)
         except BaseException as fault:
             self._marked_local_id = marked_local_id
             self._roll_back(db, fault)
@@ -228,13 +225,6 @@ class Store:
         if not undone or isinstance(fault, FAULTS):
             raise storage_error(fault, self.path, undone=undone) from fault
 
-    def _write_depths(self, tx: Transaction) -> None:
-        tx.db.executemany(
-            "INSERT INTO depths (queue, priority, state, jobs) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET jobs = jobs + excluded.jobs",
-            [(*key, jobs) for key, jobs in tx.depth_changes.items() if jobs],
-        )
-
     def _set_meta(self, tx: Transaction, values: dict[str, int]) -> None:
         tx.db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", values.items())
 
@@ -253,10 +243,12 @@ class Store:
         self._next_local_id = first + count
         return range(first, first + count)
 
-    def priorities_holding(self, queue_id: int, state: JobState) -> list[int]:
-        """The priorities at which a queue has jobs in `state`, highest first."""
-        depths = self.counts.of(queue_id) or {}
-        return sorted(priority for (priority, held), jobs in depths.items() if held == state)
+    def priorities_holding(self, queue_id: int, state: JobState) -> Sequence[int]:
+        """The priorities at which a queue may have jobs in `state`, highest first."""
+        depths = self.counts.of(queue_id)
+        if depths is None:
+            return range(1, _MOST_PRIORITIES + 1)
+        return sorted(priority for priority, held in depths if held == state)
 
     def name_of(self, queue_id: int) -> str:
         names = (name for name, known_id in self.queue_ids.items() if known_id == queue_id)

@@ -28,11 +28,10 @@ def _lose_a_job(store: EngineHarness, stranger: sqlite3.Connection) -> JobKey:
 
 @pytest.fixture
 def lost(store: EngineHarness, stranger: sqlite3.Connection) -> JobKey:
-    """Beside a job in each other state, one that no run has; and wrong depths."""
+    """Beside a job in each other state, one that no run has."""
     store.succeed(*[one.key for one in store.in_progress(b"succeeded")])
     store.in_progress(b"running")
     lost = _lose_a_job(store, stranger)
-    stranger.execute("DELETE FROM depths")
     stranger.execute("UPDATE meta SET value = 0 WHERE key = 'clean'")
     return lost
 
@@ -118,17 +117,6 @@ def test_a_store_that_was_repaired_is_not_searched_again(store: EngineHarness, l
     store.reopen()
 
     assert store.engine.counts.sound  # type: ignore[attr-defined]
-
-
-def test_depths_below_0_are_repaired(store: EngineHarness, stranger: sqlite3.Connection):
-    store.enqueue(b"pending")
-    stranger.execute("UPDATE depths SET jobs = -5")
-    store.reopen()
-
-    assert store.engine.check(repair=True) == [Finding(QUEUE, "PENDING jobs counted wrong", 6)]
-
-    assert store.depths() == {(1, JobState.PENDING): 1}
-    assert stranger.execute("SELECT jobs FROM depths").fetchall() == [(1,)]
 
 
 def test_what_disagrees_is_found_and_repaired(store: EngineHarness, lost: JobKey):

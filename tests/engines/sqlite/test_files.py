@@ -44,7 +44,7 @@ def _text(path: Path) -> None:
     [
         (_of_another_application, "another application"),
         (_with_another_id, "another application"),
-        (_of_a_later_release, "schema version 99, expected 2 at most"),
+        (_of_a_later_release, "schema version 99, expected 3 at most"),
         (_text, "not a database"),
     ],
 )
@@ -80,7 +80,7 @@ def test_an_empty_file_becomes_ours(path: Path):
     engine.close()
 
     with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert db.execute("PRAGMA user_version").fetchone() == (3,)
         assert db.execute("PRAGMA application_id").fetchone() == (0x504C4A31,)
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
