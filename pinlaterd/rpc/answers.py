@@ -1,4 +1,4 @@
-"""The answers to enqueues and dequeues, written and read by whole lists.
+"""The answers to enqueues and dequeues, written by whole lists; those to dequeues are read so, too.
 
 What reads them gives what `structs` gives for the same bytes, or raises one of UNUSUAL.
 """
@@ -147,22 +147,6 @@ def _interleave(*columns: Sequence[bytes]) -> list[bytes]:
     for at, column in enumerate(columns):
         mixed[at::count] = column
     return mixed
-
-
-def read_descriptors(message: bytes, at: int) -> list[str]:
-    """The result struct of enqueueJobs."""
-    if not message.startswith(DESCRIPTORS, at):
-        raise Unusual
-    (count,) = U32(message, at + 7)
-    at += 11
-    descriptors = []
-    for _ in range(count):
-        begin = at + 4
-        at = begin + U32(message, at)[0]
-        descriptors.append(message[begin:at].decode())
-    if message[at:] != _END_ALL:
-        raise Unusual
-    return descriptors
 
 
 def count_dequeued(message: bytes, at: int) -> int:

@@ -56,7 +56,6 @@ from pinlaterd.rpc.answers import (
     count_dequeued,
     counted_text,
     read_dequeue_result,
-    read_descriptors,
 )
 from pinlaterd.rpc.interface import (
     APPLICATION_ERROR,
@@ -108,10 +107,6 @@ _TUNED_CALLS: Final[Mapping[Method, Callable[[bytes, int, int], tuple[CallContex
     Method.ENQUEUE: tuned.read_enqueue,
     Method.DEQUEUE: tuned.read_dequeue,
     Method.ACK: tuned.read_ack,
-}
-_TUNED_RESULTS: Final[Mapping[Method, Callable[[bytes, int], Result]]] = {
-    Method.ENQUEUE: read_descriptors,
-    Method.DEQUEUE: read_dequeue_result,
 }
 # The arguments of a call behind the context, which is the first of all.
 _WRITE_REQUEST: Final = {
@@ -274,10 +269,9 @@ def decode_reply(method: Method, message: bytes) -> Result:
     answer to `method`."""
     head = read_message_head(message)
     if head.kind == MessageType.REPLY and head.method_name == method:
-        read = _TUNED_RESULTS.get(method)
-        if read is not None:
+        if method is Method.DEQUEUE:
             try:
-                return read(message, head.at)
+                return read_dequeue_result(message, head.at)
             except UNUSUAL:
                 pass
     elif head.kind == MessageType.EXCEPTION:

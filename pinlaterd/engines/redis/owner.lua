@@ -1,7 +1,6 @@
 -- Scripts about who owns a shard, and its queues. Follows jobs.lua; each by its name.
 
 local QUEUES, LEAN_QUEUES, DROPPED = 'pln_' .. SHARD, 'pls_' .. SHARD, 'plt_' .. SHARD
-local OLD_QUEUES, UNCONVERTED = 'plr_' .. SHARD, 'plv_' .. SHARD
 local MOST_PRIORITIES = 127 -- that any configuration may have had
 local scripts = {}
 
@@ -23,26 +22,6 @@ local function set_counter(queue, now_ms)
   end
 end
 
--- Have the sets of lean queues that hold no runs yet converted, and then their claims removed.
-local function convert_later()
-  local rows = redis.call('ZRANGE', OLD_QUEUES, 0, -1, 'WITHSCORES')
-  for at = 1, #rows, 2 do
-    local queue = rows[at]
-    for priority = 1, is_lean(queue) and MOST_PRIORITIES or 0 do
-      for _, state in ipairs({ IN_PROGRESS, SUCCEEDED, FAILED }) do
-        local set = set_key(queue, priority, state)
-        local old = 'plv' .. string.sub(set, 4)
-        if redis.call('EXISTS', set) == 1 and redis.call('RENAMENX', set, old) == 1 then
-          redis.call('RPUSH', UNCONVERTED, old)
-        end
-      end
-    end
-    redis.call('RPUSH', UNCONVERTED, 'plc_' .. SHARD .. '_' .. queue)
-    redis.call('ZADD', LEAN_QUEUES, 'NX', rows[at + 1], queue)
-    redis.call('ZREM', OLD_QUEUES, queue)
-  end
-end
-
 -- Take ownership. Arguments: now_ms, lease in ms, who asks, the token of an owner that is known to
 -- have ended or '', 1 if who asks was an owner before and did not end in order: a replica that has
 -- taken the server's place may not know of that; server and epoch of the term, 0 for none, 1 to wait
@@ -51,7 +30,7 @@ end
 -- having lost its connection, wait for the end of its own.
 -- Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's token, what is
 -- left of its lease in ms; or SUPERSEDED, server and epoch of a later term; or REFUSED and why; or
--- DAMAGED. Lean queues of releases before runs are to be converted before they are served.
+-- DAMAGED.
 function scripts.open()
   local now, lease_ms, who, ended = take_number(), take(), take(), take()
   local ended_badly, server, epoch, waits = take() == '1', take(), take_number(), take() == '1'
@@ -59,8 +38,6 @@ function scripts.open()
     or damage(RECORD, 'hash')
     or damage(QUEUES, 'zset')
     or damage(LEAN_QUEUES, 'zset')
-    or damage(OLD_QUEUES, 'zset')
-    or damage(UNCONVERTED, 'list')
     or damage(DROPPED, 'list')
   if problem then
     return problem
@@ -94,7 +71,6 @@ function scripts.open()
     redis.call('HSET', RECORD, 'epoch', string.format('%.0f', epoch), 'server', server)
   end
   redis.call('SET', LEASE, token, 'PX', lease_ms)
-  convert_later()
   local queues = redis.call('ZRANGE', QUEUES, 0, -1)
   for _, queue in ipairs(redis.call('ZRANGE', LEAN_QUEUES, 0, -1)) do
     if is_lean(queue) then -- and no foreign writer's
@@ -196,43 +172,6 @@ function scripts.delete_queue()
     redis.call('UNLINK', unpack(gone)) -- Redis frees them beside its work
   end
   return { 'OK' }
-end
-
--- Convert up to `limit` jobs of lean queues to runs: those that were claimed together, and ended
--- together, to one, or they would take half as much memory again. Arguments: token, lease in ms,
--- limit. Returns OK, how many keys are left.
-function scripts.convert()
-  local problem = begin_write(false)
-  local limit, set = take_number(), redis.call('LINDEX', UNCONVERTED, 0)
-  if problem or not set then
-    return problem or { 'OK', 0 }
-  end
-  local queue, priority, state =
-    string.match(string.sub(set, #UNCONVERTED + 2), '^([^.]*)%.p(%d+)_s([123])$')
-  local rows = {}
-  if queue and not damage(set, 'zset') and not damage(runs_key(queue, priority), 'zset') then
-    rows = redis.call('ZRANGE', set, 0, limit - 1, 'WITHSCORES')
-  end
-  local runs = queue and runs_of(queue, priority)
-  for at = 1, #rows, 2 do
-    local id = tonumber(rows[at])
-    local claim = redis.pcall('HGET', 'plc_' .. SHARD .. '_' .. queue, rows[at])
-    if id and id < MOST_EXACT and string.find(rows[at], '^[1-9][0-9]*$') then
-      local claimer, number = split_claim(type(claim) == 'string' and claim or '')
-      local job = { state = state, first = id, last = id, ms = ms_of(queue, rows[at + 1]) }
-      job.claimer, job.number = claimer, number
-      runs.put(job)
-    end
-  end
-  if #rows > 0 then
-    runs.flush()
-    redis.call('ZREMRANGEBYRANK', set, 0, #rows / 2 - 1)
-  end
-  if #rows < 2 * limit then
-    redis.call('UNLINK', set) -- what a hand put there, or the claims
-    redis.call('LPOP', UNCONVERTED)
-  end
-  return { 'OK', redis.call('LLEN', UNCONVERTED) }
 end
 
 -- Remove up to `limit` jobs of deleted queues. Arguments: token, lease in ms, limit. Returns OK, how

@@ -57,7 +57,6 @@ from pinlaterd.model import QUEUE_NAME, JobState
 
 log = logging.getLogger(__name__)
 
-_CONVERTED_AT_ONCE = 1_000
 # How long the owner before may take to close the store, in a planned move.
 _PLANNED_WAIT_SECONDS, _POLL_SECONDS = 5.0, 0.05
 
@@ -142,13 +141,6 @@ class Store:
             connection.close()
             raise
         self._connection = connection
-        try:
-            while self.write(scripts.CONVERT, _CONVERTED_AT_ONCE) != [0]:
-                pass
-        except BaseException:
-            self._connection = None
-            connection.close()
-            raise
         return ownership
 
     def _take_over(self, connection: Connection, now_ms: int, term: Term) -> Ownership:

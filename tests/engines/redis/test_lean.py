@@ -326,40 +326,6 @@ def test_layouts_do_the_same(
     plain.engine.close()
 
 
-def test_a_queue_of_a_release_before_runs_is_converted(
-    lean: EngineHarness, stranger: redis.Redis, shard: str
-):
-    keys = lean.enqueue(*[Job(b"x", attempts_allowed=2)] * 8)
-    lean.claim(limit=6)
-    lean.succeed(*keys[:2])
-    lean.fail(keys[2])
-    before = lean.engine.lookup(QUEUE, keys, include_body=True)
-    depths = lean.depths()
-    lean.engine.close()
-    lean_name = f"+{QUEUE}"
-    stranger.rename(f"pls_{shard}", f"plr_{shard}")
-    stranger.delete(f"plx_{shard}_{lean_name}.p1")
-    for state in (1, 2, 3):
-        name = f"plq_{shard}_{lean_name}.p1_s{state}"
-        stranger.delete(name)
-        for job in before:
-            digits = len(str(job.key.local_id))
-            if job.state == state:
-                stranger.zadd(name, {str(job.key.local_id): 32 * job.updated_at_ms + digits})
-                stranger.hset(
-                    f"plc_{shard}_{lean_name}", str(job.key.local_id), job.claim_descriptor or ""
-                )
-    stranger.zadd(f"plq_{shard}_{lean_name}.p1_s2", {"no job": 5})
-
-    lean.engine.open(lean.now_ms)
-
-    assert lean.engine.lookup(QUEUE, keys, include_body=True) == before
-    assert lean.depths() == depths
-    assert stranger.zcard(f"plq_{shard}_{lean_name}.p1_s1") == 1  # which were claimed together
-    assert not stranger.keys(f"plc_{shard}*") + stranger.keys(f"pl[rv]_{shard}*")
-    assert lean.succeed(keys[3]).succeeded == 1
-
-
 def test_queues_of_both_layouts_are_served_side_by_side_whatever_is_created(
     lean: EngineHarness, redis_server: RedisServer, shard: str
 ):
