@@ -70,6 +70,8 @@ from pinlaterd.rpc.interface import (
     MessageType,
     ResultBody,
     Struct,
+    TType,
+    Type,
     pack_i32,
     pack_u32,
 )
@@ -173,7 +175,8 @@ def encode_call(method: Method, seqid: int, context: CallContext, request: Reque
         _WRITE_REQUEST[method](parts, _as_arguments(method, context, request))
         return b"".join(parts)
     except UNFIT as error:
-        found = problem(METHODS[method].arguments, _as_arguments(method, context, request))
+        arguments = Type(TType.STRUCT, method, struct=METHODS[method].arguments)
+        found = problem(arguments, _as_arguments(method, context, request))
         if found is None:
             raise
         raise _invalid(method)(f"{method.value}: {found}") from error

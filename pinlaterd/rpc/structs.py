@@ -401,64 +401,39 @@ UNFIT: Final = (struct.error, ValueError, TypeError, AttributeError, IndexError)
 _SHOWN_CHARS: Final = 60
 
 
-def problem(declared: Struct, value: object, where: str = "") -> str | None:
+def problem(declared: Type, value: object, where: str = "") -> str | None:
     """What of `value` can't be written, as in "jobs[2].body: expected bytes, got 'x'"; None if all
     of it can."""
-    for field in declared.fields:
-        content = getattr(value, field.key, None)
-        if content is not None:
-            found = _problem(field.type, content, f"{where}.{field.key}" if where else field.key)
-            if found is not None:
-                return found
-    return None
-
-
-def _problem(declared: Type, value: object, where: str) -> str | None:
-    if declared.struct is not None:
-        if isinstance(value, tuple):
-            return problem(declared.struct, value, where)
-        return _expected(declared.name, value, where)
-    if declared.key is not None:
-        return None if isinstance(value, Mapping) else _expected("a mapping", value, where)
-    if declared.element is not None:
-        if not isinstance(value, Iterable):
-            return _expected("a list", value, where)
-        for at, each in enumerate(value):
-            found = _problem(declared.element, each, f"{where}[{at}]")
-            if found is not None:
-                return found
-        return None
-    if declared.code == _STRING:
-        return _problem_of_text(value, where, binary=declared.binary)
-    if declared.code in _WHOLE_NUMBERS:
-        return _problem_of_number(8 * FIXED_SIZE[declared.code], value, where)
-    return None
-
-
-def _problem_of_text(value: object, where: str, *, binary: bool) -> str | None:
-    if binary:
-        fits = isinstance(value, bytes | bytearray | memoryview)
-        return None if fits else _expected("bytes", value, where)
-    if not isinstance(value, str):
-        return _expected("str", value, where)
+    parts: list[bytes] = []
     try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        return f"{where}: a text that can't be UTF-8: {error.reason}"
-    return None
-
-
-def _problem_of_number(bits: int, value: object, where: str) -> str | None:
-    if not isinstance(value, int):
-        return _expected("a whole number", value, where)
-    end = 1 << (bits - 1)
-    if -end <= value < end:
+        _writer(declared)(parts, value)
+        b"".join(parts)
         return None
-    return f"{where}: expected {-end} to {end - 1}, got {value}"
+    except UnicodeEncodeError as error:
+        wrong = f"a text that can't be UTF-8: {error.reason}"
+    except UNFIT:
+        shown = repr(value)
+        if len(shown) > _SHOWN_CHARS:
+            shown = shown[:_SHOWN_CHARS] + "…"
+        wrong = f"expected {_wanted(declared, value)}, got {shown}"
+    inner: Iterable[tuple[Type, object, str]] = ()
+    if declared.struct is not None and isinstance(value, tuple):
+        inner = [
+            (field.type, getattr(value, field.key, None), f"{where}.{field.key}".lstrip("."))
+            for field in declared.struct.fields
+        ]
+    elif declared.element is not None and declared.key is None and isinstance(value, Iterable):
+        inner = [(declared.element, each, f"{where}[{at}]") for at, each in enumerate(value)]
+    found = (problem(*each) for each in inner if each[1] is not None)
+    return next(filter(None, found), f"{where}: {wrong}")
 
 
-def _expected(what: str, value: object, where: str) -> str:
-    shown = repr(value)
-    if len(shown) > _SHOWN_CHARS:
-        shown = shown[:_SHOWN_CHARS] + "…"
-    return f"{where}: expected {what}, got {shown}"
+def _wanted(declared: Type, value: object) -> str:
+    if declared.code in (TType.LIST, TType.SET):
+        return "a list"
+    if declared.code == _STRING:
+        return "bytes" if declared.binary else "str"
+    if declared.code in _WHOLE_NUMBERS:
+        end = 1 << (8 * FIXED_SIZE[declared.code] - 1)
+        return f"{-end} to {end - 1}" if isinstance(value, int) else "a whole number"
+    return declared.name

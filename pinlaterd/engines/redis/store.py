@@ -135,8 +135,9 @@ class Store:
         try:
             refuse_cluster(connection)
             refuse_replica(connection)
-            ownership = self._take_over(connection, now_ms, term)
             self._durability = read_durability(connection)
+            # Last: a later term that comes meanwhile is met by this, not by the first write.
+            ownership = self._take_over(connection, now_ms, term)
         except BaseException:
             connection.close()
             raise
