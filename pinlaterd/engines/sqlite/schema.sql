@@ -69,10 +69,8 @@ CREATE TABLE IF NOT EXISTS runs (
 -- jobs are retried. As runs don't overlap, order by `last_id` is order by local id.
 CREATE INDEX IF NOT EXISTS runs_by_age ON runs (queue, state, priority, at, last_id);
 
--- Claims by local id, which stays as it is when one is renewed: for searches.
-CREATE INDEX IF NOT EXISTS runs_claimed ON runs (queue, priority) WHERE state = 1;
-
--- Of version 2: how many jobs there are.
+-- Of version 2: an index of claims by local id, and how many jobs there are.
+DROP INDEX IF EXISTS runs_claimed;
 DROP TABLE IF EXISTS depths;
 
 -- A whole job, whatever its state.

@@ -6,8 +6,9 @@ those of a slice are compared with what their run said of them. What is kept in 
 one slice without bodies and, for a scan, the jobs it returns.
 
 PENDING jobs are walked in the order of a scan (run-after downwards, then local id upwards), which
-stops when it has enough. IN_PROGRESS ones are walked by local id, ended ones by the time of their
-end, all of them: no job is met twice, wherever it goes meanwhile. A scan keeps the best.
+stops when it has enough. The others are walked by the time that counts in their state, all of them,
+and a scan keeps the best. A checkpoint moves a job to the end of those IN_PROGRESS, so the ids of
+that walk are kept, too.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import groupby, islice, repeat
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 
 from pinlaterd.clock import Clock
-from pinlaterd.engines.base import EARLIEST_MS, Search, StoredJob, no_pause
+from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS, Search, StoredJob, no_pause
 from pinlaterd.engines.searching import WalkingSearcher, scan_order, too_late
 from pinlaterd.engines.sqlite.file import (
     FAULTS,
@@ -112,12 +113,10 @@ class SqliteSearcher(WalkingSearcher):
         return int(jobs)
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
-        runs = {
-            JobState.PENDING: self._pending,
-            JobState.IN_PROGRESS: self._claims,
-        }.get(search.state, self._ended)(search, priority)
-        with_body = self._matches is not None
-        keys = ((at, local_id) for run in runs for at, local_id in _keys(run))
+        pending, running = search.state is JobState.PENDING, search.state is JobState.IN_PROGRESS
+        runs = (self._pending if pending else self._by_end)(search, priority)
+        with_body, met = self._matches is not None, set[int]()
+        keys = ((run[0], local_id) for run in runs for local_id in range(run[1], run[2] + 1))
         while True:
             self._next_slice(search)
             times = {i: at for at, i in islice(keys, _SLICE_BODIES if with_body else _SLICE_JOBS)}
@@ -126,11 +125,16 @@ class SqliteSearcher(WalkingSearcher):
             jobs = [
                 job
                 for job in stored_jobs(self._db, self._queue_id, times, with_body=with_body)
-                if job.state is search.state and times[job.key.local_id] in (None, _at(job))
+                if job.state is search.state
+                and (
+                    job.key.local_id not in met if running else times[job.key.local_id] == _at(job)
+                )
             ]
+            if running:
+                met.update(job.key.local_id for job in jobs)
             yield from sorted(self._matching(search, jobs), key=scan_order)
 
-    # --- runs: `at`, if it can't change while the job is in that state, and ids from and to -----
+    # --- runs: `at`, and ids from and to ---------------------------------------------------------
 
     def _pending(self, search: Search, priority: int) -> Iterator[_Run]:
         """The index runs upwards by local id; of the runs read downwards by run-after those of the
@@ -152,25 +156,11 @@ class SqliteSearcher(WalkingSearcher):
             yield from self._by_age(which, last_ms, last_ms)
             to_ms = last_ms - 1
 
-    def _claims(self, search: Search, priority: int) -> Iterator[_Run]:
-        """What is renewed may be in one run with jobs of the last one then."""
-        from_id = EARLIEST_MS
-        while True:
-            rows = self._db.execute(
-                "SELECT NULL, max(first_id, ?3), last_id FROM runs INDEXED BY runs_claimed"
-                " WHERE queue = ?1 AND priority = ?2 AND state = 1 AND last_id >= ?3"
-                " AND first_id >= coalesce((SELECT max(first_id) FROM runs WHERE first_id <= ?3),"
-                " ?3) ORDER BY first_id LIMIT ?4",
-                (self._queue_id, priority, from_id, _RUNS_A_READ),
-            ).fetchall()
-            if not rows:
-                return
-            yield from rows
-            from_id = rows[-1][2] + 1
-
-    def _ended(self, search: Search, priority: int) -> Iterator[_Run]:
+    def _by_end(self, search: Search, priority: int) -> Iterator[_Run]:
         """Those that ended before the walk began, not what is retried and ends again."""
         which = (self._queue_id, int(search.state), priority)
+        if search.state is JobState.IN_PROGRESS:
+            return self._by_age(which, EARLIEST_MS, LATEST_MS)
         [newest_ms] = self._db.execute(
             "SELECT max(at) FROM runs WHERE queue = ? AND state = ? AND priority = ?", which
         ).fetchone()
@@ -192,12 +182,7 @@ class SqliteSearcher(WalkingSearcher):
             place = (rows[-1][0], rows[-1][2])
 
 
-_Run = tuple[int | None, int, int]
-
-
-def _keys(run: _Run) -> Iterator[tuple[int | None, int]]:
-    at_ms, first_id, last_id = run
-    return zip(repeat(at_ms), range(first_id, last_id + 1), strict=False)
+_Run = tuple[int, int, int]
 
 
 def _at(job: StoredJob) -> int:
