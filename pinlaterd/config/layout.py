@@ -189,6 +189,11 @@ class FileWatch(Generic[T]):
         self._given = marks
         return found
 
+    @property
+    def rests(self) -> bool:
+        """Whether the files have not changed, by the last look, since they were given."""
+        return self._seen == self._given
+
     def _marks(self) -> Sequence[tuple[int, ...]]:
         return [_file_mark(path) for path in self._paths]
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -54,7 +54,8 @@ log = logging.getLogger(__name__)
 _SNAPSHOTS = 100  # the last, of which it is known who follows them
 _ANSWER_SECONDS = 2.0
 _LOOK_SECONDS = 1.0  # at what time alone changes; reports and ZooKeeper wake it up
-_ANSWER = msgspec.json.Decoder(Answer)
+
+T = TypeVar("T")
 
 
 class MemberCoordinator(Coordinator):
@@ -207,22 +208,32 @@ class MemberCoordinator(Coordinator):
             if member.server != own.status["server"]
         }
         question = StatusQuestion(statistics)
-        found = await asyncio.gather(*(self._ask(node, question) for node in others.values()))
+        asked = (self._ask(node, question, Answer) for node in others.values())
+        found = await asyncio.gather(*asked)
         return together(own, dict(zip(others, found, strict=True)))
 
-    async def _ask(self, node: str, question: StatusQuestion) -> Answer | None:
+    async def _ask(
+        self, node: str, question: StatusQuestion | HoldingQuestion, kind: type[T]
+    ) -> T | None:
         """None if it does not answer, or as no release up to this one does."""
         assert self._peers is not None
         answer = await self._peers.ask(node, question, _ANSWER_SECONDS)
         try:
-            return None if answer is None else _ANSWER.decode(answer)
+            found = answer or b"null"
+            return None if found == b"null" else msgspec.json.decode(found, type=kind)
         except ValueError as error:
             log.error("what server %s says can't be read: %s", node, error)
             return None
 
     async def _ask_holdings(self, shards: Collection[str]) -> Mapping[str, Holding]:
-        """What shards hold that are to be removed, those that say it."""
-        return {} if self._peers is None else await self._peers.holdings(shards)
+        """What shards hold that are to be removed, those whose owners say it."""
+        nodes = {member.server: node for node, member in self._cluster.members.items()}
+        owners = {shard: self._cluster.assigned.get(shard) for shard in shards}
+        asked = {s: nodes[o.server] for s, o in owners.items() if o and o.server in nodes}
+        told = await asyncio.gather(
+            *(self._ask(node, HoldingQuestion(shard), Holding) for shard, node in asked.items())
+        )
+        return {shard: one for shard, one in zip(asked, told, strict=True) if one is not None}
 
     def _answer(self, question: StatusQuestion | HoldingQuestion) -> object:
         """What another server's coordinator asks."""

@@ -17,7 +17,6 @@ import msgspec
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.coordinator.placement import Member
-from pinlaterd.coordinator.reload import Holding
 from pinlaterd.coordinator.server_rates import ClusterView, ServerRates
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
@@ -37,8 +36,6 @@ from pinlaterd.wire.curve import ClusterKey
 
 log = logging.getLogger(__name__)
 
-_HOLDING = msgspec.json.Decoder(Holding | None)
-_ANSWER_SECONDS = 1.0
 _AGAIN_SECONDS = 0.05  # after which a question that could not be sent is tried again
 
 
@@ -65,7 +62,8 @@ class Peers:
         self._on_heard = on_heard
         endpoint = f"tcp://{settings.peer_host}:{settings.peer_port}"
         self._server = ControlServer(endpoint=endpoint, key=key)
-        self._links: dict[str, tuple[str, PeerClient]] = {}  # by member node, with their addresses
+        self._addresses: Mapping[str, str] = {}  # of the members, by node
+        self._links: dict[str, tuple[str, PeerClient]] = {}  # with the addresses they were made for
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._questions = 0
         self._hearing: asyncio.Handle | None = None
@@ -75,26 +73,34 @@ class Peers:
     def follow(
         self, members: Mapping[str, Member], own: str, admitted: frozenset[str], *, served: bool
     ) -> None:
-        """Connect to the members that live, and to no others; for the rest see ClusterView."""
+        """The members that live, the oldest first; for the rest see ClusterView."""
         servers = {node: member.server for node, member in members.items()}
-        self.rates.follow(ClusterView(servers, own, admitted, served))
-        self._connect(members)
+        view = ClusterView(servers, own, admitted, served)
+        self._addresses = {node: f"tcp://{member.peer}" for node, member in members.items()}
+        self._disconnect(() if self._waiting else {view.leader})
+        self._link(view.leader)
+        self.rates.follow(view)
 
-    def _connect(self, members: Mapping[str, Member]) -> None:
-        addresses = {node: f"tcp://{member.peer}" for node, member in members.items()}
+    def _link(self, node: str) -> PeerClient | None:
+        """None if there is no such member."""
+        if node not in self._links and node in self._addresses:
+            address = self._addresses[node]
+            link = PeerClient(address, key=self._key)
+            self._links[node] = (address, link)
+            self._loop.add_reader(link.fileno(), self._hear)
+        return self._links[node][1] if node in self._links else None
+
+    def _disconnect(self, kept: Collection[str]) -> None:
+        """From all but `kept` if there are any, and from those that have gone or moved."""
         for node, (address, link) in list(self._links.items()):
-            if addresses.get(node) != address:
+            if self._addresses.get(node) != address or (kept and node not in kept):
                 del self._links[node]
                 self._loop.remove_reader(link.fileno())
                 link.close()
-        for node in addresses.keys() - self._links.keys():
-            link = PeerClient(addresses[node], key=self._key)
-            self._links[node] = (addresses[node], link)
-            self._loop.add_reader(link.fileno(), self._hear)
-            self._hear_soon()
 
     def close(self) -> None:
-        self._connect({})
+        self._addresses = {}
+        self._disconnect(())
         self._loop.remove_reader(self._server.fileno())
         self._server.close()
         if self._hearing is not None:
@@ -103,8 +109,8 @@ class Peers:
     # --- what is sent --------------------------------------------------------------------------
 
     def tell(self, member: str, report: ServerReport) -> None:
-        if member in self._links:
-            self._links[member][1].send(pack(report))
+        if (link := self._link(member)) is not None:
+            link.send(pack(report))
             self._hear_soon()
 
     def reply(self, peer: bytes, grant: ServerGrant) -> None:
@@ -126,20 +132,13 @@ class Peers:
         finally:
             del self._waiting[question.number]
 
-    async def holdings(self, shards: Collection[str]) -> Mapping[str, Holding]:
-        """What each shard holds, as the server says that serves it; those that are told."""
-        asked = [(shard, node) for shard in shards for node in self._links]
-        answers = await asyncio.gather(
-            *(self.ask(node, HoldingQuestion(shard), _ANSWER_SECONDS) for shard, node in asked)
-        )
-        told = [_HOLDING.decode(answer or b"null") for answer in answers]
-        return {shard: found for (shard, _), found in zip(asked, told, strict=True) if found}
-
     def _put(self, member: str, question: Question) -> None:
-        if member in self._links and self._links[member][1].send(pack(question)):
-            self._hear_soon()
-        elif question.number in self._waiting:
+        if question.number not in self._waiting:
+            return
+        link = self._link(member)
+        if link is None or not link.send(pack(question)):
             self._loop.call_later(_AGAIN_SECONDS, self._put, member, question)
+        self._hear_soon()
 
     # --- what is heard -------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The coordinator: wires its parts together, publishes the snapshot.
 
-It wakes up for a report, a request or a signal, and four times a second to look whether the
+It wakes up for a report, a request or a signal, and some times a second to look whether the
 configuration has changed.
 """
 
@@ -25,7 +25,7 @@ from pinlaterd.coordinator.pages import Answer, Pages
 from pinlaterd.coordinator.processes import About, ProcessView, Registry, Status, status, usage_of
 from pinlaterd.coordinator.programs import ShardPrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
-from pinlaterd.coordinator.reload import LOOK_SECONDS, Holding, Reload
+from pinlaterd.coordinator.reload import Holding, Reload
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import count_dropped_lines, set_up_log
 from pinlaterd.stats import Stats, StatsSnapshot, empty
@@ -117,7 +117,7 @@ class Coordinator:
     async def follow(self) -> None:
         """Activate what changes in etc/, for as long as this runs."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._reload.look_seconds)
             failure = ""
             self._rates.look()
             try:

@@ -107,19 +107,17 @@ class Registry:
 
     def views(self) -> Sequence[ProcessView]:
         """Every process that was heard of and not replaced, by name."""
-        self._retire_replaced()
-        found = [ProcessView(one.report, self._state(one)) for one in self._members.values()]
+        states = self._retire_replaced()
+        found = [ProcessView(self._members[peer].report, state) for peer, state in states.items()]
         return sorted(found, key=lambda view: (view.report.process, view.report.started_at_ms))
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
         """Figures by process name, not to be changed. Of processes that have gone only totals are
         left."""
-        self._retire_replaced()
         found: dict[str, list[StatsSnapshot]] = {}
-        for member in self._members.values():
-            stats = member.report.stats
-            kept = totals(stats) if self._has_gone(member) else stats
-            found.setdefault(member.report.process, []).append(kept)
+        for view in self.views():
+            stats = view.report.stats
+            found.setdefault(view.report.process, []).append(totals(stats) if view.gone else stats)
         return {
             name: snapshots[0] if len(snapshots) == 1 else merge(snapshots)
             for name, snapshots in sorted(found.items())
@@ -144,21 +142,21 @@ class Registry:
                 return member.earlier
         return None
 
-    def _retire_replaced(self) -> None:
+    def _retire_replaced(self) -> Mapping[bytes, str]:
         """Those that have gone make room for a live process of the same name. One that lives
-        stays beside it: a shard's owner and its standby bear one name."""
-        gone = {peer: one for peer, one in self._members.items() if self._has_gone(one)}
+        stays beside it: a shard's owner and its standby bear one name. The states of all left."""
+        states = {peer: self._state(one) for peer, one in self._members.items()}
+        gone = [peer for peer, state in states.items() if state in (SILENT, STOPPED)]
         live = {one.report.process: one for peer, one in self._members.items() if peer not in gone}
-        for peer, old in gone.items():
+        for peer in gone:
+            old = self._members[peer]
             heir = live.get(old.report.process)
             if heir is not None:
-                del self._members[peer]
+                del self._members[peer], states[peer]
                 left = totals(old.report.stats)
                 heir.earlier = merge([heir.earlier or empty(), left])
                 heir.report = replace(heir.report, stats=merge([left, heir.report.stats]))
-
-    def _has_gone(self, member: _Member) -> bool:
-        return self._state(member) in (SILENT, STOPPED)
+        return states
 
     def _state(self, member: _Member) -> str:
         if not self._is_alive(member.report.pid):

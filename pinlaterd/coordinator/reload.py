@@ -28,8 +28,10 @@ from pinlaterd.errors import ConfigError, how_many
 
 log = logging.getLogger(__name__)
 
-# Twice this is the least that a file has to rest. Four looks a second are not to be felt.
+# Twice this is the least that a file has to rest.
 LOOK_SECONDS = 0.25
+# While nothing is under way; each look has an idle machine's core wake up.
+QUIET_LOOK_SECONDS = 0.5
 
 
 # --- the next step -----------------------------------------------------------------------------
@@ -169,6 +171,11 @@ class Reload:
     def converged(self) -> bool:
         """Whether what the files say is active, or was refused."""
         return self._wanted is None or (bool(self.refusals) and not self._leaving)
+
+    @property
+    def look_seconds(self) -> float:
+        """When to take the next step."""
+        return QUIET_LOOK_SECONDS if self._watch.rests and self.converged else LOOK_SECONDS
 
     async def step(self) -> None:
         """Look whether the files have changed; do what is due. Raises OSError."""
