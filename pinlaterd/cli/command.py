@@ -192,24 +192,6 @@ class Amount(click.FloatRange):
         return number
 
 
-def _host(text: str) -> str:
-    from pinlaterd.client.addresses import AddressInvalid, open_list, parse_addresses
-
-    try:
-        if open_list(text, default_port=1) is not None:
-            return text
-    except AddressInvalid as error:
-        raise click.BadParameter(str(error)) from None
-    try:
-        parse_addresses(text, default_port=1)
-    except AddressInvalid:
-        raise click.BadParameter(
-            f"{text!r} is no server; write HOST, HOST:PORT or [IPV6]:PORT, with a port from "
-            "1 to 65535; or file:PATH or zk://HOSTS/PATH, which list servers"
-        ) from None
-    return text
-
-
 def state_of(choice: str) -> JobState:
     """The state that the command line's word names."""
     return JobState[choice.upper()]
@@ -245,9 +227,7 @@ json_option = _remembered("--json", is_flag=True, help="Print the facts as JSON.
 
 # pinlater's service
 server_options = together(
-    _remembered(
-        "--host", type=_host, metavar="HOST", default=_SERVER.host, help="The service's host."
-    ),
+    _remembered("--host", metavar="HOST", default=_SERVER.host, help="The service's host."),
     _remembered("--port", type=PORT, default=_SERVER.port, help="Thrift port."),
 )
 service_options = together(server_options, json_option)
@@ -264,7 +244,7 @@ _deployment_options = together(
 )
 target_options = together(
     _deployment_options,
-    _remembered("--host", type=_host, metavar="HOST", help="The service's host, if not DIR's."),
+    _remembered("--host", metavar="HOST", help="The service's host, if not DIR's."),
     _remembered("--port", type=PORT, help="Thrift port, if not DIR's."),
 )
 # of commands that print facts: about the service, and about a deployment's files
@@ -305,7 +285,7 @@ def connect(*, max_connections: int = 1) -> Client:
     try:
         return Client(host or server.host, port or server.port, max_connections=max_connections)
     except AddressInvalid as error:
-        fail(str(error))
+        raise click.UsageError(str(error)) from None
 
 
 def _deployments_server() -> ServerSettings:

@@ -63,7 +63,8 @@ def _parse_address(named: str, default_port: int) -> Address:
         host, port_text, is_whole = named, str(default_port), True
     if not is_whole or not host or _NOT_IN_A_HOST.intersection(host):
         raise AddressInvalid(
-            f"{named!r} is no server; write HOST, HOST:PORT or [IPV6]:PORT, several as a list"
+            f"{named!r} is no server; write HOST, HOST:PORT or [IPV6]:PORT, several as a list, or "
+            "as file:PATH or zk://HOSTS/PATH"
         )
     try:
         host.encode("idna")

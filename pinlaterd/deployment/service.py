@@ -301,25 +301,20 @@ def _check_ports(server: ServerSettings, starting: set[str]) -> None:
 
 def _check_port(host: str, port: int, key: str) -> None:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise DeploymentError(f"{host}: {error.strerror}; see etc/pinlaterd.yaml") from error
-    with socket.socket(family, kind) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-            probe.listen(1)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise DeploymentError(f"can't listen on {host}:{port}: {error.strerror}") from error
-            holder = _holder(port)
-            if holder in processes_of(Path()):
-                return  # our own predecessor, which supervisord is about to replace
-            by = f" by pid {holder.pid} ({name_of(holder)})" if holder else ""
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
             raise DeploymentError(
-                f"{key} {port} is in use{by}; stop that, or set another {key} in "
-                f"{ETC / SERVER_FILE}"
+                f"can't listen on {host}:{port}: {error.strerror}; see {ETC / SERVER_FILE}"
             ) from error
+        holder = _holder(port)
+        if holder in processes_of(Path()):
+            return  # our own predecessor, which supervisord is about to replace
+        by = f" by pid {holder.pid} ({name_of(holder)})" if holder else ""
+        raise DeploymentError(
+            f"{key} {port} is in use{by}; stop that, or set another {key} in {ETC / SERVER_FILE}"
+        ) from error
 
 
 def _holder(port: int) -> psutil.Process | None:

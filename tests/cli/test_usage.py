@@ -70,7 +70,7 @@ def test_importing_the_command_line_loads_none_of_the_processes_libraries():
         (pinlater, "bench dequeue --queue q --fill -1", "--fill"),
         (pinlater, "bench cycle --queue q --concurrency 0", "--concurrency"),
         (pinlater, "get-queue-names --host a,b", "'a,b' is no server; write HOST, HOST:PORT or"),
-        (pinlater, "get-queue-names --host queue:70000", "with a port from 1 to 65535"),
+        (pinlater, "get-queue-names --host queue:70000", "is not a number from 1 to 65535"),
         (pinlater, "get-queue-names --port 0", "0 is not in the range 1<=x<=65535"),
         (admin, "queue list --host http://a:1", "'http://a:1' is no server"),
         (admin, "queue list --port 70000", "70000 is not in the range 1<=x<=65535"),
