@@ -27,7 +27,7 @@ import psutil
 from pinlaterd.client import Client, ConnectionFailed, JobState, PinLaterError
 from pinlaterd.coordinator.programs import ProgramInfo, Supervisord, SupervisorError
 from pinlaterd.deployment import service
-from pinlaterd.deployment.files import Choices, write_deployment
+from pinlaterd.deployment.files import write_deployment
 
 COMMAND_SECONDS = 90.0
 POLL_SECONDS = 0.05
@@ -85,7 +85,7 @@ class Deployment:
         those of pinlaterd.yaml that differ from the defaults."""
         ports = {"port": self.port, "stats_port": self.stats_port}
         count = shards if isinstance(shards, int) else len(shards)
-        write_deployment(self.folder, Choices("sqlite", count, ports))
+        write_deployment(self.folder, "sqlite", count, ports)
         with (self.folder / "etc/pinlaterd.yaml").open("a", encoding="utf-8") as file:
             file.writelines(f"{key}: {value}\n" for key, value in settings.items())
         if isinstance(shards, Mapping):

@@ -122,7 +122,8 @@ class CommandLine(Group):
                 return f"{error.code.name}: {printable_line(str(error))}"
             case OSError():
                 why = (error.strerror or str(error)).lower()
-                return f"{error.filename or 'input or output failed'}: {why}"
+                cure = "; run this as its owner" if isinstance(error, PermissionError) else ""
+                return f"{error.filename or 'input or output failed'}: {why}{cure}"
         return str(error)
 
 

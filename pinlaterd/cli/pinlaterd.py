@@ -44,8 +44,6 @@ class _CommandLine(command.CommandLine):
                 return f"the configuration has {len(error.problems)} mistakes:\n{error}"
             case ConnectionFailed():
                 return f"{error}; is it running? `pinlaterd up` starts it"
-            case PermissionError():
-                return f"{error.filename}: {error.strerror}; run this as the deployment's owner"
         return super().text_of(error)
 
 
@@ -95,10 +93,10 @@ def init(*, directory: Path, engine: str, shards: int, **ports: int | None) -> N
       pinlaterd init /srv/pinlaterd
       pinlaterd init ./try --shards 1 --port 19010 --stats-port 19999
     """
-    from pinlaterd.deployment.files import Choices, write_deployment
+    from pinlaterd.deployment.files import write_deployment
 
     given = {key: number for key, number in ports.items() if number is not None}
-    for path in write_deployment(directory, Choices(engine, shards, given)):
+    for path in write_deployment(directory, engine, shards, given):
         click.echo(f"wrote {path}")
     where = "" if directory == Path() else f" {directory}"
     click.echo(f"start it with `pinlaterd up{where}`")

@@ -47,8 +47,7 @@ def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) ->
     after, or if the file can't be written. An optional file that is missing holds b""; one that
     said something, and has gone or is empty by now, is not written."""
     path = etc / name
-    with _open_folder(etc) as folder:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # keeps other commands that edit out of it
+    with _locked(etc):
         config = load_config(etc)
         before = _read(path) if name in config.files else _read_if_there(path)
         if not before.strip() and name in active_files(etc.parent):
@@ -67,8 +66,7 @@ def take_over(etc: Path, name: str, base: bytes, theirs: bytes) -> Path | None:
     """Have the file hold `theirs`, which another server made of `base`; one that `theirs` left as
     it was stays as it is. Returns where an edit is kept that this replaced. Raises ConfigError."""
     path = etc / name
-    with _open_folder(etc) as folder:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with _locked(etc):
         mine = _read_if_there(path)
         if theirs in (mine, base):
             return None
@@ -306,13 +304,15 @@ def _put_queue(text: Text, queue: str, settings: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _open_folder(path: Path) -> Iterator[int]:
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other commands that edit out of the folder."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror}"]) from error
     try:
-        yield descriptor
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(descriptor)
 

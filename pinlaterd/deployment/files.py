@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
 
 from pinlaterd.config.layout import (
     DATA,
@@ -44,14 +43,6 @@ _COMMAND_LOCK = RUN / "command.lock"
 _LONGEST_DIRECTORY = 107 - len("/etc/../run/supervisor.sock.4194304")
 
 
-class Choices(NamedTuple):
-    """What `init` was asked for."""
-
-    engine: str
-    shards: int
-    ports: Mapping[str, int]  # key of pinlaterd.yaml -> port
-
-
 def check_depth(directory: Path) -> None:
     """Refuse a folder whose sockets could not be reached."""
     length = len(os.fsencode(directory.absolute()))
@@ -62,14 +53,17 @@ def check_depth(directory: Path) -> None:
         )
 
 
-def write_deployment(directory: Path, choices: Choices) -> list[Path]:
-    """Write DIR/etc, DIR/run and DIR/data; returns the files. Never overwrites: if one is there
-    already, or can't be written, none is left."""
+def write_deployment(
+    directory: Path, engine: str, shards: int, ports: Mapping[str, int]
+) -> list[Path]:
+    """Write DIR/etc, DIR/run and DIR/data; returns the files. `ports`: by key of pinlaterd.yaml.
+
+    Never overwrites: if one is there already, or can't be written, none is left."""
     check_depth(directory)
     etc = directory / ETC
     texts = {
-        etc / SERVER_FILE: server_text(choices.ports),
-        etc / SHARDS_FILE: shards_text(choices.engine, choices.shards),
+        etc / SERVER_FILE: server_text(ports),
+        etc / SHARDS_FILE: shards_text(engine, shards),
         etc / QUEUES_FILE: queues_text(),
         etc / SUPERVISORD_FILE: supervisord_text(),
     }
@@ -204,25 +198,15 @@ _SHARD_LINES: Mapping[str, Sequence[str]] = {
 def at_work_in(directory: Path) -> Iterator[None]:
     """Make the deployment the current folder, and keep other commands out of it meanwhile."""
     check_depth(directory)
-    before = Path.cwd()
-    try:
-        with _enter_and_lock(directory):
-            yield
-    finally:
-        os.chdir(before)
-
-
-def _enter_and_lock(directory: Path) -> BinaryIO:
-    try:
-        enter(directory / ETC)
+    with contextlib.chdir(directory):
+        enter(ETC)
         LOGS.mkdir(mode=0o700, exist_ok=True)
-        return lock(_COMMAND_LOCK, patient=False)
-    except BlockingIOError as error:
-        raise DeploymentError(
-            f"another `pinlaterd up`, `down` or `pinlater-admin restart` works in {directory}; "
-            "wait until it is done"
-        ) from error
-    except OSError as error:
-        raise DeploymentError(
-            f"{error.filename or directory}: {error.strerror}; run this as the deployment's owner"
-        ) from error
+        try:
+            sole = lock(_COMMAND_LOCK, patient=False)
+        except BlockingIOError as error:
+            raise DeploymentError(
+                f"another `pinlaterd up`, `down` or `pinlater-admin restart` works in {directory}; "
+                "wait until it is done"
+            ) from error
+        with sole:
+            yield

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.deployment.files import Choices, write_deployment
+from pinlaterd.deployment.files import write_deployment
 from pinlaterd.engines.base import Batch, EnqueueOp
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.model import Job
@@ -22,7 +22,7 @@ NOW_MS = 1_700_000_000_000
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("d")  # short, for its sockets
-    write_deployment(made, Choices("sqlite", 1, {}))
+    write_deployment(made, "sqlite", 1, {})
     return made
 
 

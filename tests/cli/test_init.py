@@ -9,7 +9,6 @@ import pytest
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import ENGINES, ServerSettings, settings_of
 from pinlaterd.deployment.files import (
-    Choices,
     local_text,
     queues_text,
     server_text,
@@ -62,7 +61,7 @@ def test_a_folder_too_deep_for_sockets_is_refused_at_once(tmp_path):
     deep = tmp_path / ("d" * 100)
 
     with pytest.raises(DeploymentError, match=r"at most \d\d bytes"):
-        write_deployment(deep, Choices("sqlite", 1, {}))
+        write_deployment(deep, "sqlite", 1, {})
 
     assert not deep.exists()
 
@@ -88,7 +87,7 @@ def test_every_setting_is_explained_and_the_defaults_are_the_schemas(tmp_path):
 
 
 def test_the_repository_is_a_deployment_as_init_writes_it(tmp_path):
-    write_deployment(tmp_path / "d", Choices("sqlite", 3, {}))
+    write_deployment(tmp_path / "d", "sqlite", 3, {})
 
     for path in (tmp_path / "d" / "etc").iterdir():
         assert (ROOT / "etc" / path.name).read_text() == path.read_text()

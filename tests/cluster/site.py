@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pinlaterd.config.password import hash_password
-from pinlaterd.deployment.files import Choices, write_deployment
+from pinlaterd.deployment.files import write_deployment
 from tests.checker.clients import CLAIM_SECONDS
 from tests.checker.site import PASSWORD
 from tests.cluster.load import PROBE, PROBE_CLAIM_SECONDS
@@ -150,7 +150,7 @@ class Site:
     def _make_cluster(self) -> None:
         first, *others = self.servers
         ports = {"port": THRIFT_PORT, "stats_port": STATS_PORT}
-        write_deployment(first.folder, Choices("sqlite", 1, ports))
+        write_deployment(first.folder, "sqlite", 1, ports)
         etc = first.folder / "etc"
         (etc / "shards.yaml").write_text(json.dumps({"shards": self._shards()}))
         with (etc / "pinlaterd.yaml").open("a") as file:
