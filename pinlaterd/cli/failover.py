@@ -23,7 +23,7 @@ from pinlaterd.config.layout import ETC, RUN, replace_file, shard_program
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Address, Config, ShardSettings
 from pinlaterd.engines import has_failover, make_failover
-from pinlaterd.engines.failover import Account, Handover, Pair, Place, Step
+from pinlaterd.engines.failover import Account, Handover, Pair, Step
 from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError, StorageError
 from pinlaterd.wire.control import ProcessState
 
@@ -66,7 +66,7 @@ class ShardFailover:
         directory: Path,
         shard: str,
         *,
-        to: Place | None = None,
+        to: Address | None = None,
         accept_loss: bool = False,
         catch_up_seconds: float,
         administrator: Account | None = None,
@@ -148,8 +148,8 @@ class ShardFailover:
             steps.append(Step("swap", "swap master and slave in etc/shards.yaml", swap))
         return [*steps, *self._failover.last_steps()]
 
-    def _swap(self, old: Place, new: Place) -> str:
-        set_servers(self._etc, self.shards, master=Address(*new), slave=Address(*old))
+    def _swap(self, old: Address, new: Address) -> str:
+        set_servers(self._etc, self.shards, master=new, slave=old)
         return f"etc/shards.yaml names {new} as the master"
 
     def carry_out(self, tell: Callable[[str], None]) -> None:
@@ -213,7 +213,7 @@ def _begun(run: Path, shard: str) -> _Journal | None:
     return None
 
 
-def _new_journal(config: Config, shard: ShardSettings, to: Place | None) -> _Journal:
+def _new_journal(config: Config, shard: ShardSettings, to: Address | None) -> _Journal:
     """Raises FailoverRefused."""
     if not has_failover(shard):
         raise FailoverRefused(
@@ -226,7 +226,7 @@ def _new_journal(config: Config, shard: ShardSettings, to: Place | None) -> _Jou
     return _Journal(along, None if shard.sentinel is not None else _pair(shard, to))
 
 
-def _pair(shard: ShardSettings, to: Place | None) -> Pair:
+def _pair(shard: ShardSettings, to: Address | None) -> Pair:
     assert shard.master is not None, "the loader sees to it"
     replica = to or shard.slave
     if replica is None:
@@ -234,7 +234,7 @@ def _pair(shard: ShardSettings, to: Place | None) -> Pair:
             f"shard {shard.name} has no slave in etc/shards.yaml; name its replica with"
             " --to HOST:PORT"
         )
-    pair = Pair(Place(*shard.master), Place(*replica))
+    pair = Pair(shard.master, replica)
     if pair.replica == pair.master:
         raise FailoverRefused(f"{pair.replica} is the master of shard {shard.name} already")
     return pair
@@ -248,7 +248,7 @@ def _same_server(one: ShardSettings, other: ShardSettings) -> bool:
     return one.master is not None and (one.engine, one.master) == (other.engine, other.master)
 
 
-def _wait_until_served(shards: Sequence[str], master: Place) -> bool:
+def _wait_until_served(shards: Sequence[str], master: Address) -> bool:
     """Until each shard serves from `master`. False if no service runs that could.
 
     Raises FailoverBroken if it takes too long."""
@@ -277,11 +277,11 @@ def _wait_until_served(shards: Sequence[str], master: Place) -> bool:
 # --- the command ----------------------------------------------------------------------------
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> Address:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise click.BadParameter(f"{text!r} is not HOST:PORT")
-    return Place(host.removeprefix("[").removesuffix("]"), int(port))
+    return Address(host.removeprefix("[").removesuffix("]"), int(port))
 
 
 @shard.command()

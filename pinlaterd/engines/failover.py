@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pinlaterd.clock import Clock
+from pinlaterd.config.schema import Address
 from pinlaterd.errors import StorageError
 
 _POLL_SECONDS = 0.05
@@ -47,21 +48,12 @@ class Closable(Protocol):
 S = TypeVar("S", bound=Closable)
 
 
-class Place(NamedTuple):
-    """Where a server listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    def is_same_as(self, other: Place) -> bool:
-        """Whether both mean one server, as far as names can be resolved."""
-        if self == other:
-            return True
-        same_host = not _addresses(self.host).isdisjoint(_addresses(other.host))
-        return self.port == other.port and same_host
+def is_same_server(one: Address, other: Address) -> bool:
+    """As far as names can be resolved."""
+    if one == other:
+        return True
+    same_host = not _addresses(one.host).isdisjoint(_addresses(other.host))
+    return one.port == other.port and same_host
 
 
 @dataclass(frozen=True)
@@ -75,8 +67,8 @@ class Account:
 class Pair(NamedTuple):
     """The master, and the replica that is to take its place."""
 
-    master: Place
-    replica: Place
+    master: Address
+    replica: Address
 
 
 @dataclass(frozen=True)
@@ -153,7 +145,7 @@ class Failover(Protocol):
         can't do it returns as what is to be done by hand; it does not fail for that."""
         ...
 
-    def successor(self) -> Place:
+    def successor(self) -> Address:
         """The server that is the master once the steps are done."""
         ...
 
@@ -179,7 +171,7 @@ class PairFailover(Failover, Generic[S]):
         self._master: S | None = None
         self._replica: S | None = None
 
-    def _connect(self, place: Place) -> S:
+    def _connect(self, place: Address) -> S:
         """Raises StorageError."""
         raise NotImplementedError
 
@@ -189,7 +181,7 @@ class PairFailover(Failover, Generic[S]):
                 server.close()
         self._master = self._replica = None
 
-    def successor(self) -> Place:
+    def successor(self) -> Address:
         return self._pair.replica
 
     def _old(self) -> S | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pinlaterd.clock import Clock
-from pinlaterd.config.schema import ShardSettings
+from pinlaterd.config.schema import Address, ShardSettings
 from pinlaterd.engines.failover import (
     PROOF_WORDS,
     Examination,
@@ -25,9 +25,9 @@ from pinlaterd.engines.failover import (
     Notes,
     Pair,
     PairFailover,
-    Place,
     ServerFacts,
     Step,
+    is_same_server,
 )
 from pinlaterd.engines.mysql.connection import quote_name
 from pinlaterd.engines.mysql.replication import Position, ReplicaStatus, ReplicationServer
@@ -48,7 +48,7 @@ _YES = "yes"
 class MysqlFailover(PairFailover[ReplicationServer]):
     """The connections are kept: locks end with theirs."""
 
-    def _connect(self, place: Place) -> ReplicationServer:
+    def _connect(self, place: Address) -> ReplicationServer:
         return ReplicationServer(place, self._handover.administrator)
 
     # --- looking -----------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         if old is not None and status.source_id:
             if status.source_id != old.identity:
                 risks.append(f"{new} replicates from another server, {status.source}")
-        elif not status.source.is_same_as(self._pair.master):
+        elif not is_same_server(status.source, self._pair.master):
             risks.append(f"{new} replicates from {status.source}, not from this master")
         if status.channels > 1:
             risks.append(f"{new} replicates from {status.channels} masters")
@@ -238,7 +238,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         if old is None:
             return f"{master} does not answer; {by_hand}"
         status = old.replica_status()
-        if status is not None and status.source.is_same_as(replica):
+        if status is not None and is_same_server(status.source, replica):
             return f"{old} replicates from {replica} already"
         if str(old.position()) != proven or old.is_writable():
             return f"{master} was written to meanwhile; {by_hand}"

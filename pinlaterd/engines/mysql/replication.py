@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from pinlaterd.engines.failover import Account, Place
+from pinlaterd.config.schema import Address
+from pinlaterd.engines.failover import Account
 from pinlaterd.engines.mysql.connection import (
     FAULTS,
     Connection,
@@ -64,7 +65,7 @@ class Position(NamedTuple):
 class ReplicaStatus(NamedTuple):
     """What a replica says of its replication."""
 
-    source: Place
+    source: Address
     source_id: str  # server_uuid of its master, in MariaDB server_id; "" before it ever connected
     receives: bool
     receive_error: str
@@ -82,7 +83,7 @@ class ReplicaStatus(NamedTuple):
 class ReplicationServer:
     """One server, for somebody who may administer it."""
 
-    def __init__(self, place: Place, account: Account) -> None:
+    def __init__(self, place: Address, account: Account) -> None:
         """Connect. Raises StorageError."""
         self.server = Server(place.host, place.port, account.user, account.passwd)
         self._db = Connection(self.server, patience_seconds=_ANSWER_SECONDS)
@@ -179,7 +180,7 @@ class ReplicationServer:
         self._do(b"RESET " + self._words.replica + b" ALL")
 
     def replicate_from(
-        self, source: Place, start: Position, account: Account, *, by_gtid: bool, encrypted: bool
+        self, source: Address, start: Position, account: Account, *, by_gtid: bool, encrypted: bool
     ) -> None:
         """Begin to, from `start` in its log. The server itself has all up to there."""
         if by_gtid and self._db.is_mariadb:
@@ -265,7 +266,7 @@ def replica_status(said: Mapping[str, Any], *, channels: int) -> ReplicaStatus:
     filters = [f"{name} {value}" for name, value in row.items() if value and _FILTERS.match(name)]
     source_id = row.get("Source_UUID") or row["Source_Server_Id"] or ""
     return ReplicaStatus(
-        source=Place(str(row["Source_Host"]), int(row["Source_Port"])),
+        source=Address(str(row["Source_Host"]), int(row["Source_Port"])),
         source_id=str(source_id),
         receives=row["Replica_IO_Running"] == "Yes",
         receive_error=str(row["Last_IO_Error"] or ""),

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from pinlaterd.clock import Clock
-from pinlaterd.config.schema import ShardSettings
+from pinlaterd.config.schema import Address, ShardSettings
 from pinlaterd.engines.failover import (
     PROOF_WORDS,
     Examination,
@@ -43,9 +43,9 @@ from pinlaterd.engines.failover import (
     Notes,
     Pair,
     PairFailover,
-    Place,
     ServerFacts,
     Step,
+    is_same_server,
 )
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Connection, Server
@@ -58,7 +58,7 @@ _FOLLOW_SECONDS = 10.0
 
 
 class RedisFailover(PairFailover[Connection]):
-    def _connect(self, place: Place) -> Connection:
+    def _connect(self, place: Address) -> Connection:
         account = self._handover.administrator
         server = Server(place.host, place.port, account.user, account.passwd)
         connection = Connection(server, _ANSWER_SECONDS)
@@ -90,7 +90,7 @@ class RedisFailover(PairFailover[Connection]):
         source = at_replica.source
         if source is None:
             risks.append(f"{self._pair.replica} is no replica: nobody can say what it has")
-        elif not source.is_same_as(self._pair.master):
+        elif not is_same_server(source, self._pair.master):
             risks.append(f"{self._pair.replica} replicates from {source}, not from this master")
         return risks
 
@@ -103,7 +103,7 @@ class RedisFailover(PairFailover[Connection]):
             return [f"{master} is a replica itself, of {at_master.source}"]
         if at_replica.source is None:
             return [f"{replica} is no replica: make it one of {master} (REPLICAOF)"]
-        if not at_replica.is_connected and at_replica.source.is_same_as(master):
+        if not at_replica.is_connected and is_same_server(at_replica.source, master):
             return [f"{replica} is not connected to its master, or is loading what that sends"]
         # Names may differ; who is connected has its master's history.
         if not at_replica.is_connected or at_replica.replication_id != at_master.replication_id:
@@ -112,9 +112,11 @@ class RedisFailover(PairFailover[Connection]):
             return [f"{master} does not list {replica} among its replicas that are online"]
         return []
 
-    def _as_listed(self, at_master: Link) -> Place | None:
+    def _as_listed(self, at_master: Link) -> Address | None:
         """What the master calls the replica."""
-        return next((at for at in at_master.replicas if at.is_same_as(self._pair.replica)), None)
+        return next(
+            (at for at in at_master.replicas if is_same_server(at, self._pair.replica)), None
+        )
 
     # --- the steps ---------------------------------------------------------------------------
 
@@ -147,7 +149,7 @@ class RedisFailover(PairFailover[Connection]):
         old = self._answering_old()
         replica = self._pair.replica
         link = read_link(old)
-        if link.source is not None and link.source.is_same_as(replica):
+        if link.source is not None and is_same_server(link.source, replica):
             return f"done before: {old.server} is a replica of {replica}"
         if link.failover_state == "no-failover":
             place = self._as_listed(link)
@@ -273,9 +275,9 @@ class SentinelFailover(Failover):
         words = f"make {self._old()} a replica, which Sentinels would do a little later"
         return [Step("follow", words, self._follow)]
 
-    def successor(self) -> Place:
+    def successor(self) -> Address:
         server = self._successor or self._sentinels.find()
-        return Place(server.host, server.port)
+        return Address(server.host, server.port)
 
     def undo(self) -> None:
         self._free(self._old())

@@ -13,9 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from pinlaterd.config.schema import SentinelSettings
+from pinlaterd.config.schema import Address, SentinelSettings
 from pinlaterd.engines.base import Durability
-from pinlaterd.engines.failover import Place
 from pinlaterd.engines.redis.connection import (
     CLUSTER_WORDS,
     REPLICA_WORDS,
@@ -197,10 +196,10 @@ class Link(NamedTuple):
     run_id: str
     replication_id: str  # of the history of writes that it has; the same along a chain of replicas
     offset: int  # bytes of that history
-    source: Place | None  # None: it is a master
+    source: Address | None  # None: it is a master
     is_connected: bool  # whether it follows its source, and has all of what that had at first
     silent_seconds: float | None  # since its source was last heard
-    replicas: tuple[Place, ...]  # that are online, as it knows them
+    replicas: tuple[Address, ...]  # that are online, as it knows them
     failover_state: str
 
 
@@ -221,7 +220,7 @@ def _link(info: Mapping[str, str]) -> Link:
         run_id=info["run_id"],
         replication_id=info["master_replid"],
         offset=int(info["slave_repl_offset" if is_replica else "master_repl_offset"]),
-        source=Place(info["master_host"], int(info["master_port"])) if is_replica else None,
+        source=Address(info["master_host"], int(info["master_port"])) if is_replica else None,
         is_connected=is_replica
         and info["master_link_status"] == "up"
         and info["master_sync_in_progress"] == "0",
@@ -231,9 +230,9 @@ def _link(info: Mapping[str, str]) -> Link:
     )
 
 
-def _online(info: Mapping[str, str]) -> Iterator[Place]:
+def _online(info: Mapping[str, str]) -> Iterator[Address]:
     for number in range(int(info.get("connected_slaves", 0))):
         text = info.get(f"slave{number}", "")
         facts = dict(part.split("=", 1) for part in text.split(",") if part)
         if facts.get("state") == "online":
-            yield Place(facts["ip"], int(facts["port"]))
+            yield Address(facts["ip"], int(facts["port"]))

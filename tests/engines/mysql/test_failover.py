@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pinlaterd.clock import Clock
+from pinlaterd.config.schema import Address
 from pinlaterd.engines.base import Batch, EnqueueOp
-from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair, Place
+from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair
 from pinlaterd.engines.mysql.connection import Server
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.engines.mysql.failover import MysqlFailover
@@ -61,7 +62,7 @@ def new_failover() -> Iterator[NewFailover]:
         catch_up_seconds: float = 10.0,
         replication: Account = US,
     ) -> Failover:
-        servers = Pair(Place(HOST, pair.primary.port), Place(HOST, pair.replica.port))
+        servers = Pair(Address(HOST, pair.primary.port), Address(HOST, pair.replica.port))
         handover = Handover([SHARD], US, replication, accept_loss, catch_up_seconds)
         made.append(MysqlFailover(servers, handover, notes or Remembered(), Clock()))
         return made[-1]

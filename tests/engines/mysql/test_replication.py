@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.engines.failover import Place
+from pinlaterd.config.schema import Address
 from pinlaterd.engines.mysql.replication import is_included, replica_status, words_of
 
 # As MySQL 8.4 documents SHOW REPLICA STATUS; MariaDB's is read from a real one (test_failover.py).
@@ -47,7 +47,7 @@ def _as_before_8_0_22(row: dict[str, object]) -> dict[str, object]:
 def test_a_replica_of_mysql_says_how_far_it_is(row):
     status = replica_status(row, channels=1)
 
-    assert status.source == Place("db-a", 3306)
+    assert status.source == Address("db-a", 3306)
     assert status.source_id == "3e11fa47-71ca-11e1-9e33-c80aa9429562"
     assert (status.receives, status.applies) == (True, True)
     assert status.received == status.applied == "binlog.000004:895"

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from pinlaterd.clock import Clock
+from pinlaterd.config.schema import Address
 from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine
-from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair, Place
+from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.failover import RedisFailover, SentinelFailover
 from pinlaterd.engines.redis.servers import Sentinels
@@ -42,7 +43,7 @@ class Forgotten(Notes):
 
 
 def failover_of(pair: RedisPair, *, accept_loss: bool = False) -> RedisFailover:
-    servers = Pair(Place(HOST, pair.master.port), Place(HOST, pair.replica.port))
+    servers = Pair(Address(HOST, pair.master.port), Address(HOST, pair.replica.port))
     handover = Handover([SHARD], NOBODY, NOBODY, accept_loss, catch_up_seconds=5.0)
     return RedisFailover(servers, handover, Forgotten(), Clock())
 
