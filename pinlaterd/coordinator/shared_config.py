@@ -127,7 +127,8 @@ def kept_shards(shared: Shared, wanted: Config, active: Config) -> Mapping[str, 
     """Active beside `wanted`: all that were, until the leading server has decided."""
     gone = {name: one for name, one in active.shards.items() if name not in wanted.shards}
     if not shared.decided:
-        return gone
+        named = wanted.shards
+        return {name: one.before for name, one in shared.kept.items() if name not in named} | gone
     return {
         name: dataclasses.replace(
             gone.get(name, one.before), dequeue_only=one.before.dequeue_only or one.version > 0

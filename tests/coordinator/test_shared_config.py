@@ -404,6 +404,29 @@ def test_a_server_that_was_away_lets_a_removed_shard_go(servers, zookeeper):
     assert shards(servers) == [{"1": False}] * 3
 
 
+def test_a_server_that_has_just_joined_decides_nothing_about_shards_that_it_never_had(
+    servers, zookeeper, tmp_path
+):
+    servers[0].holds = {"2": Holding(9, 3, 0)}
+    servers[1].write("shards.yaml", ONE_SHARD)
+    settle(servers)
+    servers[0].leads = False
+    servers[1].write("shards.yaml", ONE_SHARD + "# again\n")
+    settle(servers)
+    assert not zookeeper.latest.decided
+
+    new = Server("jobs-4", tmp_path / "4", zookeeper, leads=True)
+    for name, text in zookeeper.latest.files.items():
+        new.write(name, text)
+    write_base(zookeeper.latest)
+    new.active = ActiveConfig(1, load_config(new.etc))
+    new.start()
+    new.settle()
+
+    assert shards([new]) == [{"1": False, "2": False}]
+    assert "2" in zookeeper.latest.kept
+
+
 def test_what_is_decided_and_not_done_yet_has_not_converged(servers):
     servers[0].holds = {"2": Holding(9, 3, 0)}
     servers[1].write("shards.yaml", ONE_SHARD)
