@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -431,6 +431,11 @@ class Config:
     abandon: tuple[str, ...] = ()  # shards that may be removed with the jobs that they hold
     files: tuple[str, ...] = ()  # those of etc/ that held anything at all
     warnings: tuple[str, ...] = field(default=(), compare=False)  # of the files
+
+    def only(self, shards: Collection[str]) -> Config:
+        """The same with those shards only."""
+        kept = {name: shard for name, shard in self.shards.items() if name in shards}
+        return replace(self, shards=kept)
 
     def queue(self, name: str) -> QueueSettings:
         """What holds for the queue `name`, whether or not queues.yaml names it."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -143,16 +142,13 @@ class Cluster:
 
     def here(self, config: Config) -> Config:
         """`config` with those shards only that have a process on this server."""
-        return self._only(config, lambda found: self.place.server in (found.server, found.next))
+        server, assigned = self.place.server, self.assigned.items()
+        return config.only({name for name, to in assigned if server in (to.server, to.next)})
 
     def owned(self, config: Config) -> Config:
         """`config` with those shards only that this server is to own."""
-        return self._only(config, lambda found: self.place.server == found.server)
-
-    def _only(self, config: Config, chosen: Callable[[Assigned], bool]) -> Config:
-        names = {name for name, found in self.assigned.items() if chosen(found)}
-        shards = {name: shard for name, shard in config.shards.items() if name in names}
-        return dataclasses.replace(config, shards=shards)
+        server = self.place.server
+        return config.only({name for name, to in self.assigned.items() if to.server == server})
 
     def entry(self, shard: ShardSettings, *, joining: bool) -> ShardEntry:
         """As the snapshot names it."""

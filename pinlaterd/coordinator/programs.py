@@ -108,9 +108,7 @@ def hosted_here(config: Config) -> Config:
     if not server:
         return config
     entries = () if snapshot is None else snapshot.shards
-    here = {entry.name for entry in entries if server in (entry.server, entry.next)}
-    shards = {name: shard for name, shard in config.shards.items() if name in here}
-    return replace(config, shards=shards)
+    return config.only({entry.name for entry in entries if server in (entry.server, entry.next)})
 
 
 def shard_programs(config: Config) -> Sequence[Program]:
