@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
@@ -96,9 +96,8 @@ class Pages:
 
     async def _stats_json(self, request: web.Request) -> web.Response:
         chosen = self._chosen(request)
-        body = figures(merge(chosen.values())) | {
-            "processes": {name: figures(snapshot) for name, snapshot in chosen.items()}
-        }
+        each = {name: figures(snapshot) for name, snapshot in chosen.items()}
+        body = {**figures(merge(chosen.values())), "processes": each}
         return web.json_response(body)
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -224,16 +223,8 @@ def _of_owner(shard: ShardStatus, statuses: Mapping[str, Status]) -> ShardStatus
 # --- Ostrich's layout, and JSON ---------------------------------------------------------------
 
 
-class Figures(TypedDict):
+def figures(snapshot: StatsSnapshot) -> Mapping[str, Mapping[str, Any]]:
     """What /stats.json shows: Ostrich's four sections, of which we have no use for labels."""
-
-    counters: Mapping[str, int]
-    gauges: Mapping[str, float]
-    labels: Mapping[str, str]
-    metrics: Mapping[str, Mapping[str, float]]
-
-
-def figures(snapshot: StatsSnapshot) -> Figures:
     gauges = snapshot["gauges"] | snapshot["peaks"]
     return {
         "counters": dict(sorted(snapshot["counters"].items())),
