@@ -271,29 +271,15 @@ def _one_line(text: str) -> str:
 Figure = float | Histogram
 
 
-# Of every queue's figure: what its name ends with, its metric, and labels beside the queue.
-_Ending = tuple[str, str, str]
-
-
-def _by_last_word(figures: Sequence[_Ending]) -> Mapping[str, Sequence[_Ending]]:
-    """The longest first: `mail_checkpoint_noop` is no figure of a queue `mail_checkpoint`."""
-    found: dict[str, list[_Ending]] = {}
-    for figure in sorted(figures, key=lambda figure: -len(figure[0])):
-        found.setdefault(_last_word(figure[0]), []).append(figure)
-    return found
-
-
-def _last_word(name: str) -> str:
-    return name[name.rfind("_") + 1 :]
-
-
-_FIGURES = {
-    "counter": _by_last_word([(f"_{name}", f"queue_{name}", "") for name in COUNTERS]),
-    "gauge": _by_last_word(
-        [(f"_{state}", "queue_depth", f',state="{state}"') for state in STATES]
-        + [(f"_{name}", f"queue_{name}", "") for name in GAUGES]
-    ),
-    "summary": _by_last_word([(f"_{name}", f"queue_{name}", "") for name in HISTOGRAMS]),
+# Of a queue: its name, then the longest that fits: `mail_checkpoint_noop` is no figure of a queue
+# `mail_checkpoint`.
+_OF_QUEUES = {
+    kind: re.compile(f"(.*?)_({'|'.join(names)})", re.DOTALL)
+    for kind, names in (
+        ("counter", COUNTERS),
+        ("gauge", (*STATES, *GAUGES)),
+        ("summary", HISTOGRAMS),
+    )
 }
 
 
@@ -363,10 +349,11 @@ def _lines(process: str, kind: str, name: str, figure: Figure) -> _Lines:
 
 def _place(kind: str, name: str) -> tuple[str, str]:
     """The metric of a figure, and its labels but for the process."""
-    for ending, metric, labels in _FIGURES[kind].get(_last_word(name), ()):
-        if name.endswith(ending):
-            queue = name[: -len(ending)].translate(_ESCAPES)
-            return (metric, f'queue="{queue}"{labels},')
+    if found := _OF_QUEUES[kind].fullmatch(name):
+        queue, figure = found[1].translate(_ESCAPES), found[2]
+        if kind == "gauge" and figure in STATES:
+            return ("queue_depth", f'queue="{queue}",state="{figure}",')
+        return (f"queue_{figure}", f'queue="{queue}",')
     if kind == "summary" and name.startswith(BODY_SIZE):
         queue = name.removeprefix(BODY_SIZE).translate(_ESCAPES)
         return ("job_body_size_bytes", f'queue="{queue}",')
