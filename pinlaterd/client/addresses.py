@@ -4,12 +4,11 @@ seconds."""
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
 import random
 import socket
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -81,25 +80,24 @@ def _parse_address(named: str, default_port: int) -> Address:
 # --- lists that change ----------------------------------------------------------------------
 
 
-class ServerList(ABC):
-    """The servers that a file or ZooKeeper lists.
+class ServerList:
+    """The servers that were named. A subclass follows a list of them, in a file or ZooKeeper.
 
     `addresses`: the last list that could be read and had any; () before the first. `problem`: why
     there is none. `was_read`: done once it was looked for."""
 
-    addresses: Sequence[Address] = ()
     problem = "it was not read yet"
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, addresses: Sequence[Address] = ()) -> None:
         self.name = name
+        self.addresses = addresses
         self.was_read: Future[None] = Future()
         self.was_read.set_running_or_notify_cancel()  # a call that gives up does not end it
 
-    @abstractmethod
     def refresh(self) -> None:
         """To be called before each use, by one thread at a time. Does not wait."""
 
-    def close(self) -> None:  # noqa: B027 - most lists have nothing to end
+    def close(self) -> None:
         """It will not be used again. May be repeated."""
 
     def _take(self, addresses: Sequence[Address], problem: str) -> None:
@@ -140,21 +138,20 @@ class FileList(ServerList):
             return (), str(error)
 
 
-def open_list(hosts: str | Sequence[str], default_port: int) -> ServerList | None:
-    """The list that is named, file:PATH or zk://HOSTS/PATH; None if these are addresses.
+def open_list(hosts: str | Sequence[str], default_port: int) -> ServerList:
+    """The list file:PATH or zk://HOSTS/PATH, or of the addresses that are named.
 
     Raises AddressInvalid."""
-    if not isinstance(hosts, str):
-        return None
-    if hosts.startswith("file:"):
+    if isinstance(hosts, str) and hosts.startswith("file:"):
         return FileList(hosts, default_port)
-    if not hosts.startswith("zk:"):
-        return None
-    try:
-        from pinlaterd.client.zookeeper import ZooKeeperList  # noqa: PLC0415  (an optional package)
-    except ImportError as error:
-        raise AddressInvalid(f"{hosts!r}: {error}") from error
-    return ZooKeeperList(hosts)
+    if isinstance(hosts, str) and hosts.startswith("zk:"):
+        try:
+            from pinlaterd.client.zookeeper import ZooKeeperList  # noqa: PLC0415  (is optional)
+        except ImportError as error:
+            raise AddressInvalid(f"{hosts!r}: {error}") from error
+        return ZooKeeperList(hosts)
+    addresses = parse_addresses(hosts, default_port)
+    return ServerList(", ".join(map(str, addresses)), addresses)
 
 
 # --- health ---------------------------------------------------------------------------------
@@ -281,8 +278,8 @@ class Names:
     def look_up(self, server: Address) -> Future[list[Endpoint]]:
         """Its endpoints, in the system's order of preference, or an OSError."""
         found: Future[list[Endpoint]] = Future()
-        if _is_numeric(server.host):  # no name server is asked
-            _resolve(server, found)
+        with contextlib.suppress(OSError):
+            found.set_result(_endpoints(server, socket.AI_NUMERICHOST))  # no name server is asked
             return found
         with self._lock:
             if server in self._under_way:
@@ -295,23 +292,14 @@ class Names:
             return found
 
     def _ask(self, server: Address, found: Future[list[Endpoint]]) -> None:
-        _resolve(server, found)
+        try:
+            found.set_result(_endpoints(server))
+        except OSError as error:
+            found.set_exception(error)
         with self._lock:  # the next caller begins another look-up
             del self._under_way[server]
 
 
-def _resolve(server: Address, found: Future[list[Endpoint]]) -> None:
-    try:
-        infos = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        found.set_exception(error)
-    else:
-        found.set_result([Endpoint(family, where) for family, _, _, _, where in infos])
-
-
-def _is_numeric(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+def _endpoints(server: Address, flags: int = 0) -> list[Endpoint]:
+    infos = socket.getaddrinfo(*server, type=socket.SOCK_STREAM, flags=flags)
+    return [Endpoint(family, where) for family, _, _, _, where in infos]

@@ -17,7 +17,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar, cast, get_args
 
 from pinlaterd.client.client import Client
@@ -60,27 +61,40 @@ _OnError = TypeVar("_OnError", bound=OnError)
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class Hooks:
-    """What is called around each job, in the worker's process. A hook that raises is logged; it
-    changes nothing about the job."""
+    """Functions to be called around each job, in the worker's process. One that raises is logged;
+    it changes nothing about the job."""
 
-    before: list[Before] = field(default_factory=list)
-    after: list[After] = field(default_factory=list)
-    on_error: list[OnError] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._before: list[Before] = []
+        self._after: list[After] = []
+        self._on_error: list[OnError] = []
 
-    def __bool__(self) -> bool:
-        return bool(self.before or self.after or self.on_error)
+    def before(self, hook: _Before) -> _Before:
+        """Decorate a function to be called with each job before its handler is."""
+        self._before.append(hook)
+        return hook
+
+    def after(self, hook: _After) -> _After:
+        """Decorate a function to be called with each job and its Outcome after its handler was."""
+        self._after.append(hook)
+        return hook
+
+    def on_error(self, hook: _OnError) -> _OnError:
+        """Decorate a function to be called, before those of `after`, with each job whose handler
+        failed, and with what it raised, unless that was Retry, Discard or Later."""
+        self._on_error.append(hook)
+        return hook
 
     def begin(self, job: RunningJob) -> None:
-        for hook in self.before:
+        for hook in self._before:
             _call(hook, job)
 
     def end(self, job: RunningJob, outcome: Outcome) -> None:
         if outcome.error is not None:
-            for on_error in self.on_error:
+            for on_error in self._on_error:
                 _call(on_error, job, outcome.error)
-        for after in self.after:
+        for after in self._after:
             _call(after, job, outcome)
 
 
@@ -121,11 +135,11 @@ class QueueHandler:
         return outcome
 
 
-class Handlers:
+class Handlers(Hooks):
     """The handlers of a program, one for each queue, and the hooks around all of them."""
 
     def __init__(self) -> None:
-        self.hooks = Hooks()
+        super().__init__()
         self._of_queues: dict[str, QueueHandler] = {}
 
     @property
@@ -155,7 +169,7 @@ class Handlers:
         def register(function: _Function) -> _Function:
             place = run_in or ("tasks" if _is_async(function) else "threads")
             handler = QueueHandler(
-                name, function, place, self.hooks, concurrency, retry, time_limit_seconds
+                name, function, place, self, concurrency, retry, time_limit_seconds
             )
             _check(handler)
             if name in self._of_queues:
@@ -166,22 +180,6 @@ class Handlers:
             return function
 
         return register
-
-    def before(self, hook: _Before) -> _Before:
-        """Decorate a function to be called with each job before its handler is."""
-        self.hooks.before.append(hook)
-        return hook
-
-    def after(self, hook: _After) -> _After:
-        """Decorate a function to be called with each job and its Outcome after its handler was."""
-        self.hooks.after.append(hook)
-        return hook
-
-    def on_error(self, hook: _OnError) -> _OnError:
-        """Decorate a function to be called, before those of `after`, with each job whose handler
-        failed, and with what it raised, unless that was Retry, Discard or Later."""
-        self.hooks.on_error.append(hook)
-        return hook
 
 
 def _check(handler: QueueHandler) -> None:
@@ -259,6 +257,20 @@ def executor_of(
     )
 
 
+def start_thread(
+    name: str, work: Callable[[], None], fail: Callable[[Exception], object]
+) -> threading.Thread:
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the worker raises it in the thread of `run`
+            fail(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
 class Executor(ABC):
     """Runs the jobs of one queue, up to its concurrency at a time. Each that it begins it finishes
     exactly once, whatever becomes of its claim."""
@@ -285,17 +297,9 @@ class ThreadExecutor(Executor):
         self._threads: list[threading.Thread] = []
 
     def start(self, work: InFlight, fail: Callable[[Exception], object]) -> None:
-        def run(name: str) -> None:
-            try:
-                self._run_jobs(work, name)
-            except Exception as error:  # noqa: BLE001 - the worker raises it in the thread of `run`
-                fail(error)
-
         for number in range(1, self._concurrency + 1):
             name = f"{self._handler.queue}-{number}"
-            thread = threading.Thread(target=run, args=(name,), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._threads.append(start_thread(name, partial(self._run_jobs, work, name), fail))
 
     def _run_jobs(self, work: InFlight, name: str) -> None:
         while (job := work.wait()) is not None:
@@ -306,13 +310,11 @@ class ThreadExecutor(Executor):
     ) -> None:
         """Whatever breaks, the job is finished: at worst it is released."""
         outcome, hooks = RELEASED, self._handler.hooks
-        if hooks:
-            hooks.begin(job)
+        hooks.begin(job)
         try:
             outcome = handler(job)
         finally:
-            if hooks:
-                hooks.end(job, outcome)
+            hooks.end(job, outcome)
             work.finish(job, outcome, time.monotonic())
 
 
@@ -442,11 +444,9 @@ class TaskExecutor(Executor):
         assert task is not None
         job: RunningJob | None = first
         while job is not None:
-            if hooks:
-                hooks.begin(job)
+            hooks.begin(job)
             outcome = await self._run(task, job)
-            if hooks:
-                hooks.end(job, outcome)
+            hooks.end(job, outcome)
             work.finish(job, outcome, time.monotonic())
             await asyncio.sleep(0)  # a handler that never waits must not hold up the others
             job = work.begin()

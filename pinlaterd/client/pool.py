@@ -34,7 +34,6 @@ from pinlaterd.client.addresses import (
     ServerList,
     Servers,
     open_list,
-    parse_addresses,
 )
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config.schema import ServerSettings
@@ -123,16 +122,14 @@ class BaseClient(ABC):
         self._names = Names()
         self._lock = threading.Lock()  # of the rest
         self._list = open_list(*self._hosts)
-        if self._list is not None:
-            weakref.finalize(self, self._list.close)
-        self._addresses = () if self._list is not None else parse_addresses(*self._hosts)
-        self._servers = Servers(self._addresses, rng=random.Random())
+        weakref.finalize(self, self._list.close)
+        self._servers = Servers(self._list.addresses, rng=random.Random())
         self._idle: defaultdict[Address, list[Connection]] = defaultdict(list)
 
     @property
     def address(self) -> str:
         """HOST:PORT, or several with commas in between, or the list's name, for messages."""
-        return self._list.name if self._list is not None else ", ".join(map(str, self._addresses))
+        return self._list.name
 
     # --- waiting, as a task of an event loop or blocking the thread -----------------------
 
@@ -168,8 +165,7 @@ class BaseClient(ABC):
     async def _call(self, prepared: PreparedCall[T]) -> T:
         """Make a call, to one server after the other until one answers, and return its result."""
         call = self._encoded(prepared, self._timeout_seconds)
-        if self._list is not None:
-            await self._follow(self._list, call.deadline)
+        await self._follow(self._list, call.deadline)
         with self._lock:
             due = self._servers.begin_probe(now=time.monotonic())
             servers = self._servers.order()
@@ -333,8 +329,7 @@ class BaseClient(ABC):
         """Close what is idle now, and what is lent once it comes back."""
         with self._lock:
             self._is_closed = True
-            if self._list is not None:
-                self._list.close()
+            self._list.close()
             for server in list(self._idle):
                 self._close_idle(server)
 

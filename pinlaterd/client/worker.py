@@ -26,7 +26,13 @@ from enum import Enum, auto
 from types import FrameType
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.handlers import Executor, Handlers, QueueHandler, executor_of
+from pinlaterd.client.handlers import (
+    Executor,
+    Handlers,
+    QueueHandler,
+    executor_of,
+    start_thread,
+)
 from pinlaterd.client.in_flight import (
     FETCHERS,
     REPEAT_SECONDS,
@@ -250,8 +256,8 @@ class Consumer:
     def start(self) -> None:
         self._executor.start(self._in_flight, self._tell)
         for number in range(1, FETCHERS + 1):
-            self._start_thread(f"fetcher-{number}", self._fetch)
-        self._start_thread("reporter", self._report_all)
+            start_thread(f"{self._queue}-fetcher-{number}", self._fetch, self._tell)
+        start_thread(f"{self._queue}-reporter", self._report_all, self._tell)
 
     def give_up(self) -> None:
         """Wait no longer for a service that does not answer."""
@@ -262,15 +268,6 @@ class Consumer:
                 forgotten,
                 self._queue,
             )
-
-    def _start_thread(self, name: str, work: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - the worker raises it in the thread of `run`
-                self._tell(error)
-
-        threading.Thread(target=run, name=f"{self._queue}-{name}", daemon=True).start()
 
     # --- fetchers -------------------------------------------------------------------------
 

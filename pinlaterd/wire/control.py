@@ -347,21 +347,16 @@ class ControlClient(PeerClient):
 
     def report(self, state: ProcessState, facts: Mapping[str, str]) -> None:
         """Tell what changed since the last report, or just that we live."""
-        now = (state, dict(facts), self.config_version)
-        changes = self._stats.take_changes()
-        if self._told is None:
-            message = self._report(now, Changes(self._stats.snapshot()), full=True)
-        elif changes or now != self._told:
-            message = self._report(now, changes, full=False)
-        else:
-            message = _HEARTBEAT
-        self._told = now if self.send(message) else None
-
-    def _report(self, now: _Told, changes: Changes, *, full: bool) -> bytes:
-        state, facts, version = now
-        report = Report(*self._about, state, facts, changes.now, full, version, changes.dropped)
-        report.snapshot_version = self._snapshot_version
-        return pack(report)
+        told = (state, dict(facts), self.config_version)
+        changes, full = self._stats.take_changes(), self._told is None
+        if full:
+            changes = Changes(self._stats.snapshot())
+        message = _HEARTBEAT
+        if full or changes or told != self._told:
+            report = Report(*self._about, state, facts, changes.now, full, self.config_version)
+            report.dropped, report.snapshot_version = changes.dropped, self._snapshot_version
+            message = pack(report)
+        self._told = told if self.send(message) else None
 
     def receive(self) -> Snapshot | None:
         """The latest snapshot that has come, if any."""
@@ -406,11 +401,10 @@ class ControlServer:
             self._socket.bind(endpoint)
             return
         try:
-            with key.guards(self._socket):
-                self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
+            key.listen(self._socket, endpoint)
+        except OSError:
             self._socket.close()
-            raise OSError(error.errno, f"can't listen on {endpoint}: {error}") from error
+            raise
 
     def fileno(self) -> int:
         return int(self._socket.getsockopt(zmq.FD))

@@ -11,11 +11,11 @@ and never sent in clear.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hmac
 import os
 import stat
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,8 @@ _PING_MS, _PONG_WITHIN_MS = 500, 2000
 # Heartbeats wait behind messages that a busy process does not take yet. Senders bound their bytes.
 _MESSAGES_WAITING = 100_000
 _CONNECT_WITHIN_MS, _HANDSHAKE_WITHIN_MS = 1000, 2000
+# How long the port of this process's last socket, which is closed in the background, may be taken.
+_PORT_SECONDS, _PORT_AGAIN_SECONDS = 1.0, 0.01
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,17 @@ class ClusterKey:
         """The credentials of ZooKeeper's scheme `digest`: user, colon, password."""
         return f"pinlaterd:{self._derived('zookeeper').hex()}"
 
-    @contextlib.contextmanager
-    def guards(self, socket: zmq.Socket[bytes]) -> Iterator[None]:
-        """Where `socket` is bound meanwhile, only holders of the key are admitted."""
+    def listen(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+        """Bind `socket` to `endpoint`, where only holders of the key are admitted. What else it is
+        bound to is open as ever. Raises OSError if the address can't be had."""
+        until = time.monotonic() + _PORT_SECONDS
         most_waiting = socket.rcvhwm
         socket.curve_secretkey = self.pair[1]
         socket.curve_server = True
         _notice_cuts(socket)
         try:
-            yield
+            while not _is_bound(socket, endpoint, is_last=time.monotonic() >= until):
+                time.sleep(_PORT_AGAIN_SECONDS)
         finally:
             socket.curve_server = False
             socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
@@ -111,3 +115,13 @@ def _notice_cuts(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PONG_WITHIN_MS)
     socket.setsockopt(zmq.RCVHWM, _MESSAGES_WAITING)
+
+
+def _is_bound(socket: zmq.Socket[bytes], endpoint: str, *, is_last: bool) -> bool:
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        if error.errno == errno.EADDRINUSE and not is_last:
+            return False
+        raise OSError(error.errno, f"can't listen on {endpoint}: {error}") from error
+    return True

@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -289,8 +288,6 @@ NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 READABLE = int(zmq.POLLIN)
 _NONE_READABLE: frozenset[int] = frozenset()
-# How long the port of this process's last socket, which is closed in the background, may be taken.
-_PORT_SECONDS, _PORT_AGAIN_SECONDS = 1.0, 0.01
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.EAGAIN)
 
 
@@ -336,18 +333,7 @@ class ShardEnd:
         """Take calls of other servers, too: of holders of `key`, at the tcp address `endpoint`.
 
         Raises OSError if it can't be had."""
-        socket, until = self._socket, time.monotonic() + _PORT_SECONDS
-        with key.guards(socket):
-            while True:
-                try:
-                    socket.bind(endpoint)
-                    break
-                except zmq.ZMQError as error:
-                    if error.errno != errno.EADDRINUSE or time.monotonic() >= until:
-                        raise OSError(
-                            error.errno, f"can't listen on {endpoint}: {error}"
-                        ) from error
-                time.sleep(_PORT_AGAIN_SECONDS)
+        key.listen(self._socket, endpoint)
 
     def bind_again(self) -> None:
         """Take calls at the same endpoint after this process has become the owner again: if another

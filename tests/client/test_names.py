@@ -21,7 +21,7 @@ def dns(monkeypatch):
             self.answer = lambda _name: ["127.0.0.1"]
 
         def look_up(self, host, port, **options):
-            if host[0].isdigit():
+            if options["flags"] or host[0].isdigit():
                 return system(host, port, **options)
             self.asked.append(host)
             return [info for n in self.answer(host) for info in system(n, port, **options)]

@@ -38,8 +38,8 @@ def server(
     monkeypatch.chdir(tmp_path)
     echo = context.socket(zmq.ROUTER)
     echo.bind("ipc://before.ipc")
-    with OURS.guards(echo):
-        port = echo.bind_to_random_port("tcp://127.0.0.1")
+    OURS.listen(echo, "tcp://127.0.0.1:*")
+    there = echo.get_string(zmq.LAST_ENDPOINT)
     echo.bind("ipc://after.ipc")
     ends = context.socket(zmq.PULL)
     ends.bind("inproc://end")
@@ -56,7 +56,7 @@ def server(
 
     thread = threading.Thread(target=run)
     thread.start()
-    yield f"tcp://127.0.0.1:{port}"
+    yield there
     ending = context.socket(zmq.PUSH)
     ending.connect("inproc://end")
     ending.send(b"")
@@ -134,9 +134,9 @@ def test_a_client_that_is_frozen_is_let_go(context, wait_until):
     with context.socket(zmq.ROUTER) as router:
         router.linger = 0
         router.router_mandatory = True
-        with OURS.guards(router):
-            port = router.bind_to_random_port("tcp://127.0.0.1")
-        client = subprocess.Popen([sys.executable, "-c", _CLIENT, f"tcp://127.0.0.1:{port}"])
+        OURS.listen(router, "tcp://127.0.0.1:*")
+        there = router.get_string(zmq.LAST_ENDPOINT)
+        client = subprocess.Popen([sys.executable, "-c", _CLIENT, there])
         try:
             assert router.poll(ANSWER_MS)
             name, _ = router.recv_multipart()
