@@ -5,6 +5,7 @@
     tools/check-promises --engine sqlite --fault "kill shard" --fault "stop router"
     tools/check-promises --judge history.jsonl             judge a recorded history again
     tools/check-promises --engine sqlite --variant no-claim-compare
+    tools/check-promises --cluster --help                  several servers
 
 Exit 1 if a promise was broken; the history and the deployment's folder are kept then.
 """

@@ -17,7 +17,7 @@ from tests.checker.automaton import Phase
 from tests.checker.clients import CLAIM_SECONDS
 from tests.checker.history import History, Record, Settings
 from tests.checker.judge import judge
-from tests.checker.run import Row
+from tests.checker.run import Row, Violation
 from tests.cluster.load import PROBE, PROBE_CLAIM_SECONDS
 from tests.cluster.site import (
     MYSQL_SHARDS,
@@ -64,6 +64,7 @@ class Run:
             *(sys.executable, "-m", "tests.cluster.load", "--history", str(self._path)),
             *("--run", str(number), "--shards", ",".join(site.shards), *_targets(self.servers)),
         )
+        self.violations: list[Violation] = []  # once it has ended
         self._began = time.monotonic()
         self._read_bytes = 0
         self._served: list[Served] = []
@@ -86,11 +87,12 @@ class Run:
         self._faults.add(Record(self._began, time.monotonic(), "test", "fault", away))
         self._faults.close()
         assert said == ["drained"], said
-        violations = judge(
+        self.violations = judge(
             [*history.read(self._path), *history.read(self._faults_path), *self._stored()]
         )
-        assert violations == [], f"{violations[:3]}; {self._path}"
-        assert self.site.returned_writers() == []
+        for text in self.site.returned_writers():
+            self.violations.append(Violation("owners never overlap", text))
+        assert self.violations == [], f"{self.violations[:3]}; {self._path}"
 
     def _line(self) -> str:
         assert self._process.stdout is not None

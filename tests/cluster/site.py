@@ -17,6 +17,7 @@ from typing import Any
 from pinlaterd.config.password import hash_password
 from pinlaterd.deployment.files import write_deployment
 from tests.checker.clients import CLAIM_SECONDS
+from tests.checker.shim import control_shim, load_shim
 from tests.checker.site import PASSWORD
 from tests.cluster.load import PROBE, PROBE_CLAIM_SECONDS
 from tests.cluster.machines import Machine, Network
@@ -43,7 +44,7 @@ RATES = {"rate_half": 0.5, "rate_10": 10.0, "rate_200": 200.0}
 MOVABLE_SHARDS = (*MYSQL_SHARDS, *REDIS_SHARDS)
 START_SECONDS = 120.0
 _POLL_SECONDS = 0.1
-_ASSIGNED = re.compile(r"Assigned\(.*epoch=(\d+), .*next='', planned=False\)")
+_ASSIGNED = re.compile(r"Assigned\(.*epoch=(\d+), .*next='', planned=(True|False)\)")
 
 
 class Server:
@@ -54,6 +55,7 @@ class Server:
         self.machine = machine
         self.folder = folder
         self.release: Path | None = None  # whose package it runs, if not this one's
+        self.environment: Mapping[str, str] = {}  # more, of its processes
 
     def command(self, *arguments: str) -> str:
         """`pinlaterd ARGUMENTS`; AssertionError if it fails."""
@@ -66,7 +68,7 @@ class Server:
     def _run(self, module: str, *arguments: str) -> str:
         command = (sys.executable, "-P", "-m", module, *arguments)
         place = {} if self.release is None else {"PYTHONPATH": str(self.release)}
-        return self.machine.run(*command, environment=place)
+        return self.machine.run(*command, environment={**self.environment, **place})
 
     def up(self) -> None:
         self.command("up", str(self.folder))
@@ -108,7 +110,10 @@ class Server:
 class Site:
     """Everything that runs; it ends with the network."""
 
-    def __init__(self, network: Network, folder: Path, java: str) -> None:
+    def __init__(
+        self, network: Network, folder: Path, java: str, *, clocks_step: bool = False
+    ) -> None:
+        """`clocks_step`: servers' wall clocks can be changed, by `control_shim(server.folder)`."""
         self.network = network
         self.folder = folder
         self.clients = network.machine("clients")  # whose clock is ours
@@ -121,6 +126,11 @@ class Site:
             Server(network.machine(name, days_up=40 * (3 - n)), folder / name[-1])
             for n, name in enumerate(SERVERS)
         ]
+        if clocks_step:
+            for server in self.servers:
+                server.folder.mkdir(parents=True)
+                server.environment = load_shim(server.folder)
+                control_shim(server.folder)
         self.redis = ClusterRedis(self.store, folder / "r")
         self.shards = SHARDS
         self.python = sys.executable
@@ -210,8 +220,11 @@ class Site:
     def give_shards(self, server: Server) -> None:
         """See that it owns a shard of each kind of store, by planned moves."""
         owners = self.owners()
-        if all(server in [owners[shard] for shard in s] for s in (MYSQL_SHARDS, REDIS_SHARDS)):
-            return
+        if any(server not in [owners[shard] for shard in s] for s in (MYSQL_SHARDS, REDIS_SHARDS)):
+            self.gather_shards(server)
+
+    def gather_shards(self, server: Server) -> None:
+        """Have it own all that can move."""
         for other in self.others(server):
             server.admin("server", "maintenance", other.name, "on", "--wait")
         owners = self.owners()
@@ -220,14 +233,24 @@ class Site:
             server.admin("server", "maintenance", other.name, "off")
 
     def take_overs(self, since: float) -> Sequence[str]:
-        """Moves of shards that no owner took part in, as the leaders' logs tell. A shard may be
-        moved in order at any time: to where there is less to do."""
+        """Moves of shards that no owner took part in. A shard may be moved in order at any time: to
+        where there is less to do."""
+        return self._assigned(since, planned=False)
+
+    def planned_moves(self, since: float) -> Sequence[str]:
+        """Those in order."""
+        return self._assigned(since, planned=True)
+
+    def _assigned(self, since: float, *, planned: bool) -> Sequence[str]:
+        """As the leaders' logs tell."""
         since_ms = (time.time() - time.monotonic() + since) * 1000
         found = {
             line.partition("shard-")[2]
             for server in self.servers
             for line in (server.folder / "run/log/coordinator.log").read_text().splitlines()
-            if (epoch := _ASSIGNED.search(line)) is not None and int(epoch[1]) >= since_ms
+            if (given := _ASSIGNED.search(line)) is not None
+            and int(given[1]) >= since_ms
+            and (given[2] == "True") == planned
         }
         return sorted(found)
 
@@ -273,10 +296,11 @@ class Site:
             yield server.folder / "data"
 
     def returned_writers(self) -> Sequence[str]:
-        """Owners that wrote to a shard's store once a later one had."""
+        """Owners that wrote to a shard's store once a later one had, since this was asked last."""
         note_mysql_writers(self._mysql_log, self.writers)
         note_redis_writers(self._redis_log, self.writers)
-        return self.writers.returned
+        found, self.writers.returned = self.writers.returned, []
+        return found
 
     def wait_until_serving(self) -> None:
         wait_until(lambda: all(server.status()["healthy"] for server in self.servers))

@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
 
+from tests.cluster.faults import SESSION_SECONDS
 from tests.cluster.run import Run
 from tests.cluster.site import Server, Site, wait_until
-from tests.cluster.test_faults import SESSION_SECONDS, Note, gives_up_all, takes_over
 
 pytestmark = [pytest.mark.service, pytest.mark.rounds, pytest.mark.timeout(900)]
 
 FLAPS = 8
 FLAP_SECONDS = 1.0
 EDITS_A_SERVER = 8
-
-
-def test_a_coordinator_hangs(site: Site, rounds: range, note: Note):
-    """It is as if its machine were off: its shards go, and its router serves nobody."""
-    with Run(site) as run:
-        for _ in rounds:
-            victim = run.follower()
-            with run.fault("coordinator hangs", holds=True) as began:
-                pid = victim.pid_of("coordinator")
-                os.kill(pid, signal.SIGSTOP)
-                note("a coordinator hangs", gives_up_all(run, victim, began))
-                os.kill(pid, signal.SIGCONT)
-                site.wait_until_serving()
-                takes_over(run, victim, time.monotonic())
-                run.wait_until_served(time.monotonic())
-
-
-def test_zookeepers_leader_goes_off_and_nobody_notices(site: Site, rounds: range):
-    with Run(site) as run:
-        for _ in rounds:
-            began = time.monotonic()
-            site.zookeeper_leader().machine.off()
-            time.sleep(3 * SESSION_SECONDS)
-            run.wait_until_served(time.monotonic())
-            site.restore()
-            assert site.take_overs(began) == []
 
 
 def test_a_link_to_zookeeper_flaps_and_nothing_moves(site: Site, rounds: range):
@@ -63,7 +36,9 @@ def test_a_link_to_zookeeper_flaps_and_nothing_moves(site: Site, rounds: range):
             assert site.take_overs(began) == []
 
 
-def test_each_process_is_killed_while_zookeeper_is_away(site: Site, note: Note):
+def test_each_process_is_killed_while_zookeeper_is_away(
+    site: Site, note: Callable[[str, float], None]
+):
     """What is started again takes up what it did before."""
     with Run(site) as run:
         started, owners = time.monotonic(), site.owners()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.faults import owns_nothing
 from tests.cluster.releases import next_release, release_of
 from tests.cluster.run import Run
 from tests.cluster.site import MOVABLE_SHARDS, Server, Site
-from tests.cluster.test_faults import owns_nothing
 
 pytestmark = [pytest.mark.service, pytest.mark.rounds, pytest.mark.timeout(900)]
 
