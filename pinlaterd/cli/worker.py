@@ -102,7 +102,15 @@ def worker(  # noqa: PLR0913  one parameter for each option
       pinlater worker shop.tasks:handlers --host queue.example.com --queue mail --concurrency 16
     """
     if reload:
-        sys.exit(_run_reloaded([each for each in sys.argv[1:] if each != "--reload"]))
+        line = [
+            *(sys.executable, "-B"),  # the stamps of .pyc files are too coarse for quick edits
+            *("-m", "pinlaterd.cli.pinlater"),
+            *(each for each in sys.argv[1:] if each != "--reload"),
+            *("--reload-parent", str(os.getpid())),
+        ]
+        sys.exit(
+            run_reloaded(line, Path.cwd(), lambda text: click.echo(f"pinlater: {text}", err=True))
+        )
     if reload_parent is not None:
         begin_as_child(reload_parent)
     set_up_log("worker", log_level)
@@ -143,16 +151,6 @@ def _leave_threads_behind() -> None:
                 logging.shutdown()
                 sys.stdout.flush()
                 os._exit(ExitCode.OK)
-
-
-def _run_reloaded(arguments: Sequence[str]) -> int:
-    """The same command in a child that is started again at each change."""
-    line = [
-        *(sys.executable, "-B"),  # the stamps of .pyc files are too coarse for quick edits
-        *("-m", "pinlaterd.cli.pinlater"),
-        *(*arguments, "--reload-parent", str(os.getpid())),
-    ]
-    return Reloader(line, Path.cwd(), lambda text: click.echo(f"pinlater: {text}", err=True)).run()
 
 
 @contextmanager
@@ -313,9 +311,6 @@ def _handlers_of(module: ModuleType, name: str | None) -> Handlers:
 # a look at a thousand files takes a few milliseconds.
 
 _LOOK_SECONDS = 0.25
-# Looking takes no more than this part of one processor, however many files there are.
-_MAX_LOOKING_SHARE = 0.1
-_MOST_SHOWN = 3  # of the files that have changed
 _NOT_SOURCES = frozenset({"__pycache__", "node_modules"})
 _AWAITED = frozenset({*STOP_SIGNALS, signal.SIGCHLD})
 
@@ -344,73 +339,44 @@ def changes(before: Sources, after: Sources) -> list[str]:
     return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
 
 
-class Reloader:
-    """Runs a program as a child, ends it in order and starts it again at each change.
+def run_reloaded(command: Sequence[str], folder: Path, tell: Callable[[str], None]) -> int:
+    """Run a program as a child, end it in order and start it again at each change in `folder`,
+    until SIGTERM or SIGINT; returns the exit code of the last child. `tell` shows a line.
 
     The child is a process group of its own: Ctrl-C reaches the parent alone, which passes each
     signal on as SIGTERM, so that a second one hurries the child as it would without a parent. It
-    begins its life with `begin_as_child`.
-    """
+    begins its life with `begin_as_child`. For a main thread that does nothing else: signals stay
+    blocked, and are taken one by one."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    while True:
+        seen = latest = sources(folder)
+        changed: list[str] = []
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0) as child:
+            stopping, has_ended = False, False
+            while not (stopping or changed):
+                stopping = _is_told_to_stop()
+                if child.poll() is not None and not has_ended:
+                    has_ended = True
+                    tell(f"ended with {child.returncode}; waiting for a source to change")
+                found = sources(folder)
+                changed = changes(seen, found) if found == latest else []  # once they stay so
+                latest = found
+            child.terminate()
+            while child.poll() is None:
+                if _is_told_to_stop():
+                    if stopping:
+                        child.terminate()
+                    stopping = True
+        if stopping:
+            return child.returncode if child.returncode >= 0 else ExitCode.FAILURE
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        tell(f"{os.path.relpath(changed[0], folder)}{more} changed; restarting")
 
-    def __init__(self, command: Sequence[str], folder: Path, tell: Callable[[str], None]) -> None:
-        """`folder` is what is looked at; `tell` shows a line about what goes on."""
-        self._command = command
-        self._folder = folder
-        self._tell = tell
-        self._stopping = False
 
-    def run(self) -> int:
-        """Work until SIGTERM or SIGINT; return the exit code of the last child, which has ended.
-
-        For a main thread that does nothing else: signals stay blocked, and are taken one by one.
-        """
-        signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-        while True:
-            seen = sources(self._folder)
-            with subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, process_group=0
-            ) as child:
-                changed = self._wait_for_change(seen, child)
-                code = self._end(child)
-            if self._stopping:
-                return code if code >= 0 else ExitCode.FAILURE
-            names = [os.path.relpath(path, self._folder) for path in changed[:_MOST_SHOWN]]
-            if len(changed) > _MOST_SHOWN:
-                names[-1] += f" and {len(changed) - _MOST_SHOWN} more"
-            self._tell(f"{', '.join(names)} changed; restarting")
-
-    def _wait_for_change(self, seen: Sources, child: subprocess.Popen[bytes]) -> list[str]:
-        """The paths that changed, once they stay as they are; none when asked to stop."""
-        latest, pause_seconds, is_running = seen, _LOOK_SECONDS, True
-        while not self._stopping:
-            self._await_signal(pause_seconds)
-            if is_running and child.poll() is not None:
-                is_running = False
-                self._tell(f"ended with {child.returncode}; waiting for a source to change")
-            began_at = time.monotonic()
-            found = sources(self._folder)
-            looked_seconds = time.monotonic() - began_at
-            pause_seconds = max(_LOOK_SECONDS, looked_seconds / _MAX_LOOKING_SHARE)
-            if found == latest and (changed := changes(seen, found)):
-                return changed
-            latest = found
-        return []
-
-    def _end(self, child: subprocess.Popen[bytes]) -> int:
-        """SIGTERM, and once more for each stop signal after the first; return the exit code."""
-        child.terminate()
-        while child.poll() is None:
-            was_stopping = self._stopping
-            if self._await_signal(_LOOK_SECONDS) in STOP_SIGNALS and was_stopping:
-                child.terminate()
-        return child.returncode
-
-    def _await_signal(self, seconds: float) -> int | None:
-        got = signal.sigtimedwait(_AWAITED, seconds)
-        if got is None:
-            return None
-        self._stopping = self._stopping or got.si_signo in STOP_SIGNALS
-        return got.si_signo
+def _is_told_to_stop() -> bool:
+    """Waits for a moment."""
+    got = signal.sigtimedwait(_AWAITED, _LOOK_SECONDS)
+    return got is not None and got.si_signo in STOP_SIGNALS
 
 
 def begin_as_child(parent_pid: int) -> None:

@@ -17,9 +17,9 @@ from pinlaterd.cli.worker import changes, sources
 PARENT = """
 import os, sys
 from pathlib import Path
-from pinlaterd.cli.worker import Reloader
+from pinlaterd.cli.worker import run_reloaded
 command = [sys.executable, "-B", "program.py", str(os.getpid())]
-sys.exit(Reloader(command, Path.cwd(), lambda text: print(text, flush=True)).run())
+sys.exit(run_reloaded(command, Path.cwd(), lambda text: print(text, flush=True)))
 """
 # It counts the signals that it is sent, and ends at the one that `version.py` names.
 PROGRAM = """
