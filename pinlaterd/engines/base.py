@@ -74,13 +74,6 @@ class Term(NamedTuple):
 SINGLE = Term()
 
 
-class Ownership(NamedTuple):
-    """What `open` found and decided."""
-
-    start_ms: int  # when ownership began: greater than any predecessor's start
-    clean: bool  # whether the predecessor closed the store in order
-
-
 class Durability(NamedTuple):
     """How well a commit is kept, for `status`; `warning` is "" when acknowledged means kept."""
 
@@ -307,13 +300,14 @@ class StorageEngine(Protocol):
         memory: it is asked for after each step."""
         ...
 
-    def open(self, now_ms: int, term: Term = SINGLE) -> Ownership:
-        """Take ownership and make the store ready. Raises Superseded if a later term has owned it,
+    def open(self, now_ms: int, term: Term = SINGLE) -> int:
+        """Take ownership and make the store ready; returns when ownership began, in ms: greater
+        than any predecessor's. Raises Superseded if a later term has owned it,
         ShardOwned while another process owns it, StorageCorrupt if it can't be read."""
         ...
 
     def close(self) -> None:
-        """Give up ownership, noting that the end was clean. Safe to repeat."""
+        """Give up ownership. Safe to repeat."""
         ...
 
     def heartbeat(self) -> None:

@@ -16,7 +16,6 @@ What a Failover guarantees:
   - until a step that is not `revocable` begins, `undo` puts everything back as it was;
   - unless loss was accepted, the replica becomes writable only when it was proven to have all that
     the master has acknowledged, and the master takes no writes any more;
-  - once the steps are done, the next owner of each shard finds an unclean end of its predecessor;
   - foreign exceptions leave it as StorageError only.
 """
 

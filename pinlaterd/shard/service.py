@@ -88,8 +88,8 @@ class ShardService:
     def open(self) -> None:
         """Take ownership of the store. Raises ShardOwned, StorageCorrupt, StorageError."""
         self.time.resume()
-        ownership = self._engine.open(self.time.latest_ms(), self.term)
-        self.incarnation = max(ownership.start_ms, self.incarnation + 1)
+        start_ms = self._engine.open(self.time.latest_ms(), self.term)
+        self.incarnation = max(start_ms, self.incarnation + 1)
         self._state.is_shared, self._state.heard_at = self.term.epoch > 0, self._clock.monotonic()
         try:
             self._load()
@@ -101,11 +101,7 @@ class ShardService:
         self._maintenance.begin()
         self.serving, self.store_error = True, ""
         self._opened_at = self._clock.monotonic()
-        log.info(
-            "owns its store (incarnation %d); the predecessor ended %s",
-            self.incarnation,
-            "in order" if ownership.clean else "without closing it",
-        )
+        log.info("owns its store (incarnation %d)", self.incarnation)
         if self.durability.warning:
             log.warning("its store: %s", self.durability.warning)
 
@@ -126,9 +122,7 @@ class ShardService:
         state.changed.update(queue for queue in depths if ready.is_counted(queue, now_ms))
 
     def close(self) -> None:
-        """Note that the end was clean.
-
-        Calls in flight that have changed nothing (look-ups, searches, dry runs) stay unanswered:
+        """Calls in flight that have changed nothing (look-ups, searches, dry runs) stay unanswered:
         routers have a successor carry them out. Else the answer is how far the call got."""
         if self.serving:
             self.time.note()

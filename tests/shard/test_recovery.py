@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.engines.base import SINGLE, Batch, BatchResult, Ownership, Term
+from pinlaterd.engines.base import SINGLE, Batch, BatchResult, Term
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import (
@@ -50,7 +50,7 @@ class Failing(SqliteEngine):
         self.applied = 0
         self.opened = 0
 
-    def open(self, now_ms: int, term: Term = SINGLE) -> Ownership:
+    def open(self, now_ms: int, term: Term = SINGLE) -> int:
         self.on_open()
         self.lost = ""
         self.opened += 1

@@ -19,7 +19,6 @@ from pinlaterd.engines.base import (
     Durability,
     Finding,
     Limits,
-    Ownership,
     Requeued,
     SearcherFactory,
     TableLimits,
@@ -55,7 +54,6 @@ class Disk:
     jobs: dict[str, dict[JobKey, Row]] = field(default_factory=dict)
     next_ids: dict[tuple[str, int], int] = field(default_factory=dict)
     owner: ModelStore | None = None
-    clean: bool = True
     start_ms: int = 0
     first_id: int = 1
 
@@ -77,21 +75,19 @@ class ModelStore(ModelEngine):
     def alive(self) -> bool:
         return self._process().alive
 
-    def open(self, now_ms: int, _term: Term = SINGLE) -> Ownership:
+    def open(self, now_ms: int, _term: Term = SINGLE) -> int:
         disk = self._disk
         if disk.owner is not None and disk.owner is not self and disk.owner.alive:
             raise ShardOwned("another process owns the store")
         self._process().block(_OPEN_SECONDS)
-        clean, disk.clean = disk.clean, False
         disk.owner = self
         disk.start_ms = max(now_ms, disk.start_ms + 1)
         disk.first_id = max(disk.first_id, first_local_id(now_ms))
-        return Ownership(disk.start_ms, clean)
+        return disk.start_ms
 
     def close(self) -> None:
         if self._disk.owner is self:
             self._disk.owner = None
-            self._disk.clean = True
 
     def heartbeat(self) -> None: ...
 

@@ -29,9 +29,7 @@ from pinlaterd.engines.failover import (
     Step,
     is_same_server,
 )
-from pinlaterd.engines.mysql.connection import quote_name
 from pinlaterd.engines.mysql.replication import Position, ReplicaStatus, ReplicationServer
-from pinlaterd.engines.mysql.tables import owner_database
 from pinlaterd.errors import StorageError, StorageNotCommitted
 
 _CONNECT_SECONDS = 10.0
@@ -218,8 +216,6 @@ class MysqlFailover(PairFailover[ReplicationServer]):
             if position is not None:
                 self._notes.put(_GOES_ON, position.place)
         new.allow_writes()
-        for shard in self._handover.shards:
-            new.mark_unclean(quote_name(owner_database(shard)))
         if new.replica_status() is not None:
             new.forget_source()
         return f"{new} takes writes, and replicates from nobody"

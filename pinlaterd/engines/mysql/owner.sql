@@ -1,7 +1,6 @@
 -- What a shard remembers of itself, in the database plm_<shard>. Ours alone: PinLater has nothing
 -- like it, and ignores it.
 --   next_local_id   no local id from here on was ever given out, in any queue or priority
---   clean           1 if the last owner closed the shard in order, 0 while one is at work or died
 --   start_ms        when the last owner took over
 CREATE TABLE IF NOT EXISTS {table} (
     name  VARCHAR(40) NOT NULL,

@@ -207,13 +207,6 @@ class ReplicationServer:
         self._do(verb + b", ".join(options))
         self._do(b"START " + self._words.replica)
 
-    def mark_unclean(self, shard_database: bytes) -> None:
-        """Note an unclean end for the next owner of a shard, if it was ever owned."""
-        self._do(
-            b"UPDATE %b.owner SET value = 0 WHERE name = 'clean'" % shard_database,
-            unless=(_UNKNOWN_DATABASE, _UNKNOWN_TABLE),
-        )
-
     # --- how it is asked ---------------------------------------------------------------------
 
     def _value(self, expression: bytes) -> Any:

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 from pinlaterd.clock import Clock
-from pinlaterd.engines.base import SINGLE, Ownership, Term, first_local_id
+from pinlaterd.engines.base import SINGLE, Term, first_local_id
 from pinlaterd.engines.counts import Counts
 from pinlaterd.engines.mysql.connection import (
     DEADLOCK,
@@ -110,7 +110,6 @@ class Store:
         self._heard_at = 0.0  # when a heartbeat last found the server as it has to be
         self._failure = ""  # why it must be reopened
         self._careful_left = 0  # transactions that look first
-        self._ended_badly = False  # whether we were the owner, until a clean end is noted
         self._next_local_id = 1
         self._marked_local_id = 1  # ids below this are marked as used in the owner's table
 
@@ -119,7 +118,7 @@ class Store:
 
     # --- ownership ---------------------------------------------------------------------------
 
-    def open(self, now_ms: int, term: Term = SINGLE) -> Ownership:
+    def open(self, now_ms: int, term: Term = SINGLE) -> int:
         if self._db is not None:
             raise StorageError(f"{self} is open already; close it first")
         db = Connection(
@@ -158,36 +157,30 @@ class Store:
         tables = {queue: tuple(tables.values()) for queue, tables in by_queue}
         return TableSnapshot(self.server, tables, self.db)
 
-    def _take_over(self, db: Connection, now_ms: int) -> Ownership:
+    def _take_over(self, db: Connection, now_ms: int) -> int:
         db.execute(create_database(self._owner_database))
         db.execute(create_table("owner.sql", self._owner_database, "owner"))
         known: dict[str, int] = dict(db.rows(b"SELECT name, value FROM " + self._owner_table))
         start_ms = max(now_ms, known.get("start_ms", 0) + 1)
         # What is found may be older than what we left, or nothing: a replica, a restored copy.
-        clean = bool(known.get("clean", 1)) and not self._ended_badly
         self._next_local_id = max(
             known.get("next_local_id", 1), self._next_local_id, first_local_id(now_ms)
         )
         self.pass_used_ids(db, self.tables.by_queue)
         self._marked_local_id = self._next_local_id
-        values = {"start_ms": start_ms, "clean": 0, "next_local_id": self._next_local_id}
+        values = {"start_ms": start_ms, "next_local_id": self._next_local_id}
         self.transact(now_ms, lambda tx: self.remember(tx, values))
-        self._ended_badly = True
-        return Ownership(start_ms, clean)
+        return start_ms
 
     def pass_used_ids(self, db: Connection, queues: Collection[str]) -> None:
         """Go on above every id that their tables have given out to others."""
         self._next_local_id = max(self._next_local_id, self.tables.last_local_id(db, queues) + 1)
 
     def close(self) -> None:
-        """Safe to repeat. An end that can't be noted counts as unclean."""
+        """Safe to repeat."""
         if self._db is not None and not self._failure:
-            values = {"clean": 1, "next_local_id": self._next_local_id}
-            with contextlib.suppress(StorageError):
-                self.transact(0, lambda tx: self.remember(tx, values))
-                self._ended_badly = False
-                with self.reading():
-                    self._lock.release(self.db)
+            with contextlib.suppress(StorageError), self.reading():
+                self._lock.release(self.db)
         self._abandon()
 
     def _abandon(self) -> None:

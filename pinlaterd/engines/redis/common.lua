@@ -44,7 +44,6 @@
 --                               owner     the token of the owner; empty after an end in order
 --                               fence     how many owners there were: the first part of a token
 --                               start_ms  when the last owner began
---                               clean     1 after an end in order, else 0
 --                               epoch     of the latest term in which it was opened, where several
 --                               server    servers share the shards, and by which of them
 --                               dropped   how many sets of deleted queues there ever were

@@ -3,8 +3,8 @@
     hand-over   the old master itself stops writes, waits until the replica has all, and changes
                 places with it (FAILOVER, since 6.2). It gives up by itself, too, and is then as
                 before. A crash of ours leaves it to one of both ends: repeat
-    promote     in place of that, where the master does not answer: REPLICAOF NO ONE, and the next
-                owners are told of an unclean end. A crash leaves it anywhere between: repeat
+    promote     in place of that, where the master does not answer: REPLICAOF NO ONE. A crash leaves
+                it anywhere between: repeat
     release     the leases of owners that the old master had are ended, so that none waits for their
                 end. It is a courtesy: what fences an owner off is the token in the shard's record
 
@@ -17,7 +17,7 @@ SentinelFailover, of a master that Sentinels watch over:
               until the time is over, and then the owners go on
     ask       a Sentinel begins a failover. From here on the Sentinels carry it out by themselves
     switch    until they have agreed on another master
-    release   the shards are free there, and their next owners are told of an unclean end
+    release   the shards are free there
     follow    the old master becomes a replica at once. Sentinels would see to it, too, but only
               when they have seen it claim to be a master for a while
 

@@ -23,17 +23,16 @@ local function set_counter(queue, now_ms)
 end
 
 -- Take ownership. Arguments: now_ms, lease in ms, who asks, the token of an owner that is known to
--- have ended or '', 1 if who asks was an owner before and did not end in order: a replica that has
--- taken the server's place may not know of that; server and epoch of the term, 0 for none, 1 to wait
--- for an owner of an earlier term, too. The lease of an owner that has ended need not be waited for,
+-- have ended or ''; server and epoch of the term, 0 for none, 1 to wait for an owner of an earlier
+-- term, too. The lease of an owner that has ended need not be waited for,
 -- nor that of an earlier term (but for a failover's, whose fence is 0), nor need who asks again,
 -- having lost its connection, wait for the end of its own.
--- Returns OK, the token, start_ms, clean, names of queues; or OWNED, the owner's token, what is
+-- Returns OK, the token, start_ms, names of queues; or OWNED, the owner's token, what is
 -- left of its lease in ms; or SUPERSEDED, server and epoch of a later term; or REFUSED and why; or
 -- DAMAGED.
 function scripts.open()
   local now, lease_ms, who, ended = take_number(), take(), take(), take()
-  local ended_badly, server, epoch, waits = take() == '1', take(), take_number(), take() == '1'
+  local server, epoch, waits = take(), take_number(), take() == '1'
   local problem = damage(LEASE, 'string')
     or damage(RECORD, 'hash')
     or damage(QUEUES, 'zset')
@@ -42,14 +41,14 @@ function scripts.open()
   if problem then
     return problem
   end
-  local record = redis.call('HMGET', RECORD, 'start_ms', 'clean', 'fence', 'epoch', 'server')
-  local last = number_in(record[4], 0, MOST_EXACT) or 0
-  if epoch > 0 and (epoch < last or (epoch == last and server ~= record[5])) then
-    return { 'SUPERSEDED', record[5] or '', last }
+  local record = redis.call('HMGET', RECORD, 'start_ms', 'fence', 'epoch', 'server')
+  local last = number_in(record[3], 0, MOST_EXACT) or 0
+  if epoch > 0 and (epoch < last or (epoch == last and server ~= record[4])) then
+    return { 'SUPERSEDED', record[4] or '', last }
   end
   local owner = redis.call('GET', LEASE)
   if owner and owner ~= ended and string.match(owner, '^[^:]*:[^:]*:(.*)$') ~= who then
-    local is_earlier = epoch > last and string.match(owner, '^[^:]*') == record[3]
+    local is_earlier = epoch > last and string.match(owner, '^[^:]*') == record[2]
     if waits or not is_earlier then
       return { 'OWNED', owner, redis.call('PTTL', LEASE) }
     end
@@ -60,12 +59,10 @@ function scripts.open()
     return { 'REFUSED', freed.err }
   end
   local start = math.max(now, (number_in(record[1], 0, LATEST_ORDERED_MS) or -1) + 1)
-  local clean = record[2] ~= '0' and not ended_badly
-  local fence = string.format('%.0f', (number_in(record[3], 0, MOST_EXACT / 2) or 0) + 1)
+  local fence = string.format('%.0f', (number_in(record[2], 0, MOST_EXACT / 2) or 0) + 1)
   local token = string.format('%s:%.0f:%s', fence, start, who)
   redis.call(
-    'HSET', RECORD, 'owner', token, 'start_ms', string.format('%.0f', start), 'clean', 0,
-    'fence', fence
+    'HSET', RECORD, 'owner', token, 'start_ms', string.format('%.0f', start), 'fence', fence
   )
   if epoch > 0 then
     redis.call('HSET', RECORD, 'epoch', string.format('%.0f', epoch), 'server', server)
@@ -80,16 +77,16 @@ function scripts.open()
   for _, queue in ipairs(queues) do
     set_counter(queue, now)
   end
-  return { 'OK', token, start, clean and 1 or 0, queues }
+  return { 'OK', token, start, queues }
 end
 
--- Give up ownership, and note that the end was clean. Argument: the token. If the shard has another
+-- Give up ownership. Argument: the token. If the shard has another
 -- owner by now, nothing changes.
 function scripts.close()
   local token = take()
   if redis.call('HGET', RECORD, 'owner') == token then
     redis.call('DEL', LEASE)
-    redis.call('HSET', RECORD, 'owner', '', 'clean', 1)
+    redis.call('HSET', RECORD, 'owner', '')
   end
   return { 'OK' }
 end
@@ -111,14 +108,10 @@ function scripts.hold()
   return { 'OK' }
 end
 
--- End whatever lease there is, and note an unclean end: the shard's server has taken another's
--- place, and may lack the last of what an owner did there. No owner is harmed: its token stays in
--- the record, and with its next write it has a lease again.
+-- End whatever lease there is: the shard's server has taken another's place. No owner is harmed: its
+-- token stays in the record, and with its next write it has a lease again.
 function scripts.release_lease()
   redis.call('DEL', LEASE)
-  if redis.call('EXISTS', RECORD) == 1 then
-    redis.call('HSET', RECORD, 'clean', 0)
-  end
   return { 'OK' }
 end
 

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pinlaterd.engines.base import SINGLE, Durability, Ownership, Term
+from pinlaterd.engines.base import SINGLE, Durability, Term
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import Argument, Connection, Server, is_full, refusal_words
 from pinlaterd.engines.redis.scripts import LEAN_MARK, Script, is_lean
@@ -127,7 +127,7 @@ class Store:
             return ""
         return f"{self._shard.server.host}:{self._shard.server.port}"
 
-    def open(self, now_ms: int, term: Term = SINGLE) -> Ownership:
+    def open(self, now_ms: int, term: Term = SINGLE) -> int:
         if self._connection is not None:
             raise StorageError(f"{self.shard} is open already; close it first")
         self._shard = ShardKeys(self._name, self._locator.find())
@@ -137,20 +137,19 @@ class Store:
             refuse_replica(connection)
             self._durability = read_durability(connection)
             # Last: a later term that comes meanwhile is met by this, not by the first write.
-            ownership = self._take_over(connection, now_ms, term)
+            start_ms = self._take_over(connection, now_ms, term)
         except BaseException:
             connection.close()
             raise
         self._connection = connection
-        return ownership
+        return start_ms
 
-    def _take_over(self, connection: Connection, now_ms: int, term: Term) -> Ownership:
-        ended_badly = "1" if self._token else "0"
+    def _take_over(self, connection: Connection, now_ms: int, term: Term) -> int:
         instead_of = b""  # the token of an owner whose lease need not be waited for
         deadline = time.monotonic() + (_PLANNED_WAIT_SECONDS if term.planned else 0)
         while True:
             waits = time.monotonic() < deadline
-            who = (self._who, instead_of, ended_badly, term.server, term.epoch, int(waits))
+            who = (self._who, instead_of, term.server, term.epoch, int(waits))
             status, *answer = connection.run(
                 scripts.OPEN, (self._name, now_ms, self._lease_ms, *who)
             )
@@ -180,9 +179,9 @@ class Store:
                 f"{self.shard} is owned by {_who(owner)}, for {max(0, left_ms) / 1000:.1f} s more"
                 " if it does not renew its lease"
             )
-        self._token, start_ms, clean, queues = answer
+        self._token, start_ms, queues = answer
         self.stored = self._named([queue.decode(errors="replace") for queue in queues])
-        return Ownership(start_ms, bool(clean))
+        return int(start_ms)
 
     def _named(self, stored: Sequence[str]) -> dict[str, str]:
         """A queue that somebody else created beside a lean one of ours is not served."""
@@ -198,7 +197,7 @@ class Store:
         return self._durability
 
     def close(self) -> None:
-        """Safe to repeat. An end that can't be noted counts as unclean."""
+        """Safe to repeat."""
         connection, self._connection = self._connection, None
         if connection is None:
             return

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.layout import sync_folder
-from pinlaterd.engines.base import SINGLE, Ownership, Term, first_local_id
+from pinlaterd.engines.base import SINGLE, Term, first_local_id
 from pinlaterd.engines.counts import Counts, Depths
 from pinlaterd.engines.sqlite.file import (
     FAULTS,
@@ -112,7 +112,7 @@ class Store:
 
     # --- ownership ---------------------------------------------------------------------------
 
-    def open(self, now_ms: int, term: Term = SINGLE) -> Ownership:
+    def open(self, now_ms: int, term: Term = SINGLE) -> int:
         if self._db is not None:
             raise StorageError(f"{self.path} is open already; close it first")
         with reading(self.path):
@@ -137,7 +137,7 @@ class Store:
         for queue_id in self.queue_ids.values():
             self.counts.open_queue(queue_id, None if many else count_jobs(db, queue_id))
 
-    def _take_over(self, now_ms: int) -> Ownership:
+    def _take_over(self, now_ms: int) -> int:
         meta: dict[str, int] = dict(self.db.execute("SELECT key, value FROM meta"))
         start_ms = max(now_ms, meta.get("start_ms", 0) + 1)
         # What is found may be older than what we left, or nothing: a restored copy.
@@ -151,7 +151,7 @@ class Store:
         self._ended_badly = True
         if not (clean and meta.get("sound", 1)):
             self.counts.find_damage()
-        return Ownership(start_ms, clean)
+        return start_ms
 
     def close(self) -> None:
         """Safe to repeat. An end that can't be noted counts as unclean."""

@@ -25,7 +25,6 @@ from pinlaterd.engines.base import (
     ClaimOp,
     Claims,
     EnqueueOp,
-    Ownership,
     Release,
     ReleaseOp,
     Requeued,
@@ -108,7 +107,7 @@ class Claimed(NamedTuple):
         return self.payload[0]
 
 
-def open_when_free(engine: StorageEngine, now_ms: int, term: Term = SINGLE) -> Ownership:
+def open_when_free(engine: StorageEngine, now_ms: int, term: Term = SINGLE) -> int:
     """Own the store, once the lease of an owner that was killed is over, where there is one."""
     deadline = time.monotonic() + _LEASE_END_SECONDS
     while True:
@@ -137,7 +136,7 @@ class EngineHarness:
         self.make = make
         self.clock = clock
         self.engine: StorageEngine = make()
-        self.ownership = open_when_free(self.engine, clock.now_ms(), term)
+        self.start_ms = open_when_free(self.engine, clock.now_ms(), term)
         self._claims = 0
         counted(self.engine)
 
@@ -145,13 +144,13 @@ class EngineHarness:
     def now_ms(self) -> int:
         return self.clock.now_ms()
 
-    def reopen(self) -> Ownership:
+    def reopen(self) -> int:
         """What a restart in order does."""
         self.engine.close()
         self.engine = self.make()
-        self.ownership = open_when_free(self.engine, self.now_ms)
+        self.start_ms = open_when_free(self.engine, self.now_ms)
         counted(self.engine)
-        return self.ownership
+        return self.start_ms
 
     # --- one batch each ----------------------------------------------------------------------
 
@@ -179,7 +178,7 @@ class EngineHarness:
 
     def claim_on(self, key: JobKey, *, source: str = "worker") -> Claim:
         self._claims += 1
-        start_ms = self.ownership.start_ms
+        start_ms = self.start_ms
         return Claim(key, f"host:9010:{start_ms}:{source}:{self._claims}")
 
     def claim(

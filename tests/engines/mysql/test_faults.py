@@ -74,7 +74,7 @@ def test_after_a_lost_connection_nothing_goes_on_until_it_is_opened_anew(
         with pytest.raises(StorageError, match="must be reopened"):
             behind_proxy.engine.apply(ONE_JOB, 1)
 
-    assert not behind_proxy.reopen().clean
+    behind_proxy.reopen()
     assert behind_proxy.states([claimed.key]) in ([JobState.IN_PROGRESS], [])
 
 
@@ -155,7 +155,7 @@ def test_a_connection_that_was_given_up_is_not_waited_for(
         engine.apply(ONE_JOB, clock.now_ms())
     engine.close()
 
-    assert not engine.open(clock.now_ms()).clean
+    engine.open(clock.now_ms())
 
     engine.apply(ONE_JOB, clock.now_ms())
     with pytest.raises(ShardOwned):  # of others only the lease makes an end
@@ -235,7 +235,7 @@ def test_no_id_is_given_twice_where_the_same_process_finds_less_than_it_left(
             f"REPLACE INTO `plm_{shard}`.owner VALUES ('next_local_id', 1), ('clean', 1)"
         )
 
-    assert not engine.open(behind_proxy.now_ms).clean
+    engine.open(behind_proxy.now_ms)
     engine.create_queue(QUEUE, behind_proxy.now_ms)
     [after] = behind_proxy.enqueue(b"e")
 
@@ -258,7 +258,7 @@ def test_no_id_is_given_twice_where_a_copy_was_put_back(
     stranger.executemany(f"REPLACE INTO `plm_{shard}`.owner VALUES (%s, %s)", owner)
 
     clock.advance(1)
-    assert store.reopen().clean
+    store.reopen()
 
     assert min(store.enqueue(b"d", b"e")) > max(lost)
 
@@ -485,7 +485,7 @@ def test_ids_and_times_are_whole_numbers(store: EngineHarness):
     job = store.job(key)
 
     numbers = [*pending, job.run_after_ms, job.created_at_ms, job.updated_at_ms, *job.key]
-    numbers += [*store.depths().values(), store.ownership.start_ms]
+    numbers += [*store.depths().values(), store.start_ms]
     assert {type(number) for number in numbers} == {int}
 
 

@@ -252,7 +252,7 @@ def test_a_counter_that_is_evicted_again_and_again_gives_no_id_twice(
 
 def test_an_owner_whose_record_is_evicted_takes_over_anew(store: EngineHarness, hand: Hand):
     before = store.enqueue(b"a")
-    start_ms = store.ownership.start_ms
+    start_ms = store.start_ms
     hand.client.delete(hand.record)
 
     with pytest.raises(StorageError, match="its record is gone") as caught:
@@ -260,7 +260,7 @@ def test_an_owner_whose_record_is_evicted_takes_over_anew(store: EngineHarness, 
     assert not isinstance(caught.value, StorageNotCommitted)
     store.clock.advance(1)
     store.engine.close()
-    assert store.engine.open(store.now_ms).start_ms > start_ms
+    assert store.engine.open(store.now_ms) > start_ms
 
     after = store.enqueue(b"c")
     assert store.ready() == before + after

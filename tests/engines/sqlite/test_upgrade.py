@@ -49,13 +49,13 @@ def test_every_job_is_as_it_was(path: Path):
     engine = SqliteEngine(path)
 
     for _ in range(2):
-        assert engine.open(1).clean
+        engine.open(1)
         assert engine.check(repair=False) == []
         engine.close()
         assert records(path) == before
 
     assert len(before) == 12
-    assert engine.open(1).start_ms > 1_700_000_000
+    assert engine.open(1) > 1_700_000_000
 
 
 def test_its_jobs_go_on(upgraded: EngineHarness):
