@@ -71,20 +71,12 @@ _bench_options = command.together(
     ),
     command.service_options,
 )
-_taking_options = command.together(
-    pinlater.success_option,
-    command.option(
-        "--all-jobs",
-        is_flag=True,
-        help="Take and acknowledge jobs that the bench did not make, too.",
-    ),
-)
 
 
-def _plan(*, seconds: float | None, all_jobs: bool = False, **options: Any) -> Plan:
+def _plan(*, seconds: float | None, **options: Any) -> Plan:
     if seconds is None:
         seconds = _DEFAULT_SECONDS if options["num_queries"] is None else math.inf
-    return Plan(seconds=seconds, all_jobs=all_jobs, **options)
+    return Plan(seconds=seconds, all_jobs=False, **options)
 
 
 def _jobs_to_take(plan: Plan) -> int:
@@ -140,7 +132,7 @@ def enqueue(**options: Any) -> None:
     f"{_CLOSED_LOOP_FILL_JOBS_AT_MOST:,} jobs]",
 )
 @pinlater.body_bytes_option
-@_taking_options
+@pinlater.success_option
 @_bench_options
 def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
     """Measure dequeues, each with the acks of the one before.
@@ -159,7 +151,7 @@ def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
 
 @bench.command()
 @pinlater.body_bytes_option
-@_taking_options
+@pinlater.success_option
 @_bench_options
 def cycle(**options: Any) -> None:
     """Measure the life of jobs: each connection enqueues, dequeues and acknowledges in turn.
@@ -180,7 +172,7 @@ def cycle(**options: Any) -> None:
 
 def _measure(plan: Plan, *kinds: Kind, fill_jobs: int = 0, **calls: Any) -> None:
     """`calls`: what a Caller is told beside."""
-    checks = Kind.DEQUEUE in kinds and not plan.all_jobs
+    checks = Kind.DEQUEUE in kinds
     done = load.run_load(
         plan,
         functools.partial(Caller, plan=plan, kinds=kinds, **calls),

@@ -291,7 +291,7 @@ class ForeignJobFound(LoadStopped):
         super().__init__(
             f"queue {command.printable(queue)!r} holds jobs that the bench did not make, as "
             f"{descriptor}, and it would acknowledge them; {taken_so_far}. Give it a queue of its "
-            "own (--create makes it), or --all-jobs if these may go"
+            "own (--create makes it)"
         )
 
 

@@ -179,17 +179,8 @@ def test_a_queue_with_jobs_of_others_is_refused_and_left_as_it_is(pinlater, clie
 
     assert f"holds jobs that the bench did not make, as {descriptor}" in done
     assert "nothing was done" in done
-    assert "--all-jobs" in done
     assert client.count(queue, JobState.PENDING) == 1
     assert client.count(queue, JobState.SUCCEEDED) == 0
-
-
-def test_jobs_of_others_may_be_taken_if_that_is_asked_for(pinlater, client, queue):
-    [descriptor] = client.enqueue(queue, [b"worthless"])
-
-    pinlater(f"bench dequeue --queue {queue} --fill 0 --warm-up 0 --all-jobs")
-
-    assert client.lookup([descriptor])[descriptor].state is JobState.SUCCEEDED
 
 
 def test_a_job_that_others_enqueue_during_a_run_is_released_and_ends_it(start_bench, client, queue):

@@ -61,7 +61,6 @@ def test_importing_the_command_line_loads_none_of_the_processes_libraries():
         (pinlater, "bench enqueue --queue q --rate 0", "--rate"),
         (pinlater, "bench enqueue --queue q --rate nan", "--rate"),
         (pinlater, "bench enqueue --queue q --rate 10001", "--rate"),
-        (pinlater, "bench enqueue --queue q --all-jobs", "--all-jobs"),
         (pinlater, "bench enqueue --queue q --num-queries -2", "--num-queries"),
         (pinlater, "bench enqueue --queue q --seconds 0", "--seconds"),
         (pinlater, "bench enqueue --queue q --warm-up -1", "--warm-up"),

@@ -24,7 +24,6 @@ from pinlaterd.engines.base import (
     SearcherFactory,
     StorageEngine,
     StoredJob,
-    TableLimits,
 )
 from pinlaterd.engines.batches import fitting_payloads
 from pinlaterd.engines.redis import scripts
@@ -66,11 +65,6 @@ class RedisEngine(Store, StorageEngine):
         payloads = fitting_payloads(batch.claims, batch.claim_room, self.payloads)
         application = Application(batch, self.stored, now_ms, payloads)
         return application.result(self.write(scripts.APPLY, *application.arguments()))
-
-    # --- queues ------------------------------------------------------------------------------
-
-    def narrower(self, queue: str) -> Mapping[int, TableLimits]:
-        return {}
 
     # --- reads of bounded cost ---------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from pinlaterd.engines.base import (
     SearcherFactory,
     StorageEngine,
     StoredJob,
-    TableLimits,
 )
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite.batch import (
@@ -66,9 +65,6 @@ class SqliteEngine(Store, StorageEngine):
 
     limits = LIMITS
 
-    def address(self) -> str:
-        return ""
-
     def durability(self) -> Durability:
         return Durability("synchronous=FULL")
 
@@ -80,9 +76,6 @@ class SqliteEngine(Store, StorageEngine):
 
     def queues(self) -> frozenset[str]:
         return frozenset(self.queue_ids)
-
-    def narrower(self, queue: str) -> Mapping[int, TableLimits]:
-        return {}
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         if queue in self.queue_ids:

@@ -248,17 +248,11 @@ _REPAIRS = (
 )
 
 
-class Disagreeing(NamedTuple):
-    queue_id: int
-    problem: str
-    jobs: int
-
-
-def find_damage(db: sqlite3.Connection) -> list[Disagreeing]:
-    """Walks over all jobs."""
+def find_damage(db: sqlite3.Connection) -> list[tuple[int, str, int]]:
+    """Walks over all jobs; returns queues by their ids, problems, and how many jobs have them."""
     jobs_of = {"runs": "sum(last_id - first_id + 1)", "jobs": "count(*)"}
     return [
-        Disagreeing(queue_id, problem, jobs)
+        (queue_id, problem, jobs)
         for problem, table, where in _DISAGREEMENTS
         for queue_id, jobs in db.execute(
             f"SELECT queue, {jobs_of[table]} FROM {table} WHERE {where} GROUP BY queue"  # noqa: S608
