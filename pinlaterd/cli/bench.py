@@ -146,7 +146,7 @@ def dequeue(*, fill_jobs: int | None, **options: Any) -> None:
     """
     plan = _plan(**options)
     fill_jobs = _jobs_to_take(plan) if fill_jobs is None else fill_jobs
-    _measure(plan, Kind.DEQUEUE, fill_jobs=fill_jobs, at_empty=AtEmpty.END_RUN)
+    _measure(plan, Kind.DEQUEUE, fill_jobs=fill_jobs, at_empty=AtEmpty.END)
 
 
 @bench.command()

@@ -266,7 +266,7 @@ class AtEmpty(Enum):
     GO_ON = auto()
     WAIT = auto()
     WAIT_AND_END = auto()  # it has nothing left to do when a wait brought no job
-    END_RUN = auto()  # the run ends when nothing is pending
+    END = auto()  # it has nothing left to do when nothing is pending
 
 
 class Answered(NamedTuple):
@@ -278,10 +278,6 @@ class Answered(NamedTuple):
 
 class LoadStopped(Exception):
     """An error after which the load can't go on."""
-
-
-class OutOfJobs(Exception):
-    """A dequeue brought nothing, and nothing was pending."""
 
 
 class ForeignJobFound(LoadStopped):
@@ -341,7 +337,7 @@ class Caller:
         }
 
     def call(self) -> Answered | None:
-        """Make it; None if nothing is left to do. Raises OutOfJobs, LoadStopped."""
+        """Make it; None if nothing is left to do. Raises LoadStopped."""
         answer = self._calls[self.kind]()
         following = self.kinds.index(self.kind) + 1 if answer is not None and answer.jobs else 0
         self.kind = self.kinds[following % len(self.kinds)]
@@ -387,12 +383,10 @@ class Caller:
         if not jobs and waits and self._at_empty is AtEmpty.WAIT_AND_END:
             return None
         # A dequeue may find none while the router has not yet heard of jobs just enqueued.
-        if not jobs and self._at_empty is AtEmpty.END_RUN and not self._pending():
-            raise OutOfJobs
+        if not jobs and self._at_empty is AtEmpty.END:
+            pending = self._client.count(self._plan.queue, JobState.PENDING)
+            return Answered(0) if pending else None
         return Answered(len(jobs), waited=waits)
-
-    def _pending(self) -> int:
-        return self._client.count(self._plan.queue, JobState.PENDING)
 
     def _note(self, claimed: Sequence[ClaimedJob]) -> None:
         self._succeeded, self._failed = [], []

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import click
 
 from pinlaterd.cli import command
-from pinlaterd.cli.callers import Answered, Caller, LoadStopped, OutOfJobs, Plan
+from pinlaterd.cli.callers import Answered, Caller, LoadStopped, Plan
 from pinlaterd.client import Client
 from pinlaterd.errors import ConnectionFailed, DequeueRateLimited, PinLaterError, RequestError
 from pinlaterd.lifecycle import StopSignal
@@ -312,10 +312,8 @@ class Load:
         try:
             while (counts_from := self.pace.next_start()) is not None:
                 if not self._call_once(caller, counts_from):
+                    self.ran_out = True
                     break
-        except OutOfJobs:
-            self.ran_out = True
-            self.pace.end()
         except (LoadStopped, PinLaterError, ConnectionFailed, OSError) as error:
             self._fatal = self._fatal or error
             self.pace.end()

@@ -179,8 +179,11 @@ class Store:
     def close(self) -> None:
         """Safe to repeat."""
         if self._db is not None and not self._failure:
-            with contextlib.suppress(StorageError), self.reading():
-                self._lock.release(self.db)
+            values = {"next_local_id": self._next_local_id}
+            with contextlib.suppress(StorageError):
+                self.transact(0, lambda tx: self.remember(tx, values))
+                with self.reading():
+                    self._lock.release(self.db)
         self._abandon()
 
     def _abandon(self) -> None:

@@ -231,9 +231,7 @@ def test_no_id_is_given_twice_where_the_same_process_finds_less_than_it_left(
     if found == "nothing":
         stranger.execute(f"DROP DATABASE `plm_{shard}`")
     else:
-        stranger.execute(
-            f"REPLACE INTO `plm_{shard}`.owner VALUES ('next_local_id', 1), ('clean', 1)"
-        )
+        stranger.execute(f"REPLACE INTO `plm_{shard}`.owner VALUES ('next_local_id', 1)")
 
     engine.open(behind_proxy.now_ms)
     engine.create_queue(QUEUE, behind_proxy.now_ms)
@@ -347,8 +345,6 @@ def test_an_owner_whose_server_becomes_read_only_steps_back(
     with pytest.raises(StorageNotCommitted, match="must be reopened"):
         engine.apply(ONE_JOB, clock.now_ms())
     engine.close()
-    stranger.execute(f"SELECT value FROM `plm_{shard}`.owner WHERE name = 'clean'")
-    assert stranger.fetchall() == ((0,),)
     with pytest.raises(StorageError, match="is read-only, as replicas are"):
         engine.open(clock.now_ms())
 
