@@ -10,11 +10,12 @@ from typing import Any, NoReturn
 import pytest
 
 from pinlaterd.clock import FakeClock
+from pinlaterd.engines.base import Batch, EnqueueOp
 from pinlaterd.engines.sqlite import file
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import StorageError
-from pinlaterd.model import JobKey, JobState
-from tests.conformance.engine.harness import Ack, EngineHarness
+from pinlaterd.model import Job, JobKey, JobState
+from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness
 
 NOW_MS = 1_700_004_000
 FIRST_ID = 1_700_000_000_001
@@ -127,3 +128,27 @@ def test_what_damage_put_into_several_states_is_in_the_one_that_counted(path: Pa
     engine.close()
 
     assert records(path) == expected
+
+
+def test_a_file_of_version_2_loses_what_is_written_no_more(path: Path):
+    path.unlink()
+    engine = SqliteEngine(path)
+    engine.open(1)
+    engine.create_queue(QUEUE, 1)
+    engine.apply(Batch(enqueues=[EnqueueOp(QUEUE, [Job(b"a")])]), 1)
+    engine.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE depths (queue, priority, state, jobs)")
+        db.execute("INSERT INTO depths VALUES (1, 1, 0, 7)")
+        db.execute("CREATE INDEX runs_claimed ON runs (queue, priority) WHERE state = 1")
+        db.execute("PRAGMA user_version = 2")
+        db.commit()
+
+    engine.open(2)
+
+    assert engine.depths() == {QUEUE: {(1, JobState.PENDING): 1}}
+    engine.close()
+    with closing(sqlite3.connect(path)) as db:
+        left = "SELECT name FROM sqlite_master WHERE name IN ('depths', 'runs_claimed')"
+        assert db.execute(left).fetchall() == []
+        assert db.execute("PRAGMA user_version").fetchone() == (3,)
