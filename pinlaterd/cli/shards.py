@@ -27,7 +27,7 @@ from pinlaterd.lifecycle import ExitCode
 
 _SERVE_SECONDS = 60.0
 _FOLLOW_SECONDS = 60.0
-_TRIES = 10
+_TRIES = 30  # with three servers at it all the time, each is the first in one of three
 _DOWN = ("stopped", "silent")  # a frozen router is held off by the shards, which refuse by then
 
 _COLUMNS: Sequence[command.Column] = (

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -174,8 +175,10 @@ class Reload:
 
     @property
     def look_seconds(self) -> float:
-        """When to take the next step."""
-        return QUIET_LOOK_SECONDS if self._watch.rests and self.converged else LOOK_SECONDS
+        """When to take the next step; not in step with other servers, or one of them could always
+        be the last with its edits."""
+        quiet = self._watch.rests and self.converged
+        return (QUIET_LOOK_SECONDS if quiet else LOOK_SECONDS) * random.uniform(0.75, 1.25)
 
     async def step(self) -> None:
         """Look whether the files have changed; do what is due. Raises OSError."""
