@@ -78,9 +78,12 @@ def off_with_leaders(run: Run, _rng: Random) -> float:
 
 
 def two_off(run: Run, _rng: Random) -> float:
-    left = run.follower()
+    """Half or more at once may be the network, so that they are waited for."""
+    left = run.site.follower()
+    victims = run.site.others(left)
+    run.site.gather_shards(victims[0])
     with run.fault("two off") as began:
-        for victim in run.site.others(left):
+        for victim in victims:
             victim.machine.off()
         seconds = run.wait_until_served(began, servers=[left], shards=MOVABLE_SHARDS)
         assert seconds < 10 + SERVED_SECONDS
