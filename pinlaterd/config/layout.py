@@ -47,6 +47,7 @@ SERVER_SET_COPY = RUN / "server_set"
 LEAVING = RUN / "leaving"  # while it is there, this server's shards go to others
 ZOOKEEPER_SESSION = RUN / "zookeeper.session"
 
+COORDINATOR = "coordinator"  # the program
 _HANDOVER = "-handover"
 
 COORDINATOR_ENDPOINT = f"ipc://{RUN}/coordinator.ipc"

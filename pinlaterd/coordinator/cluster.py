@@ -98,7 +98,6 @@ class Cluster:
         self._version = _NO_VERSION  # of the assignment
         self._written = _NO_VERSION  # of the assignment that this server wrote last
         self._described = self._member({}, ())
-        self._is_described = False  # until then our member node may be as we left it
 
     def shared_config(
         self, etc: Path, active: ActiveConfig, activate: Activate, ask: Ask
@@ -202,10 +201,8 @@ class Cluster:
 
     def describe(self, shards: Mapping[str, ShardState], unreached: Sequence[str]) -> None:
         """How the shard processes here are, and which shards no router here reaches."""
-        member = self._member(shards, unreached)
-        if member != self._described or not self._is_described:
-            self._described, self._is_described = member, True
-            self._session.describe(msgspec.json.encode(member))
+        self._described = self._member(shards, unreached)
+        self._session.describe(msgspec.json.encode(self._described))
 
     def announce(self, *, serving: bool) -> None:
         """Have clients find this server while it serves and does not rest."""

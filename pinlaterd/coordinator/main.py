@@ -1,6 +1,7 @@
 """`pinlaterd coordinator`: runs the coordinator until told to stop.
 
-On a server of a cluster that is a MemberCoordinator; only there ZooKeeper's client is imported.
+On a server of a cluster that is a MemberCoordinator; only there ZooKeeper's client is imported. Its
+session goes on before anything else is: to others a coordinator that was restarted was never away.
 """
 
 from __future__ import annotations
@@ -8,31 +9,36 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import NO_VERSION, ActiveConfig, activate, load_active
-from pinlaterd.coordinator.process import NAME, Coordinator
 from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import ExitCode, StopSignal, set_title, set_up_log
+from pinlaterd.wire.control import read_snapshot
+
+if TYPE_CHECKING:
+    from pinlaterd.coordinator.process import Coordinator
+    from pinlaterd.coordinator.zookeeper import View
 
 log = logging.getLogger(__name__)
 
 
 def run(etc: Path) -> int:
     """Serve until SIGTERM. Returns the exit code."""
-    set_title(NAME)
+    set_title(layout.COORDINATOR)
     etc = layout.enter(etc)
     try:
         active = load_active(etc)
     except ConfigError as error:
-        set_up_log(NAME, "info")
+        set_up_log(layout.COORDINATOR, "info")
         for problem in error.problems:
             log.error("%s", problem)
         return ExitCode.CONFIG
-    set_up_log(NAME, active.config.server.log_level)
+    set_up_log(layout.COORDINATOR, active.config.server.log_level)
     try:
         sole = layout.lock(layout.COORDINATOR_LOCK, patient=False)
     except BlockingIOError:
@@ -75,8 +81,19 @@ async def _serve(etc: Path, active: ActiveConfig) -> int:
 
 def _new_coordinator(etc: Path, active: ActiveConfig) -> Coordinator:
     """Raises ConfigError."""
-    if not active.config.server.cluster:
-        return Coordinator(etc, active, Clock())
+    clock, settings = Clock(), active.config.server
+    if not settings.cluster:
+        from pinlaterd.coordinator.process import Coordinator
+
+        return Coordinator(etc, active, clock)
+    from pinlaterd.coordinator.cluster import Cluster
+
+    def on_view(view: View) -> None:
+        coordinator.follow_view(view)
+
+    cluster = Cluster(settings, read_snapshot(), clock, on_view)
+    cluster.start()
     from pinlaterd.coordinator.member import MemberCoordinator
 
-    return MemberCoordinator(etc, active, Clock())
+    coordinator = MemberCoordinator(etc, active, clock, cluster)
+    return coordinator

@@ -46,7 +46,6 @@ from pinlaterd.wire.control import (
     ShardEntry,
     Snapshot,
     StatusQuestion,
-    read_snapshot,
 )
 
 log = logging.getLogger(__name__)
@@ -59,9 +58,9 @@ T = TypeVar("T")
 
 
 class MemberCoordinator(Coordinator):
-    def __init__(self, etc: Path, active: ActiveConfig, clock: Clock) -> None:
-        """Raises ConfigError."""
-        self._cluster = Cluster(active.config.server, read_snapshot(), clock, self._follow_view)
+    def __init__(self, etc: Path, active: ActiveConfig, clock: Clock, cluster: Cluster) -> None:
+        """`cluster` tells `follow_view`."""
+        self._cluster = cluster
         self._woken = asyncio.Event()  # something may have to be told or decided
         self._published: dict[int, Sequence[str]] = {}  # members by the snapshot's version
         self._peers: Peers | None = None
@@ -97,7 +96,6 @@ class MemberCoordinator(Coordinator):
     async def _follow_cluster(self) -> NoReturn:
         """Tell what has changed here, and decide what this server has to, as long as this runs."""
         cluster = self._cluster
-        cluster.start()
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), _LOOK_SECONDS)
@@ -125,7 +123,7 @@ class MemberCoordinator(Coordinator):
         is_new = self._clock.monotonic() - self._started < SILENT_SECONDS
         return expected <= reported or not is_new
 
-    def _follow_view(self, view: View) -> None:
+    def follow_view(self, view: View) -> None:
         """Start and stop the processes that follow from what ZooKeeper says by now."""
         self._shared.see(view)
         before = self._hosted(self._config)

@@ -44,7 +44,6 @@ from pinlaterd.wire.control import (
 
 log = logging.getLogger(__name__)
 
-NAME = "coordinator"
 _SUPERVISED = "SUPERVISOR_ENABLED"  # supervisord sets it for those whom it runs
 _STOP_SECONDS = 2.0  # for HTTP requests in flight
 
@@ -150,7 +149,7 @@ class Coordinator:
         newcomers = config.shards.keys() - self._config.shards.keys()
         self._joining = (self._joining | newcomers) & config.shards.keys()
         self._config, self._config_version = config, active.version
-        set_up_log(NAME, config.server.log_level)
+        set_up_log(layout.COORDINATOR, config.server.log_level)
         self._rates.configure(config.queues)
         self._publish()  # and what follows for rates
         log.info("a changed configuration is active, version %d", active.version)
@@ -206,7 +205,7 @@ class Coordinator:
         return Answer(self.status(), self.stats() if statistics else {})
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
-        figures = {NAME: self._stats.snapshot(), **self._registry.stats()}
+        figures = {layout.COORDINATOR: self._stats.snapshot(), **self._registry.stats()}
         gauges: dict[str, defaultdict[str, float]] = {name: defaultdict(float) for name in figures}
         for view in self._views():
             usage = None if view.gone else usage_of(view.report.pid)
@@ -223,8 +222,8 @@ class Coordinator:
     def _views(self) -> Sequence[ProcessView]:
         """The coordinator itself, and all that report."""
         own = Report(
-            NAME,
-            NAME,
+            layout.COORDINATOR,
+            layout.COORDINATOR,
             os.getpid(),
             self._started_at_ms,
             ProcessState.SERVING,

@@ -31,6 +31,7 @@ from supervisor import xmlrpc as supervisor_xmlrpc
 
 import pinlaterd
 from pinlaterd.config.layout import (
+    COORDINATOR,
     ETC,
     LOGS,
     PROGRAMS_DUE,
@@ -48,7 +49,6 @@ from pinlaterd.wire.control import read_snapshot
 
 log = logging.getLogger(__name__)
 
-COORDINATOR = "coordinator"
 PROGRAM_VARIABLE = "PINLATERD_PROGRAM"
 
 # Started from low to high, stopped from high to low: the routers finish their calls first.

@@ -126,8 +126,9 @@ class Session(Watcher):
     def describe(self, member_data: bytes) -> None:
         """What our member node is to hold, in this session and later ones. Until this is called, a
         node that a coordinator before us has left in this session stays as it is."""
-        self._member_data, self._is_described = member_data, True
-        self.poke()
+        if not self._is_described or member_data != self._member_data:
+            self._member_data, self._is_described = member_data, True
+            self.poke()
 
     def announce(self, endpoint: bytes | None) -> None:
         """Have clients find this server (`endpoint_of`) in the server set; None: not any more.

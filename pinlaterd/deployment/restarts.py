@@ -21,11 +21,17 @@ from typing import NamedTuple
 
 from pinlaterd.client.client import Client
 from pinlaterd.config.active import load_active
-from pinlaterd.config.layout import ETC, LOGS, ConfigFiles, router_programs, shard_program
+from pinlaterd.config.layout import (
+    COORDINATOR,
+    ETC,
+    LOGS,
+    ConfigFiles,
+    router_programs,
+    shard_program,
+)
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.processes import Status
 from pinlaterd.coordinator.programs import (
-    COORDINATOR,
     Program,
     ProgramInfo,
     Supervisord,

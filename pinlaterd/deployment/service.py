@@ -29,6 +29,7 @@ from pinlaterd.config.active import (
     read_active,
 )
 from pinlaterd.config.layout import (
+    COORDINATOR,
     ETC,
     LEAVING,
     LOGS,
@@ -47,7 +48,6 @@ from pinlaterd.config.layout import (
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.coordinator.programs import (
-    COORDINATOR,
     PROGRAM_VARIABLE,
     Supervisord,
     SupervisorError,
