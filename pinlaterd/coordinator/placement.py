@@ -8,6 +8,7 @@ decision costs a reconnect, never a second writer.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -17,7 +18,8 @@ from typing import Annotated
 import msgspec
 from msgspec import structs
 
-# For which a shard may fail on a server that is up, or be missed by others: doubled with each try.
+# For which a shard may fail on a server that is up, or be missed by others: doubled with each try,
+# until it has served in one place for a minute.
 _PATIENCE_SECONDS, _LONGEST_PATIENCE_SECONDS = 5.0, 60.0
 _TRIES_COUNT_SECONDS = 600.0
 _HANDOVER_SECONDS = 5.0  # for which a planned owner may wait for the one before
@@ -79,6 +81,7 @@ class Placement:
         # By shard: servers that were tried in vain, in which epoch, and when.
         self._tried: defaultdict[str, dict[tuple[str, int], float]] = defaultdict(dict)
         self._served: dict[str, int] = {}  # the last epoch, by shard
+        self._settled_at: dict[str, float] = {}  # when each shard had served for a while
         self._before: dict[tuple[object, ...], float] = {}
         self._since: dict[tuple[object, ...], float] = {}  # what is so now, and since when
 
@@ -136,7 +139,10 @@ class Placement:
             health = "failing"
         lasted = self._lasted(name, server, entry.epoch, health)
         next_lasted = self._lasted(name, "next", entry.next)
-        patience = min(_PATIENCE_SECONDS * 2 ** min(len(tried), 9), _LONGEST_PATIENCE_SECONDS)
+        if health == "serving" and min(lasted, next_lasted) >= _LONGEST_PATIENCE_SECONDS:
+            self._settled_at[name] = self._now
+        tries = sum(at > self._settled_at.get(name, -math.inf) for at in tried.values())
+        patience = min(_PATIENCE_SECONDS * 2 ** min(tries, 9), _LONGEST_PATIENCE_SECONDS)
         if health != "failing":
             self._served[name] = entry.epoch
         takes_over = entry.planned and self._served.get(name) != entry.epoch
@@ -149,7 +155,7 @@ class Placement:
             self._assign(name, self._choose(name, others))
         elif entry.next:
             self._go_on(name, entry, others, next_lasted)
-        elif next_lasted >= patience or not tried:
+        elif next_lasted >= patience or not tries:
             if server in candidates:
                 others = self._better_reached(others, missed) if missed and impatient else []
             if others and self._moves() < _MOVES_AT_ONCE:

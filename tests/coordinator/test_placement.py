@@ -321,6 +321,20 @@ def test_a_shard_goes_where_strictly_more_members_reach_it():
     assert cluster.run(300) == []  # not at once the other way
 
 
+def test_a_shard_that_has_served_for_a_while_is_not_made_to_wait_for_what_failed_before():
+    cluster = Cluster("abc", 3)
+    cluster.run(60.0)
+    for _ in range(3):
+        (name, owner) = next(iter(cluster.owners().items()))
+        for server in cluster.up:
+            cluster.unreached[server] = [name] if server != owner else []
+        ((at, _, entry), *_) = cluster.run(6.0)
+        assert entry.next
+        assert 5.0 <= at < 5.0 + 2 * TICK_SECONDS
+        cluster.unreached.clear()
+        cluster.run(70.0)
+
+
 def test_of_two_servers_that_are_cut_apart_both_keep_their_shards():
     cluster = Cluster("AB", 4)
     cluster.run(60)
