@@ -494,8 +494,7 @@ def _read_abandon(
         if not item.is_scalar or not SHARD_NAME.match(item.text):
             file.problem(item.line, key, f"expected a shard's name; {_NAME_RULE}")
         elif item.text in shards:
-            problem = f"shard {item.text!r} is listed under shards too; keep one of them"
-            file.problem(item.line, key, problem)
+            file.problem(item.line, key, f"shard {item.text!r} is under shards, too; keep one")
         else:
             names.append(item.text)
     return tuple(names)

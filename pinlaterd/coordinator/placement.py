@@ -49,7 +49,6 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     shard_ports: int  # a shard listens on this one plus its slot
     thrift: str  # HOST:PORT
     version: str
-    formats: tuple[int, int] = (1, 1)  # the lowest and the highest that it can read
     weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     shards: Mapping[str, ShardState] = {}
     unreached: Sequence[str] = ()  # shards that its routers can't reach

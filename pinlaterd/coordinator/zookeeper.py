@@ -29,6 +29,7 @@ from kazoo.exceptions import (
 )
 from kazoo.security import make_acl, make_digest_acl
 
+from pinlaterd import __version__
 from pinlaterd.client.zookeeper import KAZOO_LOG, REREAD_SECONDS, SET_MEMBER, Unanswered, Watcher
 from pinlaterd.config.layout import replace_file
 from pinlaterd.errors import DeploymentError
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 SESSION_SECONDS = 4.0
 START_SECONDS = 3 * SESSION_SECONDS
 MOST_DATA_BYTES = 900 * 1024  # ZooKeeper closes a connection that brings a megabyte
+FORMAT = b"1"  # of what the nodes hold; raised once every server can read the next one
 _ROOT = "/pinlaterd"
 
 
@@ -191,6 +193,11 @@ class Session(Watcher):
         return self.view._replace(own="", connected=False, problem=problem)
 
     def _read(self, client: KazooClient, session: int) -> View:
+        if self.ask(client.get_async(f"{self._root}/format", self.poke))[0] != FORMAT:
+            return self._refused(
+                f"the nodes of cluster {self._cluster} have a format that release {__version__} "
+                "can't read; install that of the other servers"
+            )
         folder, name = f"{self._root}/members", _server_in(self._member_data)
         members = _read_folder(client, folder, self.poke)
         mine = [node for node, found in members.items() if found.session == session]
@@ -254,8 +261,8 @@ class Session(Watcher):
         before, self.view = self.view, view
         if view == before:
             return
-        is_news = (before.connected, before.problem) != (False, view.problem)
-        if not view.connected and is_news and not self._is_ending:
+        is_told = (before.connected, before.problem) == (False, view.problem)
+        if not (view.connected or is_told or self._is_ending):
             log.warning("%s", view.problem or f"ZooKeeper at {self.hosts} is out of reach")
         with contextlib.suppress(RuntimeError):  # the loop was closed
             self._loop.call_soon_threadsafe(self._on_view, view)

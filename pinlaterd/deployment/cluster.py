@@ -44,6 +44,7 @@ try:
         write_base,
     )
     from pinlaterd.coordinator.zookeeper import (
+        FORMAT,
         Conflict,
         View,
         change_cluster,
@@ -57,7 +58,6 @@ except ModuleNotFoundError as error:
 
 KEY = ETC / CLUSTER_KEY_FILE
 _LEFT = ".left"  # appended to the key's name
-_FORMAT = b"1"
 
 
 def create(directory: Path, given: Mapping[str, object]) -> None:
@@ -95,7 +95,7 @@ def _fill_zookeeper(number: int) -> None:
         for name in SHARED_FILES
     }
     shared = Shared(number, texts, access.server)
-    nodes = {"config": shared.pack(), f"servers/{access.server}": b"{}", "format": _FORMAT}
+    nodes = {"config": shared.pack(), f"servers/{access.server}": b"{}", "format": FORMAT}
     try:
         create_cluster(*access.zookeeper, nodes)
     except Conflict as error:

@@ -177,12 +177,12 @@ def test_what_a_member_says_of_itself_follows(
     first.start(described("a"))
     second.start(described("b"))
     first.session.describe(described("a", shards={"1": "serving"}))
-    wait_until(lambda: any(json.loads(data).get("shards") for data in second.view.members.values()))
+    wait_until(lambda: all('"shards"' in str(m.views[-1].members) for m in (first, second)))
     before = len(first.views)
     first.session.poke()
     first.session.describe(described("a", shards={"1": "serving"}))  # nothing new
     first.write("assignment", b"1", None)
-    wait_until(lambda: "assignment" in first.view.nodes)
+    wait_until(lambda: "assignment" in first.views[-1].nodes)
     assert len(first.views) == before + 1
 
 
@@ -218,6 +218,19 @@ def test_start_says_why_it_cannot(zookeeper, cluster, new_member, key, exists, p
     assert re.search(problem, member.view.problem)
     assert not member.view.connected
     assert not member.view.nodes
+
+
+def test_a_release_that_can_not_read_the_nodes_is_no_member(
+    zookeeper, new_member, wait_until: WaitUntil
+) -> None:
+    create_cluster(zookeeper.hosts, "next", KEY, {**NODES, "format": b"2"})
+    member = new_member(zookeeper, "next", "a")
+    member.start(described("a"))
+    assert "format that release" in member.view.problem
+    assert not member.view.members
+
+    change_cluster(zookeeper.hosts, "next", KEY, "format", b"1", 0)
+    wait_until(lambda: member.view.own and not member.view.problem)
 
 
 def test_a_second_server_of_one_name_is_refused(
@@ -589,7 +602,7 @@ def test_a_new_client_when_zookeeper_was_away_for_long(
     wait_until(lambda: "has no cluster" in member.view.problem, seconds=30)
     assert member.session._client is not client
     assert member.view.nodes["config"].data == b"x"  # still what it was
-    create_cluster(zookeeper.hosts, cluster, KEY, {"config": b"restored"})
+    create_cluster(zookeeper.hosts, cluster, KEY, {**NODES, "config": b"restored"})
     wait_until(lambda: member.view.own and not member.view.problem)
     assert held(member.view.nodes)["config"] == (b"restored", 0)
     assert member.view.nodes["config"].created_ms > created_ms
