@@ -168,6 +168,8 @@ class SharedConfig(Reload):
         self._files: ConfigFiles | None = None  # None: not read since etc/ was written to
         self._edit: Shared | None = None  # to be proposed
         self._lost: dict[Path, str] = {}  # edits that came second, and what to say of them
+        self._kept: Sequence[Path] = ()  # those that are in etc/ still
+        self._listed_ns = 0  # the time of change of etc/ at which they were
         self._accepted: Config | None = None  # None: it can't be used here
         self._applied = (0, 0)  # the configuration's number, version of the active configuration
         self._refresh_in = 0
@@ -229,8 +231,11 @@ class SharedConfig(Reload):
             self._advance(self._wanted)
         if self._view.connected and self._view.leads and self._accepted is not None:
             await self._lead(self._accepted)
-        kept = sorted(self._etc.glob(f"*{KEPT}*"))
-        lost = (self._lost.get(path, f"{path}: an edit that came second; {_CURE}") for path in kept)
+        changed_ns = self._etc.stat().st_mtime_ns
+        if changed_ns != self._listed_ns:  # to list it costs much more
+            self._listed_ns = changed_ns
+            self._kept = sorted(self._etc.glob(f"*{KEPT}*"))
+        lost = (self._lost.get(p, f"{p}: an edit that came second; {_CURE}") for p in self._kept)
         self.warnings = (*lost, *(self._accepted.warnings if self._accepted else ()))
         self._log_problems()
 

@@ -173,8 +173,9 @@ class Machine:
 
     def freeze(self) -> None:
         """Stop every process of it; its connections stay."""
-        while running := [pid for pid in self.pids() if not _is_stopped(pid)]:
-            for pid in running:
+        pids: list[int] = []
+        while pids != (pids := list(self.pids())) or not all(map(_is_stopped, pids)):
+            for pid in pids:
                 _signal(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -296,12 +297,12 @@ def _wait_for_program(pid: int, program: str) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Or gone."""
+    """Or gone, or about to stop: one that has just forked may wait for a child that is stopped."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return True
-    return state in "TZX"
+    return state in "TZXD"
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -275,14 +275,14 @@ def test_a_searcher_that_dies_is_replaced(deployment, router):
 
 
 def test_a_router_that_has_gone_costs_the_others_nothing(deployment, router):
-    assert any(_is_had_after_a_router_left(deployment, router) for _ in range(5))
+    assert any(_is_had_after_a_router_left(deployment, router) for _ in range(40))
 
 
 def _is_had_after_a_router_left(deployment, router) -> bool:
     """Whether a job is to be had whose claim could not be delivered, or that was not claimed.
 
-    False, on a busy machine, if the shard answered before its own end of the connection was told
-    that the router has gone: such a claim ends by its time-out."""
+    False if the shard answered before its own end of the connection was told that the router has
+    gone: such a claim ends by its time-out."""
     router.enqueue(b"a")
     leaving = deployment.router()
     leaving.hello()
@@ -292,7 +292,7 @@ def _is_had_after_a_router_left(deployment, router) -> bool:
     leaving.close()
     os.kill(deployment.processes[0].pid, signal.SIGCONT)
 
-    until = time.monotonic() + 3
+    until = time.monotonic() + 0.5
     while time.monotonic() < until:
         if router.dequeue() == [b"a"]:
             return True
