@@ -76,8 +76,6 @@ def test_connections_that_are_cut_in_the_middle_of_commits(
     wait_until: WaitUntil,
 ):
     shard = deployment.pid_of(f"shard-{store.shard}")
-    log = deployment.folder / f"run/log/shard-{store.shard}.log"
-    said_before = log.stat().st_size
     with load.running():
         for how in CUTS:
             before = store.proxy.cuts
@@ -89,8 +87,6 @@ def test_connections_that_are_cut_in_the_middle_of_commits(
     load.check(claims_may_be_lost=True)
     check_calls(load, disturbed=[store])
     assert {type(error) for error in load.errors} <= {ShardConnectionFailed}
-    if store.shard == "mysql" and b"can't be looked up" not in log.read_bytes()[said_before:]:
-        assert not load.unsure  # the server told how each commit had ended
     assert deployment.pid_of(f"shard-{store.shard}") == shard
 
 
