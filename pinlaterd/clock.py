@@ -41,6 +41,11 @@ class Clock:
         """The same, and the time for which the machine was suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
+    def until_full(self, seconds: float) -> float:
+        """Seconds to the next multiple of `seconds`, which comes at once for all processes of a
+        machine: one that hears of others then wakes up once."""
+        return seconds - self.monotonic() % seconds
+
     def now_ms(self) -> int:
         """Milliseconds since the epoch. Less than the call before only after `look`."""
         # `elapsed`, without the cost of a call: this is asked several times for each of a client's.
@@ -98,31 +103,3 @@ class Clock:
 
 def _seconds(ms: float) -> str:
     return f"{ms / 1000:+.0f}"
-
-
-class FakeClock(Clock):
-    """A clock that moves only when it is told to."""
-
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
-        self._now_ms = now_ms
-        self._monotonic = 1000.0
-        super().__init__()
-
-    def now_ms(self) -> int:
-        return self._now_ms
-
-    def monotonic(self) -> float:
-        return self._monotonic
-
-    def elapsed(self) -> float:
-        return self.monotonic()
-
-    def look(self) -> bool:
-        return False
-
-    def resume(self, now_ms: int) -> None:
-        self._now_ms = now_ms
-
-    def advance(self, seconds: float) -> None:
-        self._now_ms += round(seconds * 1000)
-        self._monotonic += seconds

@@ -21,7 +21,7 @@ from hypothesis import settings
 from pymysql.connections import Connection as MysqlConnection
 from xdist.scheduler import LoadFileScheduling
 
-from pinlaterd.clock import FakeClock
+from tests.clocks import FakeClock
 from tests.servers.mariadb import MariaDB, start_mariadb
 
 pytest_plugins = ["tests.shared_service"]

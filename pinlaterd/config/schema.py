@@ -58,7 +58,7 @@ class OneOf(NamedTuple):
 
 
 class Matching(NamedTuple):
-    """Text that all of `pattern` matches."""
+    """Printable text that all of `pattern` matches."""
 
     pattern: re.Pattern[str]
     rule: str
@@ -67,14 +67,15 @@ class Matching(NamedTuple):
         return self.rule
 
     def problem(self, value: Any, written: str) -> str:
-        return "" if self.pattern.fullmatch(value) else f"{written[:60]!r} is not valid"
+        fits = value.isprintable() and self.pattern.fullmatch(value)
+        return "" if fits else f"{written[:60]!r} is not valid"
 
 
 def characters(low: int, high: int, without: str = "") -> Matching:
     """So many, none of them in `without`, nor a space."""
     rule = f"expected {low} to {high} characters without spaces"
     rule += f", no {' '.join(without)!r} in it" if without else ""
-    return Matching(re.compile(rf"[^\s\x00-\x1f\x7f-\xa0{without}]{{{low},{high}}}"), rule)
+    return Matching(re.compile(rf"[^ {without}]{{{low},{high}}}"), rule)
 
 
 Allowed = Between | OneOf | Matching | None

@@ -98,7 +98,7 @@ class MemberCoordinator(Coordinator):
         cluster = self._cluster
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), _LOOK_SECONDS)
+                await asyncio.wait_for(self._woken.wait(), self._clock.until_full(_LOOK_SECONDS))
             self._woken.clear()
             config, views = self._config, self._registry.views()
             cluster.leaving, cluster.weight = LEAVING.exists(), config.server.weight

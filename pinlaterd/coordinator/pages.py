@@ -42,7 +42,7 @@ _CALL_ERROR = re.compile(r"PinLater\.(\w+)\.errors\.(\w+)")
 _NOT_ALLOWED = re.compile(r"[^a-zA-Z0-9_]")
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _SUFFIXES = {"counter": "_total", "gauge": "", "summary": ""}
-# So that each part of a page takes few milliseconds, also where everything has changed.
+# So that each part of a page takes a few milliseconds, also where everything has changed.
 _FIGURES_AT_ONCE = {"counter": 2_000, "gauge": 2_000, "summary": 200}
 _LINES_AT_ONCE = 5_000
 
@@ -301,9 +301,9 @@ class PrometheusText:
         self._lines: defaultdict[tuple[str, str], dict[str, _Lines]] = defaultdict(dict)
 
     def of(self, stats: Mapping[str, StatsSnapshot]) -> Iterator[bytes]:
-        """The figures of all processes in `stats`, each with its process as a label. In parts, of
-        which none takes longer than a few milliseconds; some are empty. Others may be made
-        meanwhile, and `stats` may change."""
+        """The figures of all processes in `stats`, each with its process as a label. In parts that
+        take a few milliseconds each; some are empty. Others may be made meanwhile, and `stats` may
+        change."""
         page: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
         shown: set[tuple[str, str]] = set()
         for process, snapshot in stats.items():

@@ -1,6 +1,6 @@
 """The coordinator: wires its parts together, publishes the snapshot.
 
-It wakes up for a report, a request or a signal, and some times a second to look whether the
+It wakes up for a report, a request or a signal, and a few times a second to look whether the
 configuration has changed.
 """
 
@@ -116,7 +116,7 @@ class Coordinator:
     async def follow(self) -> None:
         """Activate what changes in etc/, for as long as this runs."""
         while True:
-            await asyncio.sleep(self._reload.look_seconds)
+            await asyncio.sleep(self._clock.until_full(self._reload.look_seconds))
             failure = ""
             self._rates.look()
             try:

@@ -24,7 +24,7 @@ import msgspec
 
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.edit import KEPT, take_over
-from pinlaterd.config.layout import RUN, SHARED_FILES, ConfigFiles, replace_file
+from pinlaterd.config.layout import RUN, SHARED_FILES, ConfigFiles, FileWatch, replace_file
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ShardSettings, follow
 from pinlaterd.coordinator.reload import (
@@ -169,7 +169,7 @@ class SharedConfig(Reload):
         self._edit: Shared | None = None  # to be proposed
         self._lost: dict[Path, str] = {}  # edits that came second, and what to say of them
         self._kept: Sequence[Path] = ()  # those that are in etc/ still
-        self._listed_ns = 0  # the time of change of etc/ at which they were
+        self._kept_edits = FileWatch([etc], lambda: sorted(etc.glob(f"*{KEPT}*")))
         self._accepted: Config | None = None  # None: it can't be used here
         self._applied = (0, 0)  # the configuration's number, version of the active configuration
         self._refresh_in = 0
@@ -231,10 +231,9 @@ class SharedConfig(Reload):
             self._advance(self._wanted)
         if self._view.connected and self._view.leads and self._accepted is not None:
             await self._lead(self._accepted)
-        changed_ns = self._etc.stat().st_mtime_ns
-        if changed_ns != self._listed_ns:  # to list it costs much more
-            self._listed_ns = changed_ns
-            self._kept = sorted(self._etc.glob(f"*{KEPT}*"))
+        kept = self._kept_edits.look()
+        if kept is not None:
+            self._kept = kept
         lost = (self._lost.get(p, f"{p}: an edit that came second; {_CURE}") for p in self._kept)
         self.warnings = (*lost, *(self._accepted.warnings if self._accepted else ()))
         self._log_problems()
@@ -340,9 +339,9 @@ class SharedConfig(Reload):
     async def _lead(self, wanted: Config) -> None:
         """Decide the next step of the removals."""
         base = self._base
-        if self._applied[0] != base.number:
-            return
         kept = self._active.config.shards.keys() - wanted.shards.keys()
+        if self._applied[0] != base.number or (base.decided and not kept and not base.kept):
+            return
         holds = await self._ask(kept - {*wanted.abandon}) if kept else {}
         found = decide(base, wanted, self._active.config, holds.get)
         self._refresh_in -= 1

@@ -332,7 +332,7 @@ class StorageEngine(Protocol):
     def narrower(self, queue: str) -> Mapping[int, TableLimits]:
         """The priorities of `queue` that hold less than `limits`; mostly none, and none of a queue
         that does not exist. From memory: it is asked for each call."""
-        return {}
+        ...
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         """Idempotent."""

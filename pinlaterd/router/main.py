@@ -261,7 +261,9 @@ class Router:
         self._control.config_version = active.version
 
     def _report(self) -> None:
-        self._reporting = self._loop.call_later(_REPORT_SECONDS, self._report)
+        self._reporting = self._loop.call_later(
+            self._clock.until_full(_REPORT_SECONDS), self._report
+        )
         self._stats.gauge("router_calls_in_hand", self._service.admission.in_flight)
         self._stats.gauge("router_calls_waiting", self._service.admission.waiting)
         count_dropped_lines(self._stats.count)

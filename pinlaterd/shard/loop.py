@@ -403,7 +403,9 @@ class ShardLoop:
         now = self._clock.monotonic()
         self._unused_pulses += 1
         quiet = self._unused_pulses >= PULSES_UNTIL_QUIET
-        self._next_pulse = now + (QUIET_PULSE_SECONDS if quiet else PULSE_SECONDS)
+        self._next_pulse = now + (
+            self._clock.until_full(QUIET_PULSE_SECONDS) if quiet else PULSE_SECONDS
+        )
         self._told_degraded = bool(self._service.degraded)
         counts = list(self._counts.values())
         frame = pack(Pulse(self._incarnation, counts, self._told_degraded, now))
@@ -412,7 +414,7 @@ class ShardLoop:
             for router in list(self._routers):
                 self._send(router, frame)
         if now >= self._next_report:
-            self._next_report = now + _REPORT_SECONDS
+            self._next_report = now + self._clock.until_full(_REPORT_SECONDS)
             self._report()
 
     def _report(self) -> None:

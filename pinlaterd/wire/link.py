@@ -282,7 +282,12 @@ class ShardLink:
                 self._lose(None)
         elif isinstance(frame, Pulse) and frame.incarnation == self.incarnation:
             self._measure(frame.now)
-            self._follow_health(degraded=frame.degraded)
+            if frame.degraded != self.degraded:
+                self.degraded = frame.degraded
+                self._assess()
+                health = "is degraded" if frame.degraded else "has recovered"
+                log.warning("shard-%s %s", self.name, health)
+                self._count_all()
             if frame.counts:
                 self._count(frame.counts)
 
@@ -311,13 +316,6 @@ class ShardLink:
             else:
                 self.ready.pop(queue, None)
         self._listener.counted(self, counts)
-
-    def _follow_health(self, *, degraded: bool) -> None:
-        if degraded != self.degraded:
-            self.degraded = degraded
-            self._assess()
-            log.warning("shard-%s %s", self.name, "is degraded" if degraded else "has recovered")
-            self._count_all()
 
     def _welcome(self, welcome: Welcome) -> None:
         if reason := misunderstanding(welcome):
@@ -388,16 +386,18 @@ class ShardLink:
     # --- silence and deadlines ---------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Give up calls past their deadline, and those that a silent shard holds up; forget those
-        whose late answers will not come."""
+        """Give up calls past their deadline, and of a silent shard; forget what is too late."""
         now, waited = self._clock.monotonic(), self._sweep_seconds
         # After a pause of this process answers may be there that have not been read yet.
         judged_until = min(now, self._swept_at + 2 * waited)
         self._swept_at = now
         self._unused_sweeps += 1
+        seconds = self._sweep_seconds
         if self._unused_sweeps >= _SWEEPS_UNTIL_QUIET:
             self._sweep_seconds = QUIET_PULSE_SECONDS
-        self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
+            # Amid the pulses of shards here, so that one comes between two sweeps.
+            seconds = self._clock.until_full(QUIET_PULSE_SECONDS) + QUIET_PULSE_SECONDS / 2
+        self._sweeping = self._loop.call_later(seconds, self._sweep)
         if self.incarnation == 0:
             self._sweep_kept(now)
         self._flush()  # what is given up has been sent: its message may be gone afterwards

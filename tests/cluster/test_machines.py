@@ -18,6 +18,7 @@ from tests.conftest import WaitUntil
 
 # It takes 10 ms, and more on a busy machine.
 OFF_SECONDS = 5.0
+NOTICED_SECONDS = 10.0  # after 3 s, and more on a busy machine
 PORT = 9010
 # Prints every line that comes by UDP, with who sent it.
 LISTEN = f"""
@@ -54,6 +55,27 @@ while True:
 """
 
 
+# One end of a connection that is encrypted with a cluster's key, and then idle. Says "ready" once
+# it has heard of the other, and "gone" when it finds that it has lost it.
+KEPT = """
+import sys, zmq
+from pinlaterd.wire.curve import ClusterKey
+key, listens, endpoint = ClusterKey(bytes(32), "prod"), sys.argv[1] == "listens", sys.argv[2]
+end = zmq.Context().socket(zmq.ROUTER if listens else zmq.DEALER)
+if listens:
+    key.listen(end, endpoint)
+    print("ready", flush=True)
+    end.send_multipart(end.recv_multipart())
+else:
+    key.call(end)
+    end.connect(endpoint)
+    end.send(b"hello")
+    end.recv()
+events = end.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+print("ready", flush=True)
+events.recv()
+print("gone", flush=True)
+"""
 ECHO = """
 print("ready", flush=True)
 while True:
@@ -142,6 +164,24 @@ def test_nobody_is_told_of_a_cut_or_of_a_machine_that_went_off(
         right.on()
         started(right, ACCEPT)
     started(left, HOLD, right.address, "9")
+
+
+@pytest.mark.parametrize("towards", ["listener", "caller"])
+def test_both_ends_of_an_idle_connection_notice_a_silent_cut(
+    network: Network, pair: Pair, towards: str
+):
+    left, right = pair
+    endpoint = f"tcp://{right.address}:{PORT}"
+    listener = started(right, KEPT, "listens", endpoint)
+    caller = started(left, KEPT, "calls", endpoint)
+    assert next_line(listener) == "ready"
+
+    cut = (left, right) if towards == "listener" else (right, left)
+    began = time.monotonic()
+    network.cut(*cut, one_way=True)
+    for end in (caller, listener):
+        assert next_line(end) == "gone"
+    assert time.monotonic() - began < NOTICED_SECONDS
 
 
 def started(machine: Machine, program: str, *arguments: str) -> subprocess.Popen[bytes]:

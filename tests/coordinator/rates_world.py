@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.config.layout import router_programs
 from pinlaterd.config.schema import Config, ServerSettings, default_queue_settings
 from pinlaterd.coordinator.peers import Peers
@@ -30,6 +29,7 @@ from pinlaterd.wire.control import (
     ServerGrant,
     ServerReport,
 )
+from tests.clocks import FakeClock
 
 QUEUE = "mail"
 LIMIT = 12.0

@@ -21,11 +21,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.coordinator.allocator import KEPT_SECONDS, SETTLE_SECONDS, RateAllocator
 from pinlaterd.coordinator.processes import SILENT_SECONDS
 from pinlaterd.router.rate_limits import shares_at_start
 from pinlaterd.wire.control import Holding, RateGrant, RateReport, RouterId
+from tests.clocks import FakeClock
 
 QUEUE = "mail"
 LIMIT = 12.0

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.config.layout import CLUSTER_KEY_FILE, ETC
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.cluster import Cluster
@@ -17,6 +16,7 @@ from pinlaterd.coordinator.placement import Assigned, Assignment, Member, ShardS
 from pinlaterd.coordinator.processes import About, Status, status
 from pinlaterd.coordinator.zookeeper import Node, View
 from pinlaterd.wire.curve import ClusterKey
+from tests.clocks import FakeClock
 
 NEVER = "127.0.0.1:1"
 CONFIG = Config(shards={name: ShardSettings(name, "redis") for name in "12"})

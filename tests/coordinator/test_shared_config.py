@@ -203,7 +203,7 @@ def test_of_two_edits_of_one_file_the_second_is_kept_beside(servers):
     [warning] = servers[1].shared.warnings
     assert "an edit that came second; make it again, and delete that file" in warning
     next(servers[1].etc.glob("*.yours-*")).unlink()
-    servers[1].step()
+    servers[1].settle()
     assert not servers[1].shared.warnings
 
 

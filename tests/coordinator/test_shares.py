@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.config.schema import Config, ServerSettings, default_queue_settings
 from pinlaterd.coordinator.allocator import FLOOR_FRACTION, divide
 from pinlaterd.coordinator.rates import RateControl
@@ -24,6 +23,7 @@ from pinlaterd.wire.control import (
     RouterId,
     read_holdings,
 )
+from tests.clocks import FakeClock
 
 rates = st.just(0.0) | st.floats(1e-6, 1e9)
 demands = st.dictionaries(st.text(max_size=3), st.floats(0, 1e10), min_size=1, max_size=8)

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.counts import Counts, Depths
 from pinlaterd.errors import StorageError
 from pinlaterd.model import JobState
+from tests.clocks import FakeClock
 from tests.conftest import WaitUntil
 
 PENDING = (1, JobState.PENDING)

@@ -25,7 +25,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
     Batch,
     Checkpoint,
@@ -35,6 +34,7 @@ from pinlaterd.engines.base import (
     ReleaseOp,
 )
 from pinlaterd.model import Job, JobKey, JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import EngineMaker, maker
 from tests.conformance.engine.harness import (
     END_OF_TIME_MS,

@@ -11,7 +11,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.config.schema import KIB, MIB, ServerSettings
 from pinlaterd.errors import ErrorCode, Overloaded
 from pinlaterd.model import (
@@ -30,6 +29,7 @@ from pinlaterd.rpc import codec
 from pinlaterd.rpc.connection import Answer
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import SCAN_BYTES
+from tests.clocks import FakeClock
 
 SETTINGS = ServerSettings()
 CLAIMS_BYTES = SETTINGS.max_buffered_bytes // 2

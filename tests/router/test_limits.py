@@ -10,10 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from pinlaterd.clock import Clock, FakeClock
+from pinlaterd.clock import Clock
 from pinlaterd.router.rate_limits import LimitedQueue, RateLimits, RateReporter
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, RateGrant, RouterId
+from tests.clocks import FakeClock
 
 QUEUE = "mail"
 LONG_SECONDS = 30.0

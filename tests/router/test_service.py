@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from pinlaterd.clock import Clock, FakeClock
+from pinlaterd.clock import Clock
 from pinlaterd.config.password import hash_password
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.engines.sqlite.engine import SqliteEngine
@@ -62,6 +62,7 @@ from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ShardEntry, Snapshot
 from pinlaterd.wire.envelope import Op, ReadyCounts, ReplyEntry, ShardCall, Status
+from tests.clocks import FakeClock
 from tests.router.local_shard import LocalShard, Tell
 
 QUEUE = "mail"

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
@@ -40,6 +39,7 @@ from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import CallEntry, Op, ReplyEntry, Status
+from tests.clocks import FakeClock
 
 ROUTER = b"router"
 SHARD = "s1"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.model import DequeueRequest, Job, PendingKey
 from pinlaterd.shard import maintenance
+from tests.clocks import FakeClock
 from tests.shard.conftest import Shard
 from tests.shard.test_timekeeping import HOUR_MS, SteppedClock
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.clock import STEP_MS, FakeClock
+from pinlaterd.clock import STEP_MS
 from pinlaterd.model import JobDescriptor
 from pinlaterd.shard import timekeeping
 from pinlaterd.shard.timekeeping import Timekeeper
+from tests.clocks import FakeClock
 from tests.shard.conftest import MakeShard
 
 HOUR_MS = 3_600_000

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import pytest
 import zmq
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import (
     LEAST_WIRE_VERSION,
@@ -38,6 +37,7 @@ from pinlaterd.wire.envelope import (
     unpack,
 )
 from pinlaterd.wire.link import ShardLink
+from tests.clocks import FakeClock
 from tests.cluster.machines import NoNamespacesError, own_user_options
 
 SECONDS = 20.0

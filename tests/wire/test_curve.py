@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,43 +123,6 @@ def test_connections_without_curve_are_not_asked_about(server, context, bound):
         client.connect(f"ipc://{bound}.ipc")
         client.send(b"hello")
         assert client.poll(ANSWER_MS)
-
-
-def test_a_client_that_is_frozen_is_let_go(context, wait_until):
-    """Or cut off, one way or both, so that nothing tells of its end."""
-    with context.socket(zmq.ROUTER) as router:
-        router.linger = 0
-        router.router_mandatory = True
-        OURS.listen(router, "tcp://127.0.0.1:*")
-        there = router.get_string(zmq.LAST_ENDPOINT)
-        client = subprocess.Popen([sys.executable, "-c", _CLIENT, there])
-        try:
-            assert router.poll(ANSWER_MS)
-            name, _ = router.recv_multipart()
-            client.send_signal(signal.SIGSTOP)
-            wait_until(lambda: _has_gone(router, name))
-        finally:
-            client.kill()
-            client.wait()
-
-
-def _has_gone(router: zmq.Socket[bytes], name: bytes) -> bool:
-    try:
-        router.send_multipart([name, b"still there?"])
-    except zmq.ZMQError as error:
-        return error.errno == errno.EHOSTUNREACH
-    return False
-
-
-_CLIENT = """
-import sys, time, zmq
-from pinlaterd.wire.curve import ClusterKey
-client = zmq.Context().socket(zmq.DEALER)
-ClusterKey(bytes(32), "prod").call(client)
-client.connect(sys.argv[1])
-client.send(b"hello")
-time.sleep(3600)
-"""
 
 
 def test_a_key_that_is_generated_is_the_same_wherever_it_is_copied(tmp_path):

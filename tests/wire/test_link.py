@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import zmq
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.wire import link
 from pinlaterd.wire.envelope import (
     GiveUp,
@@ -25,6 +24,7 @@ from pinlaterd.wire.envelope import (
     Status,
 )
 from pinlaterd.wire.link import ShardLink
+from tests.clocks import FakeClock
 from tests.wire.played import Listener, PlayedShard, make_call, reply_of
 
 ENDPOINT = "ipc://s.ipc"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Searcher
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import ENGINES, EngineMaker, maker
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.servers.redis import redis_program, redis_server

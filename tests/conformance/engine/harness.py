@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
     NO_BOUND,
     SINGLE,
@@ -34,6 +33,7 @@ from pinlaterd.engines.base import (
 )
 from pinlaterd.errors import ShardOwned
 from pinlaterd.model import Job, JobKey, JobState, Payload
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import EngineMaker
 from tests.conftest import POLL_SECONDS
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.errors import ShardOwned
 from pinlaterd.model import JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import EngineMaker
 from tests.conformance.engine.harness import EngineHarness
 

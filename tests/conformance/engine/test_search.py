@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import ScanAfter, Search, Searcher, StoredJob
 from pinlaterd.engines.mysql import searcher as mysql_searcher
 from pinlaterd.model import Job, JobKey, JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.harness import EngineHarness
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine, Term
 from pinlaterd.engines.mysql import ownership as mysql_ownership
 from pinlaterd.engines.mysql.connection import Connection as MysqlConnection
@@ -29,6 +28,7 @@ from pinlaterd.engines.redis import store as redis_store
 from pinlaterd.engines.redis.connection import Connection as RedisConnection
 from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError, Superseded
 from pinlaterd.model import Job, JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import EngineMaker, maker
 from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, ack_op
 

@@ -9,10 +9,10 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Search
 from pinlaterd.errors import ShardOwned
 from pinlaterd.model import Job, JobKey, JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import EngineMaker
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 

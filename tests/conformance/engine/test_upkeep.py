@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch
 from pinlaterd.model import Job, JobState, PendingKey
+from tests.clocks import FakeClock
 from tests.conformance.engine.harness import EngineHarness, claim_op
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import Clock, FakeClock
+from pinlaterd.clock import Clock
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.mysql.connection import Server
 from pinlaterd.engines.mysql.engine import MysqlEngine
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import BODY_BYTES, LEASE_SECONDS, LEVELS, shard_for
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB

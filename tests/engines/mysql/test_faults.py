@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pymysql.err import OperationalError
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, StorageEngine
 from pinlaterd.engines.mysql.connection import leaves_doubt, storage_error
 from pinlaterd.errors import (
@@ -22,6 +21,7 @@ from pinlaterd.errors import (
     StorageNotCommitted,
 )
 from pinlaterd.model import CheckpointInfo, CheckpointRequest, Job, JobKey, JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import LEASE_SECONDS
 from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, counted
 from tests.conftest import ProgramPath, WaitUntil

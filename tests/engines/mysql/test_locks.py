@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint
 from pinlaterd.errors import StorageLocked
 from pinlaterd.model import AckInfo, AckRequest, DequeueRequest, EnqueueRequest, Job, JobState
 from pinlaterd.shard.health import PATIENCE_SECONDS
 from pinlaterd.wire.envelope import Status
+from tests.clocks import FakeClock
 from tests.conformance.engine.harness import QUEUE, EngineHarness, claim_op
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.mariadb import MariaDB

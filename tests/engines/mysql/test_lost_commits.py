@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, CheckpointOp, EnqueueOp, Release
 from pinlaterd.errors import StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.harness import QUEUE, Ack, Claimed, EngineHarness, ack_op, claim_op
 from tests.conftest import WaitUntil
 from tests.servers.proxy import Cut, Proxy

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.errors import EnqueueRejected, InvalidRequest
 from pinlaterd.model import (
     AckInfo,
@@ -19,6 +18,7 @@ from pinlaterd.model import (
     JobState,
     RetryFailedRequest,
 )
+from tests.clocks import FakeClock
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.pinlater import make_tables
 from tests.shard.conftest import MakeShard, Shard

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.mysql.connection import Connection, Server
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import BODY_BYTES, LEVELS
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import WaitUntil

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Checkpoint, Release, Search
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from tests.clocks import FakeClock
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.pinlater import make_tables

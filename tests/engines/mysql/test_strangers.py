@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines import counts
 from pinlaterd.engines.base import Finding
 from pinlaterd.engines.mysql.engine import MysqlEngine
@@ -28,6 +27,7 @@ from pinlaterd.model import (
     JobState,
 )
 from pinlaterd.wire.envelope import Status
+from tests.clocks import FakeClock
 from tests.conformance.engine.harness import QUEUE
 from tests.conftest import WaitUntil
 from tests.engines.mysql.conftest import NewEngine

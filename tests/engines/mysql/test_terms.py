@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Term
 from pinlaterd.errors import ShardOwned, StorageError, Superseded
+from tests.clocks import FakeClock
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import WaitUntil
 from tests.engines.mysql.conftest import NewEngine

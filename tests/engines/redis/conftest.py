@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from pinlaterd.clock import FakeClock
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import EngineMaker
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import FreePort

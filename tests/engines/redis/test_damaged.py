@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import redis
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, EnqueueOp, Search
 from pinlaterd.errors import StorageError, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.calls import STORAGE_CALLS
 from tests.conformance.engine.engines import EngineMaker
 from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, ack_op, claim_op

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, Finding, Release, Search
 from pinlaterd.model import Job, JobKey, JobState, Payload
+from tests.clocks import FakeClock
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness, claim_op
 from tests.engines.redis.conftest import NewServer
 from tests.servers.redis import RedisServer

@@ -11,11 +11,11 @@ from functools import partial
 import pytest
 import redis
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, Checkpoint, EnqueueOp, Search, Searcher, StorageEngine
 from pinlaterd.engines.redis.connection import Server, refusal_words
 from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import FreePort, WaitUntil

@@ -12,7 +12,6 @@ from functools import partial
 import pytest
 import redis
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import (
     Batch,
     Checkpoint,
@@ -25,6 +24,7 @@ from pinlaterd.engines.base import (
 )
 from pinlaterd.errors import StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState, Payload
+from tests.clocks import FakeClock
 from tests.conformance.engine.calls import STORAGE_CALLS
 from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, ack_op, claim_op
 from tests.servers.redis import RedisServer, redis_engine

@@ -11,12 +11,12 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Term
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.scripts import HOLD
 from pinlaterd.engines.redis.store import Store, has_ended, own_name
 from pinlaterd.errors import ShardOwned, StorageError
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import EngineMaker
 from tests.conformance.engine.harness import QUEUE
 from tests.conftest import WaitUntil

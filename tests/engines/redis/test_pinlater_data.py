@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 import redis
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Checkpoint, Requeued, Search, StoredJob
 from pinlaterd.model import JobKey, JobState, PendingKey
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import EngineMaker
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.servers.pinlater import Dequeued, PinLaterOnRedis

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.clock import FakeClock
+from tests.clocks import FakeClock
 from tests.conformance.engine.engines import sqlite_engine
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 

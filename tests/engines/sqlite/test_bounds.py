@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.engines.sqlite.file import connect_owner
 from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from tests.clocks import FakeClock
 from tests.conformance.engine.harness import (
     END_OF_TIME_MS,
     QUEUE,

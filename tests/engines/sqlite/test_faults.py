@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, EnqueueOp, Searcher, StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import StorageCorrupt, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS, Call
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Checkpoint, Search
 from pinlaterd.engines.sqlite import searcher as searching
 from pinlaterd.engines.sqlite.searcher import SqliteSearcher
 from pinlaterd.model import Job, JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 
 

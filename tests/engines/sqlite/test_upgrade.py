@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pinlaterd.clock import FakeClock
 from pinlaterd.engines.base import Batch, EnqueueOp
 from pinlaterd.engines.sqlite import file
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import StorageError
 from pinlaterd.model import Job, JobKey, JobState
+from tests.clocks import FakeClock
 from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness
 
 NOW_MS = 1_700_004_000
