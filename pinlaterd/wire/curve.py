@@ -26,9 +26,12 @@ from zmq.utils import z85
 from pinlaterd.errors import ConfigError
 
 _BYTES = 32
-# A cut is noticed within 3 s, also if it is silent, and in one direction only. By the system: what
-# ZeroMQ has for it wakes up idle processes, and wants room in queues that a busy one has filled.
+# A cut is noticed within 3 s, also if it is silent, and in one direction only. By the system, as
+# ZeroMQ's pings would wake up idle processes.
 _PROBE_SECONDS, _UNACKNOWLEDGED_MS = 1, 2000
+# What a busy process has not taken yet must not fill the system's buffers: that would look like a
+# cut. Senders bound their bytes.
+_MESSAGES_WAITING = 100_000
 _CONNECT_WITHIN_MS, _HANDSHAKE_WITHIN_MS = 1000, 2000
 # How long the port of this process's last socket, which is closed in the background, may be taken.
 _PORT_SECONDS, _PORT_AGAIN_SECONDS = 1.0, 0.01
@@ -89,6 +92,7 @@ class ClusterKey:
         """Bind `socket` to `endpoint`, where only holders of the key are admitted. What else it is
         bound to is open as ever. Raises OSError if the address can't be had."""
         until = time.monotonic() + _PORT_SECONDS
+        most_waiting = socket.rcvhwm
         socket.curve_secretkey = self.pair[1]
         socket.curve_server = True
         _notice_cuts(socket)
@@ -97,6 +101,7 @@ class ClusterKey:
                 time.sleep(_PORT_AGAIN_SECONDS)
         finally:
             socket.curve_server = False
+            socket.rcvhwm = most_waiting
 
     def call(self, socket: zmq.Socket[bytes]) -> None:
         """Have `socket` connect from now on as a holder of the key, to such only."""
@@ -112,6 +117,7 @@ def _notice_cuts(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _PROBE_SECONDS)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _PROBE_SECONDS)
     socket.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
+    socket.rcvhwm = _MESSAGES_WAITING
 
 
 def _is_bound(socket: zmq.Socket[bytes], endpoint: str, *, is_last: bool) -> bool:

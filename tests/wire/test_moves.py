@@ -275,7 +275,7 @@ def test_ipc_stays_plain_beside_tcp(run, is_taken):
 
 
 def test_a_shard_that_is_busy_is_not_cut_off_for_what_waits_there(run):
-    """Heartbeats wait behind messages that nobody takes."""
+    """Messages that nobody takes for a while don't look like a cut."""
 
     async def test(scene: Scene) -> None:
         shard = await scene.serving(scene.there)
