@@ -41,11 +41,6 @@ class Clock:
         """The same, and the time for which the machine was suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def until_full(self, seconds: float) -> float:
-        """Seconds to the next multiple of `seconds`, which comes at once for all processes of a
-        machine: one that hears of others then wakes up once."""
-        return seconds - self.monotonic() % seconds
-
     def now_ms(self) -> int:
         """Milliseconds since the epoch. Less than the call before only after `look`."""
         # `elapsed`, without the cost of a call: this is asked several times for each of a client's.
@@ -99,6 +94,12 @@ class Clock:
             if after - before <= _READING_SECONDS:
                 break
         return wall * 1000 - (after * 1000 + self._offset_ms), after
+
+
+def until_full(seconds: float, now: float) -> float:
+    """Seconds from `now` (monotonic) to the next multiple of `seconds`, which comes at once for all
+    processes of a machine: one that hears of others then wakes up once."""
+    return seconds - now % seconds
 
 
 def _seconds(ms: float) -> str:

@@ -16,7 +16,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from pinlaterd.clock import Clock
+from pinlaterd.clock import Clock, until_full
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.layout import LEAVING, shard_program
 from pinlaterd.config.schema import Config
@@ -98,7 +98,8 @@ class MemberCoordinator(Coordinator):
         cluster = self._cluster
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), self._clock.until_full(_LOOK_SECONDS))
+                seconds = until_full(_LOOK_SECONDS, self._clock.monotonic())
+                await asyncio.wait_for(self._woken.wait(), seconds)
             self._woken.clear()
             config, views = self._config, self._registry.views()
             cluster.leaving, cluster.weight = LEAVING.exists(), config.server.weight

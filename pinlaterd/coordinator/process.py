@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from aiohttp import web
 
-from pinlaterd.clock import Clock
+from pinlaterd.clock import Clock, until_full
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, Superseded, activate, load_active
 from pinlaterd.config.schema import Config
@@ -116,7 +116,7 @@ class Coordinator:
     async def follow(self) -> None:
         """Activate what changes in etc/, for as long as this runs."""
         while True:
-            await asyncio.sleep(self._clock.until_full(self._reload.look_seconds))
+            await asyncio.sleep(until_full(self._reload.look_seconds, self._clock.monotonic()))
             failure = ""
             self._rates.look()
             try:

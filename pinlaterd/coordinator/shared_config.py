@@ -169,7 +169,7 @@ class SharedConfig(Reload):
         self._edit: Shared | None = None  # to be proposed
         self._lost: dict[Path, str] = {}  # edits that came second, and what to say of them
         self._kept: Sequence[Path] = ()  # those that are in etc/ still
-        self._kept_edits = FileWatch([etc], lambda: sorted(etc.glob(f"*{KEPT}*")))
+        self._kept_watch = FileWatch([etc], lambda: sorted(etc.glob(f"*{KEPT}*")))
         self._accepted: Config | None = None  # None: it can't be used here
         self._applied = (0, 0)  # the configuration's number, version of the active configuration
         self._refresh_in = 0
@@ -231,7 +231,7 @@ class SharedConfig(Reload):
             self._advance(self._wanted)
         if self._view.connected and self._view.leads and self._accepted is not None:
             await self._lead(self._accepted)
-        kept = self._kept_edits.look()
+        kept = self._kept_watch.look()
         if kept is not None:
             self._kept = kept
         lost = (self._lost.get(p, f"{p}: an edit that came second; {_CURE}") for p in self._kept)

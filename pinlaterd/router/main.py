@@ -23,7 +23,7 @@ from random import Random
 import psutil
 import uvloop
 
-from pinlaterd.clock import Clock
+from pinlaterd.clock import Clock, until_full
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, load_active, read_active
 from pinlaterd.errors import ConfigError
@@ -261,9 +261,8 @@ class Router:
         self._control.config_version = active.version
 
     def _report(self) -> None:
-        self._reporting = self._loop.call_later(
-            self._clock.until_full(_REPORT_SECONDS), self._report
-        )
+        seconds = until_full(_REPORT_SECONDS, self._clock.monotonic())
+        self._reporting = self._loop.call_later(seconds, self._report)
         self._stats.gauge("router_calls_in_hand", self._service.admission.in_flight)
         self._stats.gauge("router_calls_waiting", self._service.admission.waiting)
         count_dropped_lines(self._stats.count)

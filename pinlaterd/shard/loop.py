@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pinlaterd.clock import Clock
+from pinlaterd.clock import Clock, until_full
 from pinlaterd.config import layout
 from pinlaterd.config.active import read_active
 from pinlaterd.config.schema import ServerSettings
@@ -403,9 +403,7 @@ class ShardLoop:
         now = self._clock.monotonic()
         self._unused_pulses += 1
         quiet = self._unused_pulses >= PULSES_UNTIL_QUIET
-        self._next_pulse = now + (
-            self._clock.until_full(QUIET_PULSE_SECONDS) if quiet else PULSE_SECONDS
-        )
+        self._next_pulse = now + (until_full(QUIET_PULSE_SECONDS, now) if quiet else PULSE_SECONDS)
         self._told_degraded = bool(self._service.degraded)
         counts = list(self._counts.values())
         frame = pack(Pulse(self._incarnation, counts, self._told_degraded, now))
@@ -414,7 +412,7 @@ class ShardLoop:
             for router in list(self._routers):
                 self._send(router, frame)
         if now >= self._next_report:
-            self._next_report = now + self._clock.until_full(_REPORT_SECONDS)
+            self._next_report = now + until_full(_REPORT_SECONDS, now)
             self._report()
 
     def _report(self) -> None:

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 
 import zmq
 
-from pinlaterd.clock import Clock
+from pinlaterd.clock import Clock, until_full
 from pinlaterd.wire.connection import Connection
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import (
@@ -386,17 +386,17 @@ class ShardLink:
     # --- silence and deadlines ---------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Give up calls past their deadline, and of a silent shard; forget what is too late."""
+        """Give up calls past their deadline or of a silent shard; forget what comes too late."""
         now, waited = self._clock.monotonic(), self._sweep_seconds
         # After a pause of this process answers may be there that have not been read yet.
         judged_until = min(now, self._swept_at + 2 * waited)
         self._swept_at = now
         self._unused_sweeps += 1
-        seconds = self._sweep_seconds
+        seconds = waited
         if self._unused_sweeps >= _SWEEPS_UNTIL_QUIET:
             self._sweep_seconds = QUIET_PULSE_SECONDS
             # Amid the pulses of shards here, so that one comes between two sweeps.
-            seconds = self._clock.until_full(QUIET_PULSE_SECONDS) + QUIET_PULSE_SECONDS / 2
+            seconds = until_full(QUIET_PULSE_SECONDS, now) + QUIET_PULSE_SECONDS / 2
         self._sweeping = self._loop.call_later(seconds, self._sweep)
         if self.incarnation == 0:
             self._sweep_kept(now)
