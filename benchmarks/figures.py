@@ -1,6 +1,7 @@
 """How large the code is and how it hangs together, beside limits that it may not outgrow.
 
     tools/figures            each figure, and its limit in pyproject.toml; exit 1 if one is above
+    tools/figures --where    also where in the code each figure comes from
     tools/figures --calls    also the way of a call, which takes a running service (ten seconds)
 
 A limit is lowered by whoever brings a figure down. May rely on the standard library, grimp (which
@@ -14,6 +15,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -23,6 +25,7 @@ from typing import NamedTuple
 import grimp
 
 from benchmarks import call_trace
+from pinlaterd.model import Method
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "pinlaterd"
@@ -36,6 +39,19 @@ ACK_NAME = re.compile("^Ack(Info|Request|Op)?$")
 _NAME_FIELDS = frozenset(
     ("id", "attr", "arg", "name", "asname", "module", "kwd_attrs", "rest", "names")
 )
+# A docstring that begins with one of these has a clause or a phrase where its verb should be: "What
+# a shard holds.", "Of the claims: the oldest first." Articles are left out, since with them begins
+# what a class or a value is ("The claims of one queue."), although as a function's first word they
+# are no better.
+FRAGMENT = re.compile(
+    r"(all|as|how|of|that|those|what|whatever|where|which|who|whoever|whom|whose|why)\b",
+    re.IGNORECASE,
+)
+# In Thrift's binary protocol each header of a field has a zero byte, as most lengths have, and each
+# header of a message its version, 0x8001; in a pattern they are written as escapes.
+_THRIFT_BYTES = re.compile(rb"\0|\\x00|\\0|\x80\x01|\\x80\\x01")
+_METHODS = frozenset(method.encode() for method in Method)
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Figure(NamedTuple):
@@ -73,6 +89,25 @@ class Module:
             if isinstance(node, ast.ClassDef):
                 yield (node.end_lineno or node.lineno) - node.lineno + 1, node.name
 
+    def public_classes(self) -> Iterator[str]:
+        """List the names of those that other modules can import."""
+        for node in self.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name
+
+    def docstrings(self) -> Iterator[str]:
+        """List those of the module, its classes and its functions, nested ones included."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)):
+                yield text
+
+    def byte_literals(self) -> Iterator[tuple[int, bytes]]:
+        """List each with its line."""
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Constant(value=bytes(literal)):
+                    yield node.lineno, literal
+
     def names(self) -> Iterator[tuple[int, str]]:
         """Every name in the code, with its line: those of imported modules and of patterns, too;
         neither comments nor docstrings."""
@@ -101,19 +136,36 @@ def modules_under(folder: str) -> list[Module]:
 
 
 def size(modules: Sequence[Module], settings: Mapping[str, object]) -> Iterator[Figure]:
-    yield Figure("lines", sum(module.lines for module in modules))
-    yield Figure("modules", sum(1 for module in modules if module.lines))
+    yield _lines("lines", modules)
+    by_folder = Counter(_folder(module) for module in modules if module.lines)
+    yield Figure("modules", by_folder.total(), _most_first(by_folder))
     lines, name = max((module.lines, module.name) for module in modules)
     yield Figure("longest_module", lines, name)
     lines, name = max(found for module in modules for found in module.classes())
     yield Figure("longest_class", lines, name)
-    yield Figure("test_lines", sum(module.lines for module in modules_under("tests")))
+    yield _lines("test_lines", modules_under("tests"))
     graph = grimp.build_graph(PACKAGE, cache_dir=None)
     small = sorted(_small_with_one_importer(modules, graph, settings))
     yield Figure("small_modules_of_one_importer", len(small), " ".join(small))
     cycles = sorted(_cycles(graph))
     yield Figure("package_cycles", len(cycles), " ".join(cycles))
     yield Figure("layer_exceptions", _layer_exceptions())
+
+
+def _lines(key: str, modules: Iterable[Module]) -> Figure:
+    by_folder: Counter[str] = Counter()
+    for module in modules:
+        by_folder[_folder(module)] += module.lines
+    return Figure(key, by_folder.total(), _most_first(by_folder))
+
+
+def _folder(module: Module) -> str:
+    return str(module.path.parent.relative_to(ROOT))
+
+
+def _most_first(counts: Mapping[str, int]) -> str:
+    items = sorted(counts.items(), key=lambda item: -item[1])
+    return " ".join(f"{name}:{count}" for name, count in items)
 
 
 def _small_with_one_importer(
@@ -186,8 +238,7 @@ def words(settings: Mapping[str, object]) -> Iterator[Figure]:
     for path in _prose():
         for found in pattern.findall(path.read_text(encoding="utf-8").replace("_", " ")):
             counts[found.lower()] = counts.get(found.lower(), 0) + 1
-    most = sorted(counts.items(), key=lambda item: -item[1])
-    yield Figure("avoided_words", sum(counts.values()), " ".join(f"{w}:{n}" for w, n in most))
+    yield Figure("avoided_words", sum(counts.values()), _most_first(counts))
 
 
 def _prose() -> Iterator[Path]:
@@ -196,6 +247,52 @@ def _prose() -> Iterator[Path]:
             if path.suffix in {".py", ".md", ".thrift", ".yaml", ".sql", ".lua"}:
                 yield path
     yield ROOT / "README.md"
+
+
+def fragments(modules: Iterable[Module]) -> dict[str, int]:
+    """Count in each module the docstrings that begin with a fragment; leave out those with none."""
+    counts = {
+        module.name: sum(1 for text in module.docstrings() if FRAGMENT.match(text))
+        for module in modules
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def shared_class_names(modules: Iterable[Module]) -> dict[str, list[str]]:
+    """Find the names under which several modules have a public class; return those modules."""
+    found: dict[str, list[str]] = {}
+    for module in modules:
+        for name in module.public_classes():
+            found.setdefault(name, []).append(module.name)
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+# --- layers ---------------------------------------------------------------------------------
+
+
+def thrift_bytes(modules: Iterable[Module]) -> list[str]:
+    """Find byte literals of Thrift's protocol outside `rpc`, each as FILE:LINE.
+
+    They are parts of headers, and names of methods as they stand in a message.
+    """
+    return [
+        f"{module.name}:{line}"
+        for module in modules
+        if f"{PACKAGE}/rpc/" not in module.name
+        for line, literal in module.byte_literals()
+        if _THRIFT_BYTES.search(literal) or literal in _METHODS
+    ]
+
+
+def house(modules: Sequence[Module]) -> Iterator[Figure]:
+    """Count words, names and bytes in places that no import contract sees."""
+    counts = fragments(modules)
+    yield Figure("docstring_fragments", sum(counts.values()), _most_first(counts))
+    shared = shared_class_names(modules)
+    where = " ".join(f"{name}({', '.join(places)})" for name, places in sorted(shared.items()))
+    yield Figure("shared_class_names", len(shared), where)
+    outside = thrift_bytes(modules)
+    yield Figure("thrift_bytes_outside_rpc", len(outside), " ".join(outside))
 
 
 # --- limits ---------------------------------------------------------------------------------
@@ -210,13 +307,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--calls", action="store_true", help="also the way of a call")
-    parser.add_argument("--where", action="store_true", help="what each figure adds up")
+    parser.add_argument("--where", action="store_true", help="also where it comes from")
     options = parser.parse_args()
     settings: Mapping[str, object] = _pyproject()["tool"]["pinlaterd-figures"]
     limits = settings["limits"]
     assert isinstance(limits, dict)
     modules = modules_under(PACKAGE)
-    figures = [*size(modules, settings), *spread(modules), *words(settings)]
+    figures = [*size(modules, settings), *spread(modules), *words(settings), *house(modules)]
     if options.calls:
         for kind, way in call_trace.trace().items():
             figures.append(Figure(f"calls_of_{kind}", len(way)))
