@@ -116,6 +116,7 @@ class Counts(Generic[Q]):
         self._known: dict[Q, Counter[tuple[int, JobState]]] = {}
         self._wanted: dict[Q, None] = {}  # to be counted, in this order
         self._pass: _Pass[Q] | None = None
+        self._outdated: set[Q] = set()  # wanted again since the snapshot was taken
         # What was committed since its snapshot.
         self._since: defaultdict[Q, Counter[tuple[int, JobState]]] = defaultdict(Counter)
         self._recount_at = self._retry_at = 0.0  # monotonic seconds
@@ -138,9 +139,11 @@ class Counts(Generic[Q]):
         self.suspects.discard(queue)
 
     def recount(self, queue: Q) -> None:
-        """Somebody else may have written to `queue`."""
+        """Count `queue` in a snapshot that is yet to be taken: somebody else may have written to
+        it."""
         self.suspects.discard(queue)
         self._wanted[queue] = None
+        self._outdated.add(queue)
 
     def add(self, changes: Changes[Q]) -> None:
         """The owner has committed these."""
@@ -202,6 +205,7 @@ class Counts(Generic[Q]):
             self._fail("counted", error.message)
             return
         self._since.clear()
+        self._outdated.clear()
         self._pass = _Pass(
             snapshot, list(self._wanted), self._clock, finds_damage=self._finds_damage
         )
@@ -226,7 +230,8 @@ class Counts(Generic[Q]):
         corrections: dict[tuple[Q, int, JobState], int] = {}
         for queue, depths in ended.counted.items():
             if queue in self._wanted:
-                del self._wanted[queue]
+                if queue not in self._outdated:
+                    del self._wanted[queue]
                 corrections |= self._corrections(queue, depths)
         return corrections
 

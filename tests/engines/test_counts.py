@@ -50,9 +50,9 @@ def store() -> Store:
 
 
 @pytest.fixture
-def counts(store: Store) -> Counts[str]:
+def counts(store: Store, clock: FakeClock) -> Counts[str]:
     """A queue is to be counted, and damage to be looked for."""
-    counts = Counts(store.snapshot, FakeClock(), str)
+    counts = Counts(store.snapshot, clock, str)
     counts.open_queue("mail", None)
     counts.find_damage()
     return counts
@@ -83,6 +83,21 @@ def test_a_search_that_fails_is_told_of_and_tried_later(
     counts.poll()
     assert store.snapshots == 1
     assert not counts.sound
+
+
+def test_a_recount_that_is_wanted_during_a_count_takes_another_snapshot(
+    store: Store, counts: Counts[str], clock: FakeClock, wait_until: WaitUntil
+):
+    counts.poll()
+    store.searches.wait()
+    counts.recount("mail")
+    store.may_fail.set()
+    wait_until(counts.poll)
+
+    clock.advance(5)  # as long as a search for damage that failed is not tried again
+    counts.poll()
+
+    wait_until(lambda: store.counted == ["mail", "mail"])
 
 
 def test_a_queue_with_fewer_jobs_than_none_is_suspect_until_it_is_counted(counts: Counts[str]):

@@ -286,8 +286,8 @@ def test_a_shard_that_is_busy_is_not_cut_off_for_what_waits_there(run):
             await scene.until(scene.is_writable)
         await asyncio.sleep(BUSY_SECONDS)
 
-        for _ in asked:
-            shard.answer(*await shard.calls())
+        # Answered in one message: more than the sockets hold may be on the way to a busy link.
+        shard.answer(*[call for _ in asked for call in await shard.calls()])
 
         assert {(await reply_of(one)).status for one in asked} == {Status.DONE}
 

@@ -183,7 +183,7 @@ def test_a_stranger_who_goes_on_costs_a_look_now_and_then_only(
     service.enqueue(b"a", b"b")
     somebody.claims("a")
     _bodies(service)
-    service.service.tick()
+    _counted(service, wait_until, {(1, IN_PROGRESS): 2})
     service.enqueue(b"c")
     somebody.claims("c")
     assert _bodies(service) == []
