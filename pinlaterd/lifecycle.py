@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import resource
@@ -31,6 +32,7 @@ import setproctitle
 MIN_LIFE_SECONDS = 2.0
 BACKGROUND_NICE = 19
 _PROC = Path("/proc")
+_NO_PROCESS = {errno.ESRCH, errno.EINVAL, errno.ENOENT}  # no such pid, or a thread's
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -121,20 +123,31 @@ def process_place() -> str:
     return f"{boot}-{space}"
 
 
-def set_title(process: str) -> None:
-    """What `ps` shows: which process of the service this is, and no secrets."""
+def begin_process(process: str) -> None:
+    """Name this process for `ps` (which one of the service it is, and no secrets), and let it open
+    as many files as the system allows."""
     setproctitle.setproctitle(f"pinlaterd: {process}")
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):  # above what the system has allowed since
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def allow_open_files(wanted: int, warn: Callable[[str], None]) -> None:
-    """Raise the limit of open files to `wanted`, or as near as the system lets us."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= wanted:
-        return
-    reached = min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
-    if reached < wanted:
-        warn(f"only {reached} files may be open, {wanted} are wanted; raise `ulimit -n`")
+def allowed_files(wanted: int, warn: Callable[[str], None]) -> int:
+    """Return how many files this process may open, `wanted` at most; warn if that is less."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed < wanted:
+        warn(f"only {allowed} files may be open, {wanted} are wanted; raise `ulimit -n`")
+    return min(allowed, wanted)
+
+
+def process_exists(pid: int) -> bool:
+    """Return whether there is a process of that pid. While no file can be opened, a thread of that
+    number counts, too."""
+    try:
+        os.close(os.pidfd_open(pid))
+    except OSError as error:
+        return error.errno not in _NO_PROCESS and (_PROC / str(pid)).exists()
+    return True
 
 
 def end_with_parent(parent_pid: int, number: signal.Signals) -> None:

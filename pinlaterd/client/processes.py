@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 from pinlaterd.client.client import Client
 from pinlaterd.client.running_job import ClaimLost, RunningJob, error_text, returned
-from pinlaterd.lifecycle import STOP_SIGNALS, end_with_parent, set_title
+from pinlaterd.lifecycle import STOP_SIGNALS, begin_process, end_with_parent
 from pinlaterd.model import ClaimedJob
 
 # How long a handler may go on after it could see that its claim is lost.
@@ -288,7 +288,7 @@ def _serve(
     plan: ChildPlan, connection: Connection, is_lost: ctypes.c_bool, parent_pid: int
 ) -> None:
     end_with_parent(parent_pid, signal.SIGKILL)
-    set_title(f"worker {multiprocessing.current_process().name}")
+    begin_process(f"worker {multiprocessing.current_process().name}")
     _leave_signals_to_parent()
     os.register_at_fork(after_in_child=partial(_leave_child, connection))
     try:

@@ -160,10 +160,10 @@ class Watcher(ABC):
                 self._client.close()
 
     def _looks_well(self) -> bool:
-        if self._client is None or self._handler.has_ended:
-            self._connect()
-        assert self._client is not None
         try:
+            if self._client is None or self._handler.has_ended:
+                self._connect()
+            assert self._client is not None
             if self._client.state == KazooState.CONNECTED:
                 self._session = self._client.client_id or self._session
                 return self.look(self._client)
@@ -193,7 +193,12 @@ class Watcher(ABC):
             logger=KAZOO_LOG,
         )
         self._client.add_listener(self.poke)
-        self._client.start_async()
+        try:
+            self._client.start_async()
+        except (OSError, RuntimeError):  # no more files, or no more threads
+            self._handler.stop()
+            self._client = None
+            raise
 
 
 class ZooKeeperList(Watcher, ServerList):

@@ -8,6 +8,7 @@ lock files stay where they are, or two processes could lock two files of one nam
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -165,6 +166,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_out_of_files(error: OSError) -> bool:
+    """Whether it says nothing of the file that could not be opened."""
+    return error.errno in {errno.EMFILE, errno.ENFILE}
+
+
 class FileWatch(Generic[T]):
     """Sees when files that people write have changed, once their author is done: they count when
     they are the same at two looks. Edited in place, replaced, a link turned elsewhere, deleted and
@@ -178,7 +184,7 @@ class FileWatch(Generic[T]):
 
     def look(self) -> T | None:
         """What is read of them if they have changed since it was given last, and rest by now; so
-        the first that rests."""
+        the first that rests. Raises what `read` does, and reads again the next time."""
         marks = self._marks()
         before, self._seen = self._seen, marks
         if marks == self._given or marks != before:
@@ -220,6 +226,8 @@ class ConfigFiles:
             try:
                 self._contents[path] = path.read_bytes()
             except OSError as error:
+                if is_out_of_files(error):
+                    raise
                 self._contents[path] = error
 
     @property

@@ -142,6 +142,16 @@ class ServerSettings:
     stats_port: int = _machine(
         9999, "HTTP port of /stats.txt, /stats.json, /metrics, /health", _ANY_PORT
     )
+    http_hosts: str = _machine(
+        "",
+        "further names by which clients of the statistics port may call this server, with commas"
+        " between; its addresses and the machine's own names are valid as they are",
+        Matching(
+            re.compile(r"(?:[\w-]+(?:\.[\w-]+)*(?:,[\w-]+(?:\.[\w-]+)*)*)?"),
+            "expected NAME,NAME without spaces",
+        ),
+        live=True,
+    )
     web_port: int = _setting(9011, "HTTP port of the dashboard (not in this release)", _ANY_PORT)
     advertised_host: str = _machine(
         _OWN_HOST_NAME,

@@ -17,7 +17,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import NO_VERSION, ActiveConfig, activate, load_active
 from pinlaterd.errors import ConfigError
-from pinlaterd.lifecycle import ExitCode, StopSignal, set_title, set_up_log
+from pinlaterd.lifecycle import ExitCode, StopSignal, begin_process, set_up_log
 from pinlaterd.wire.control import read_snapshot
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 def run(etc: Path) -> int:
     """Serve until SIGTERM. Returns the exit code."""
-    set_title(layout.COORDINATOR)
+    begin_process(layout.COORDINATOR)
     etc = layout.enter(etc)
     try:
         active = load_active(etc)

@@ -82,10 +82,14 @@ class Peers:
         self.rates.follow(view)
 
     def _link(self, node: str) -> PeerClient | None:
-        """None if there is no such member."""
+        """None if there is no such member, or no further socket."""
         if node not in self._links and node in self._addresses:
             address = self._addresses[node]
-            link = PeerClient(address, key=self._key)
+            try:
+                link = PeerClient(address, key=self._key)
+            except OSError as error:
+                log.error("no connection to %s: %s; trying again", address, error)
+                return None
             self._links[node] = (address, link)
             self._loop.add_reader(link.fileno(), self._hear)
         return self._links[node][1] if node in self._links else None

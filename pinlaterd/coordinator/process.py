@@ -10,12 +10,9 @@ import asyncio
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-
-import psutil
-from aiohttp import web
 
 from pinlaterd.clock import Clock, until_full
 from pinlaterd.config import layout
@@ -27,7 +24,8 @@ from pinlaterd.coordinator.programs import ShardPrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.reload import Holding, Reload
 from pinlaterd.errors import ConfigError
-from pinlaterd.lifecycle import count_dropped_lines, set_up_log
+from pinlaterd.http_port import HttpPort
+from pinlaterd.lifecycle import count_dropped_lines, process_exists, set_up_log
 from pinlaterd.stats import Stats, StatsSnapshot, empty
 from pinlaterd.wire.control import (
     ControlServer,
@@ -45,7 +43,6 @@ from pinlaterd.wire.control import (
 log = logging.getLogger(__name__)
 
 _SUPERVISED = "SUPERVISOR_ENABLED"  # supervisord sets it for those whom it runs
-_STOP_SECONDS = 2.0  # for HTTP requests in flight
 
 
 class Coordinator:
@@ -60,16 +57,18 @@ class Coordinator:
         self._started_at_ms = clock.now_ms()
         self._started = clock.monotonic()
         self._stats = Stats()
-        self._registry = Registry(clock, psutil.pid_exists)
+        self._registry = Registry(clock, process_exists)
         self._joining = self._shards_since(read_snapshot())
         self._reload = self._new_reload(active)
         self._programs = ShardPrograms(clock.monotonic) if _SUPERVISED in os.environ else None
         self._failure = ""  # why the configuration can't be followed
-        self._rates = RateControl(self._config, clock, self._stats, psutil.pid_exists)
+        self._rates = RateControl(self._config, clock, self._stats, process_exists)
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
         pages = Pages(self.status, self.stats, self.whole)
-        self._web = web.AppRunner(pages.application(), access_log=None)
+        # Two, so that commands reach this coordinator whoever takes all connections of the port.
+        self._socket = HttpPort(pages.application())
+        self._web = HttpPort(pages.application(), self._hosts)
         self._loop = asyncio.get_running_loop()
 
     async def start(self) -> None:
@@ -78,15 +77,12 @@ class Coordinator:
         self._control = ControlServer()
         self._loop.add_reader(self._control.fileno(), self._hear)
         self._hear()
-        await self._web.setup()
         # Before the port: through the socket commands reach this coordinator whatever has the port.
         layout.STATS_SOCKET.unlink(missing_ok=True)
-        await web.UnixSite(self._web, os.fspath(layout.STATS_SOCKET)).start()
+        await self._socket.listen_at(os.fspath(layout.STATS_SOCKET))
         layout.STATS_SOCKET.chmod(0o600)
         server = self._config.server
-        await web.TCPSite(
-            self._web, server.stats_host, server.stats_port, shutdown_timeout=_STOP_SECONDS
-        ).start()
+        await self._web.listen(server.stats_host, server.stats_port)
         log.info(
             "serving statistics on http://%s:%d; shards %s",
             server.stats_host,
@@ -96,7 +92,8 @@ class Coordinator:
 
     async def stop(self) -> None:
         log.info("stopping")
-        await self._web.cleanup()
+        await self._web.stop()
+        await self._socket.stop()
         if self._control is not None:
             self._loop.remove_reader(self._control.fileno())
             self._control.close()
@@ -118,8 +115,8 @@ class Coordinator:
         while True:
             await asyncio.sleep(until_full(self._reload.look_seconds, self._clock.monotonic()))
             failure = ""
-            self._rates.look()
             try:
+                self._rates.look()
                 await self._reload.step()
                 if self._programs is not None:
                     self._programs.step(self._hosted(self._config))
@@ -196,6 +193,12 @@ class Coordinator:
     def _served_here(self) -> Config:
         """The configuration with those shards only that this server is to serve: all of them."""
         return self._config
+
+    def _hosts(self) -> Collection[str]:
+        """Names that clients of the statistics port may call this server by."""
+        server = self._config.server
+        own = (server.stats_host, server.host, server.advertised_host, server.peer_host)
+        return [*own, *server.http_hosts.split(",")]
 
     async def whole(self, *, statistics: bool) -> Answer:
         """Of all servers."""

@@ -318,12 +318,12 @@ def status(config: Config, views: Sequence[ProcessView], about: About) -> Status
 
 
 def usage_of(pid: int) -> Usage | None:
-    """None if there is no such process (any more)."""
+    """None if there is no such process (any more), or no file can be opened."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             times, memory = process.cpu_times(), process.memory_info()
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return None
     return Usage(round(times.user + times.system, 2), memory.rss)
 

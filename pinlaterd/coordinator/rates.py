@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.clock import Clock
-from pinlaterd.config.layout import SERVER_SET_COPY, FileWatch, replace_file, router_programs
+from pinlaterd.config.layout import (
+    SERVER_SET_COPY,
+    FileWatch,
+    is_out_of_files,
+    replace_file,
+    router_programs,
+)
 from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.stats import Stats
@@ -234,6 +240,8 @@ class ServerSetFile:
                 return ServerSet((), [f"{self._path}: longer than {_MAX_BYTES} bytes"])
             servers, problems = read_server_set(found.decode(), str(self._path))
         except OSError as error:
+            if is_out_of_files(error):
+                raise
             return ServerSet((), [f"{self._path}: can't be read: {error.strerror}"])
         except UnicodeDecodeError:
             return ServerSet((), [f"{self._path}: is not valid UTF-8; write HOST:PORT lines"])

@@ -42,6 +42,7 @@ START_SECONDS = 3 * SESSION_SECONDS
 MOST_DATA_BYTES = 900 * 1024  # ZooKeeper closes a connection that brings a megabyte
 FORMAT = b"1"  # of what the nodes hold; raised once every server can read the next one
 _ROOT = "/pinlaterd"
+NAME_CURE = "take another name, or have ZooKeeper's administrator delete"  # and the node
 
 
 class Conflict(Exception):
@@ -252,7 +253,10 @@ class Session(Watcher):
         except NoNodeError:
             pass  # nothing is announced there
         except NoAuthError:
-            problem = f"server_set_path: {path} in ZooKeeper belongs to others; choose another path"
+            problem = (
+                f"server_set_path: {path} in ZooKeeper belongs to others; choose another path, or "
+                "have ZooKeeper's administrator delete that"
+            )
         except Unanswered as error:  # what matters more was done
             problem = f"server_set_path: {path} in ZooKeeper can't be used: {error!r}"
         self.server_set_problem = problem
@@ -370,7 +374,7 @@ def _problem(error: Exception, hosts: str, cluster: str) -> str:
     if isinstance(error, NoAuthError):
         return (
             f"{where}: cluster {cluster} was made with another key than etc/cluster.key; copy that "
-            "of one of its servers"
+            f"of one of its servers; if none of yours has made it, {NAME_CURE} {_ROOT}/{cluster}"
         )
     return f"{where} does not answer: {error!r}"
 

@@ -45,6 +45,7 @@ try:
     )
     from pinlaterd.coordinator.zookeeper import (
         FORMAT,
+        NAME_CURE,
         Conflict,
         View,
         change_cluster,
@@ -101,7 +102,8 @@ def _fill_zookeeper(number: int) -> None:
     except Conflict as error:
         raise DeploymentError(
             f"ZooKeeper at {access.zookeeper[0]} has a cluster {access.zookeeper[1]} already; "
-            "`pinlaterd cluster join` makes a deployment a server of it"
+            "`pinlaterd cluster join` makes a deployment a server of it; if none of yours has made "
+            f"it, {NAME_CURE} /pinlaterd/{access.zookeeper[1]}"
         ) from error
     write_base(shared)
 

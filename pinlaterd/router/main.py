@@ -17,10 +17,10 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-import psutil
 import uvloop
 
 from pinlaterd.clock import Clock, until_full
@@ -30,10 +30,11 @@ from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import (
     ExitCode,
     StopSignal,
-    allow_open_files,
+    allowed_files,
+    begin_process,
     count_dropped_lines,
     prefer_throughput,
-    set_title,
+    process_exists,
     set_up_log,
 )
 from pinlaterd.router.call import Shared
@@ -80,7 +81,7 @@ def run(etc: Path) -> int:
     """Serve until SIGTERM; then finish the calls in flight. Returns the exit code."""
     # There may be several routers; supervisord tells each what it is called.
     name = os.environ.get("SUPERVISOR_PROCESS_NAME", "router")
-    set_title(name)
+    begin_process(name)
     prefer_throughput()
     etc = layout.enter(etc)
     try:
@@ -94,7 +95,6 @@ def run(etc: Path) -> int:
         return ExitCode.CONFIG
     settings = active.config.server
     set_up_log(name, settings.log_level)
-    allow_open_files(settings.max_connections + _SPARE_FILES, log.warning)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(name, active, key))
 
@@ -142,7 +142,10 @@ class Router:
         limits, settings = RateLimits(clock), active.config.server
         self._shared = Shared(self._shards, limits, clock, stats, Random(), settings)
         self._service = RouterService(self._shared)
-        self._server = ThriftServer(self._service.handle, settings, stats)
+        # Clients must not take the files that the router itself needs.
+        files = allowed_files(settings.max_connections + _SPARE_FILES, log.warning)
+        served = replace(settings, max_connections=max(1, files - _SPARE_FILES))
+        self._server = ThriftServer(self._service.handle, served, stats)
         started_at_ms = clock.now_ms()
         self._control = ControlClient(name, "router", stats, started_at_ms, context=self._context)
         self._control.config_version = active.version
@@ -281,7 +284,7 @@ class Router:
 
 def _is_another(pid: int) -> bool:
     """Whether a process other than this one has that pid."""
-    return pid != os.getpid() and psutil.pid_exists(pid)
+    return pid != os.getpid() and process_exists(pid)
 
 
 # --- the listening sockets, from one process to another ----------------------------------------

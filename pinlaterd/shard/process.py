@@ -19,8 +19,8 @@ from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageErr
 from pinlaterd.lifecycle import (
     ExitCode,
     StopSignal,
+    begin_process,
     prefer_throughput,
-    set_title,
     set_up_log,
 )
 from pinlaterd.shard.loop import ShardLoop, Updates
@@ -41,7 +41,7 @@ _COLLECT_AFTER_ALLOCATIONS = (50_000, 20, 1_000)
 def run(name: str, etc: Path, make: Callable[..., StorageEngine] = make_engine) -> int:
     """Serve until SIGTERM; then finish the calls in flight. Returns the exit code."""
     process = layout.shard_program(name)
-    set_title(process)
+    begin_process(process)
     prefer_throughput()
     etc = layout.enter(etc)
     try:

@@ -26,7 +26,7 @@ from itertools import accumulate
 
 from pinlaterd.engines.base import ScanAfter, Search, Searcher, SearcherFactory, StoredJob
 from pinlaterd.errors import PinLaterError, StorageError
-from pinlaterd.lifecycle import run_in_background, set_title
+from pinlaterd.lifecycle import begin_process, run_in_background
 from pinlaterd.model import SCAN_START
 from pinlaterd.shard.tasks import (
     MOST_SEARCHES,
@@ -306,7 +306,7 @@ def main() -> None:
     """`python -m pinlaterd.shard.searcher TITLE`, with a socket to the shard as standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the shard ends us
     run_in_background()
-    set_title(f"{sys.argv[1]} searcher")
+    begin_process(f"{sys.argv[1]} searcher")
     sock = socket.socket(fileno=os.dup(0))
     received = bytearray()
     process: _Process | None = None

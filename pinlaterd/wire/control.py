@@ -268,6 +268,15 @@ def read_holdings(path: Path = RATES_FILE) -> Sequence[Holding]:
 # --- both ends ------------------------------------------------------------------------------
 
 
+def _new_socket(kind: int, context: zmq.Context[Any] | None) -> zmq.Socket[bytes]:
+    """Raises OSError if no more files can be opened."""
+    try:
+        found: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(kind)
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, str(error)) from error
+    return found
+
+
 _Told = tuple[ProcessState, dict[str, str], int]  # the last: the configuration that is followed
 
 
@@ -284,8 +293,9 @@ class PeerClient:
         context: zmq.Context[Any] | None = None,
         key: ClusterKey | None = None,
     ) -> None:
-        """`key`: of the cluster, for another server's coordinator."""
-        self._socket = (context or zmq.Context.instance()).socket(zmq.DEALER)
+        """`key`: of the cluster, for another server's coordinator. Raises OSError if there can be
+        no further socket."""
+        self._socket = _new_socket(zmq.DEALER, context)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.setsockopt(zmq.SNDHWM, _MESSAGES_IN_TRANSIT)
         self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
@@ -393,7 +403,7 @@ class ControlServer:
     ) -> None:
         """`key`: of the cluster, for coordinators of other servers. Raises OSError if an address of
         theirs can't be had."""
-        self._socket = (context or zmq.Context.instance()).socket(zmq.ROUTER)
+        self._socket = _new_socket(zmq.ROUTER, context)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, _MESSAGES_IN_TRANSIT)
         self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)

@@ -95,7 +95,7 @@ class ClusterKey:
         most_waiting = socket.rcvhwm
         socket.curve_secretkey = self.pair[1]
         socket.curve_server = True
-        _notice_cuts(socket)
+        _bound_times(socket)
         try:
             while not _is_bound(socket, endpoint, is_last=time.monotonic() >= until):
                 time.sleep(_PORT_AGAIN_SECONDS)
@@ -108,11 +108,11 @@ class ClusterKey:
         socket.curve_publickey, socket.curve_secretkey = self.pair
         socket.curve_serverkey = self.pair[0]
         socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_WITHIN_MS)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_WITHIN_MS)
-        _notice_cuts(socket)
+        _bound_times(socket)
 
 
-def _notice_cuts(socket: zmq.Socket[bytes]) -> None:
+def _bound_times(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_WITHIN_MS)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _PROBE_SECONDS)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _PROBE_SECONDS)

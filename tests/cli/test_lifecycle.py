@@ -119,3 +119,29 @@ def test_a_record_is_one_line_with_time_level_and_process():
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING shard-1 queue a\\n2026.* forged\n", said
     )
+
+
+FILES = """
+import os, resource
+from pinlaterd.lifecycle import allowed_files, begin_process, process_exists
+begin_process("test")
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+said = []
+print(soft, allowed_files(soft, said.append), allowed_files(hard + 1, said.append), *said)
+while True:
+    try:
+        os.dup(0)
+    except OSError:
+        break
+print(process_exists(os.getpid()), process_exists(os.getppid()), process_exists(2**30))
+"""
+
+
+def test_a_process_may_open_as_many_files_as_the_system_allows_and_goes_on_without_any():
+    limits = 'ulimit -n 300 && ulimit -S -n 100 && exec "$@"'
+    command = ["sh", "-c", limits, "sh", sys.executable, "-c", FILES]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    warning = "only 300 files may be open, 301 are wanted; raise `ulimit -n`"
+    assert done.stdout.splitlines() == [f"300 300 300 {warning}", "True True False"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -13,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState, read_snapshot
+from pinlaterd.wire.curve import ClusterKey
 from tests.deployment import unused_port
 
 ROOT = Path(__file__).parents[2]
@@ -44,9 +49,14 @@ class Coordinator:
         (folder / "etc" / "pinlaterd.yaml").write_text(f"stats_port: {stats_port}\n")
         (folder / "etc" / "shards.yaml").write_text("shards: {1: {}, 2: {dequeue_only: true}}\n")
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, limits: str = "") -> subprocess.Popen[str]:
+        """`limits`: of the shell's `ulimit`."""
+        command = f"ulimit {limits} && exec" if limits else "exec"
         process = subprocess.Popen(
-            [sys.executable, "-m", "pinlaterd", "coordinator", "--config", self.folder / "etc"],
+            [
+                *("sh", "-c", f'{command} "$@"', "sh", sys.executable, "-m", "pinlaterd"),
+                *("coordinator", "--config", self.folder / "etc"),
+            ],
             cwd=ROOT,
             stderr=subprocess.PIPE,
             text=True,
@@ -304,3 +314,72 @@ def send_raw(shard: Reporter, message: bytes) -> bool:
 
 def test_it_is_small(serving):
     assert psutil.Process(serving.process.pid).memory_info().rss < 70_000_000
+
+
+MOST_FILES = 1024
+
+
+@pytest.fixture
+def connections():
+    """Makes connections to a port that send something, and stay."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    made = []
+
+    def make(port, sent, count=MOST_FILES + 76):
+        for _ in range(count):
+            made.append(socket.create_connection(("127.0.0.1", port), SECONDS))
+            with contextlib.suppress(ConnectionError):
+                made[-1].sendall(sent)
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("limits", [f"-S -n {MOST_FILES}", f"-n {MOST_FILES}"])
+def test_half_requests_keep_nobody_from_the_pages(coordinator, connections, wait_until, limits):
+    coordinator.start(limits)
+    wait_until(coordinator.serves_its_port)
+
+    connections(coordinator.stats_port, b"GET /health HT")
+
+    assert coordinator.get("/health")[0] == HTTPStatus.SERVICE_UNAVAILABLE  # no shard is there
+    assert coordinator.status()["problems"]
+
+
+def test_a_page_of_another_name_reads_nothing(serving, wait_until):
+    settings = f"stats_port: {serving.stats_port}\nhttp_hosts: jobs.example\n"
+    (serving.folder / "etc/pinlaterd.yaml").write_text(settings)
+
+    def answer_to(name):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{serving.stats_port}/stats.txt", headers={"Host": name}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    wait_until(lambda: answer_to("jobs.example") == HTTPStatus.OK)  # the setting is live
+    assert answer_to(socket.gethostname()) == HTTPStatus.OK
+    assert answer_to("evil.example") == HTTPStatus.MISDIRECTED_REQUEST
+
+
+@pytest.mark.parametrize("sent", [b"", b"\xff" + bytes(8) + b"\x7f\x03"])
+def test_strangers_at_the_port_for_servers_end_nothing(coordinator, connections, wait_until, sent):
+    """Without ZooKeeper, and with so few files that they take all."""
+    port = unused_port()
+    (coordinator.folder / "etc/local.yaml").write_text(
+        "{cluster: prod, server: jobs-1, zookeeper: '127.0.0.1:1', peer_host: 127.0.0.1,"
+        f" peer_port: {port}}}"
+    )
+    (coordinator.folder / "etc/shards.yaml").write_text("shards: {1: {server: jobs-1}}")
+    ClusterKey.generate(coordinator.folder / "etc/cluster.key")
+    process = coordinator.start(f"-n {MOST_FILES}")
+    wait_until(coordinator.serves_its_port)
+
+    connections(port, sent)
+
+    wait_until(coordinator.is_up)  # they are still there
+    assert process.poll() is None

@@ -1,0 +1,227 @@
+"""An HTTP port that no client can take from the others: bounds of connections, times and names.
+
+A client has `STEP_SECONDS` for each step: to send the head of a request, to send its body, to take
+a part of the answer. A port that is full closes the connection that has waited longest for a head:
+connections that send nothing, or half a request, keep nobody out.
+
+A web page may give this machine's address a name of its own, and so read what we answer to the
+browser (DNS rebinding). Therefore `Host` has to be an address, or a name of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import socket
+import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import cast
+
+from aiohttp import web
+
+STEP_SECONDS = 10.0
+_MOST_CONNECTIONS = 200
+_STOP_SECONDS = 2.0  # for requests in flight
+_NAMES_SECONDS = 60.0  # for which this machine's names in DNS are believed
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpPort:
+    """Serves an application at one address, within limits."""
+
+    def __init__(
+        self,
+        application: web.Application,
+        hosts: Callable[[], Collection[str]] | None = None,
+        *,
+        most_connections: int = _MOST_CONNECTIONS,
+        step_seconds: float = STEP_SECONDS,
+    ) -> None:
+        """`hosts`: the names that it answers to, in addition to those of the machine; None: to
+        all."""
+        application.middlewares.insert(0, self._limit)
+        self._runner = web.AppRunner(
+            application,
+            access_log=None,
+            keepalive_timeout=step_seconds,
+            lingering_time=step_seconds,
+            shutdown_timeout=_STOP_SECONDS,
+        )
+        self._hosts = hosts
+        self._most_connections = most_connections
+        self.step_seconds = step_seconds
+        self.connections: dict[asyncio.BaseProtocol, _HttpConnection] = {}  # by aiohttp's own
+        self.waiting: dict[_HttpConnection, None] = {}  # for a head, the longest first
+        self._server: asyncio.Server | None = None
+        self._machine_names: asyncio.Future[Collection[str]] | None = None
+        self._names_until = 0.0
+
+    async def listen(self, host: str, port: int) -> None:
+        """Raises OSError if the address can't be had."""
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connection, host, port)
+
+    async def listen_at(self, path: str) -> None:
+        """Listen on a Unix socket. Raises OSError if it can't be had."""
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._connection, path)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        await self._runner.cleanup()
+
+    def _connection(self) -> _HttpConnection:
+        assert self._runner.server is not None
+        return _HttpConnection(self, self._runner.server())
+
+    def has_room(self) -> bool:
+        """Make room for a connection; return whether there is any."""
+        if len(self.connections) >= self._most_connections and self.waiting:
+            next(iter(self.waiting)).end()
+        return len(self.connections) < self._most_connections
+
+    @web.middleware
+    async def _limit(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        connection = self.connections.get(request.protocol)
+        if connection is None:  # it has ended meanwhile
+            raise _error(web.HTTPBadRequest, "the connection has ended")
+        connection.work()
+        try:
+            await self._check_host(request)
+            if request.can_read_body:
+                await self._read_body(request)
+            answer = await handler(request)
+            # Here rather than after this: its time is bounded by what the client takes.
+            await answer.prepare(request)
+            await answer.write_eof()
+            return answer
+        finally:
+            connection.wait()
+
+    async def _read_body(self, request: web.Request) -> None:
+        try:
+            async with asyncio.timeout(self.step_seconds):
+                await request.read()
+        except TimeoutError:
+            what = f"the body did not come within {self.step_seconds:g} s"
+            raise _error(web.HTTPRequestTimeout, what) from None
+
+    async def _check_host(self, request: web.Request) -> None:
+        """Only browsers are led by names, and they always send one."""
+        if self._hosts is None:
+            return
+        for host in request.headers.getall("Host", ()):
+            name = _name(host)
+            if _is_address(name) or name in {_name(host) for host in self._hosts()}:
+                continue
+            if name != "localhost" and name not in await self._names():
+                raise _error(
+                    web.HTTPMisdirectedRequest,
+                    f"this server has no name {name[:255]!r}: add it to http_hosts in "
+                    "etc/pinlaterd.yaml, or use the server's address",
+                )
+
+    async def _names(self) -> Collection[str]:
+        """This machine's, also as DNS has them."""
+        now = time.monotonic()
+        if self._machine_names is None or now >= self._names_until:
+            self._names_until = now + _NAMES_SECONDS
+            self._machine_names = asyncio.ensure_future(asyncio.to_thread(_names_of_machine))
+        return await asyncio.shield(self._machine_names)
+
+
+class _HttpConnection(asyncio.Protocol):
+    """Passes all on to aiohttp's protocol, and ends a connection that takes too long."""
+
+    def __init__(self, port: HttpPort, inner: asyncio.Protocol) -> None:
+        self._port = port
+        self._inner = inner
+        self._works = False  # whether a request is being answered
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if not self._port.has_room():
+            self._transport.abort()
+            return
+        self._port.connections[self._inner] = self
+        self.wait()
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._give(self._port.step_seconds)
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._give(None if self._works else self._port.step_seconds)
+        self._inner.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._give(None)
+        self._port.waiting.pop(self, None)
+        if self._port.connections.pop(self._inner, None) is not None:
+            self._inner.connection_lost(error)
+
+    def wait(self) -> None:
+        """Give the client time for the next head, and to take the rest of the answer before."""
+        self._works = False
+        if self._inner in self._port.connections:
+            self._port.waiting[self] = None
+            self._give(self._port.step_seconds)
+
+    def work(self) -> None:
+        """Take what time it needs: a head has come."""
+        self._works = True
+        self._port.waiting.pop(self, None)
+        self._give(None)
+
+    def end(self) -> None:
+        self._transport.abort()
+        self.connection_lost(None)
+
+    def _give(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(seconds, self._transport.abort)
+
+
+def _error(kind: type[web.HTTPException], what: str) -> web.HTTPException:
+    return kind(text=json.dumps({"error": what}), content_type="application/json")
+
+
+def _name(host: str) -> str:
+    """The name or address in a Host header, without its port."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.strip().rstrip(".").lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _names_of_machine() -> Collection[str]:
+    own = socket.gethostname()
+    try:
+        name, aliases, _ = socket.gethostbyaddr(own)
+    except OSError:
+        return {own.lower()}
+    return {found.lower() for found in (own, name, *aliases)}
