@@ -176,3 +176,29 @@ class DequeueWithAcks:
             found = self._find(reply)
             self._last_reply, self._last = reply, found[: len(found) // 2]
         return self._last
+
+
+class Cycle:
+    """Enqueues jobs, then dequeues as many along with the acks of the dequeue before, in turn. A
+    job counts when it is dequeued: once in its life."""
+
+    def __init__(self, queue: str, jobs_per_call: int) -> None:
+        self._enqueue = enqueue(queue, jobs_per_call)
+        self._dequeue = DequeueWithAcks(queue, jobs_per_call)
+        self._next_dequeue = self._dequeue.first()
+        self._is_enqueued = False  # whether the call in flight is a dequeue
+
+    def first(self) -> bytes:
+        return self._enqueue.first()
+
+    def following(self, reply: bytes) -> bytes:
+        self._is_enqueued = not self._is_enqueued
+        if self._is_enqueued:
+            return self._next_dequeue
+        self._next_dequeue = self._dequeue.following(reply)
+        return self._enqueue.following(reply)
+
+    def jobs(self, reply: bytes) -> int:
+        if self._is_enqueued:
+            return self._dequeue.jobs(reply)
+        return min(0, self._enqueue.jobs(reply))

@@ -18,11 +18,12 @@ from benchmarks.stores import ENGINES, open_store
 from benchmarks.targets import judged
 
 # What depends on the engine; the rest of SECTIONS is measured with SQLite, whatever the engine.
-OF_ENGINES = ("enqueue", "dequeue")
+OF_ENGINES = ("enqueue", "dequeue", "cycle")
 OF_MYSQL = "statements"
 SECTIONS: Mapping[str, Callable[[Bench, int], None]] = {
     "enqueue": sections.enqueue,
     "dequeue": sections.dequeue,
+    "cycle": sections.cycle,
     OF_MYSQL: sections.statements,
     "echo": sections.echo,
     "generator": sections.generator,
@@ -48,7 +49,7 @@ GENERATORS = 3  # processes: at most so many loads run at a time
 )  # fmt: skip
 @click.option(
     "--engine", type=click.Choice(ENGINES), default="sqlite", show_default=True,
-    help="What enqueue and dequeue are measured on; redis: appendfsync everysec.",
+    help="What enqueue, dequeue and cycle are measured on; redis: appendfsync everysec.",
 )  # fmt: skip
 @click.option("--quick", is_flag=True, help="A look in a few minutes: one short run, fewer jobs.")
 @click.option(
@@ -77,7 +78,8 @@ def cli(
     \b
     tools/bench                              everything; the section queues alone takes 15 minutes
     tools/bench --quick --only enqueue,echo  a look
-    tools/bench --engine mysql               enqueue, dequeue, and PinLater's own statements
+    tools/bench --only cycle --runs 1        a minute of enqueues, dequeues and acks
+    tools/bench --engine mysql               enqueue, dequeue, cycle, and PinLater's own statements
     """
     wanted = [name.strip() for name in only.split(",")] if only else list(_default(engine))
     unknown = set(wanted) - set(SECTIONS)

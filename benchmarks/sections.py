@@ -1,4 +1,4 @@
-"""The whole path against the engine alone: enqueue, dequeue with acks, and without storage."""
+"""The whole path against the engine alone: enqueues, dequeues, cycles, and without storage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -34,8 +34,11 @@ _numbers = count(1)  # of the shards of engines alone: each has a store of its o
 CONNECTIONS = (1, 16, 64)
 JOBS_A_CALL = (1, 10, 100)
 DEQUEUE_LIMIT = 100
+CYCLE_LENGTH = 10  # times as long as another case: a minute, unless --seconds says otherwise
 WHOLE, ENGINE, PINLATER = "whole", "engine alone", "PinLater's statements"
 PINLATER_DEQUEUES_PER_SECOND_AT_MOST = 30_000
+CYCLE = Case("cycle", f"{DEQUEUE_LIMIT} a call, all three", 16, WHOLE)
+CYCLE_OF_ENGINE = CYCLE._replace(connections=0, what=ENGINE)
 STATEMENTS_WORK: Mapping[Work, str] = {"dequeue": "claim with acks", "full cycle": "full cycle"}
 ENQUEUE_LIMIT = 500  # jobs a call, when a queue is only to be filled
 FILL_SECONDS_AT_MOST = 300.0
@@ -165,6 +168,25 @@ def dequeue_case(connections: int = 0) -> Case:
     """Over so many connections; 0: the engine alone, which reads all bodies from the store."""
     name = f"{DEQUEUE_LIMIT} a call, with acks"
     return Case("dequeue", name, connections, WHOLE if connections else ENGINE)
+
+
+# --- a job's whole life --------------------------------------------------------------------
+
+
+def cycle(bench: Bench, run: int) -> None:
+    """Measure enqueues, dequeues and acks together, sustained: ten times as long as other cases."""
+    _engine(bench, run, CYCLE_OF_ENGINE, DEQUEUE_LIMIT, "full cycle")
+    sustained = replace(bench, seconds=bench.seconds * CYCLE_LENGTH)
+    with bench.service() as service:
+        with service.client() as client:
+            client.create_queue("cycle")
+        script = partial(frames.Cycle, "cycle", DEQUEUE_LIMIT)
+        sustained.measure(run, CYCLE, service, script)
+    if (whole := bench.report.median(CYCLE)) is not None:
+        a_minute = whole.jobs_per_second * 60 / 1e6
+        bench.report.facts["cycle"] = (
+            f"{a_minute:.2f} million jobs a minute, each enqueued, dequeued and acknowledged"
+        )
 
 
 # --- PinLater's statements ----------------------------------------------------------------

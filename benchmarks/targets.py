@@ -13,6 +13,7 @@ from benchmarks.report import Case, Report, Target
 # By engine: whole / engine alone, at 100 jobs a call and 16 connections.
 RATIO_OF_ENQUEUE = {"sqlite": 0.85, "mysql": 0.85, "redis": 0.5, "redis-always": 0.5}
 RATIO_OF_DEQUEUE = {"sqlite": 0.8, "mysql": 0.9, "redis": 0.75, "redis-always": 0.75}
+RATIO_OF_CYCLE = 0.5  # of any engine
 # The MySQL engine / PinLater's statements, at 100 jobs a batch.
 GAIN_OVER_PINLATER: Mapping[Work, float] = {"dequeue": 3.0, "full cycle": 2.5}
 GROUP_COMMIT_GAIN = {"sqlite": 10.0, "mysql": 4.0, "redis": 4.0, "redis-always": 4.0}
@@ -55,6 +56,8 @@ def _wanted(report: Report, engine: str) -> Iterator[Wanted]:
     yield jobs(name, enqueue(100, 16), enqueue(100), RATIO_OF_ENQUEUE[engine])
     name = "dequeue of 100 with acks, 16 connections: whole / engine alone"
     yield jobs(name, dequeue(16), dequeue(), RATIO_OF_DEQUEUE[engine])
+    name = "cycle of 100, 16 connections: whole / engine alone"
+    yield jobs(name, sections.CYCLE, sections.CYCLE_OF_ENGINE, RATIO_OF_CYCLE)
     name = "enqueue of 1: 64 connections / 1 connection"
     yield jobs(name, enqueue(1, 64), enqueue(1, 1), GROUP_COMMIT_GAIN[engine])
     for work, gain in GAIN_OVER_PINLATER.items():

@@ -66,8 +66,30 @@ def test_after_an_empty_reply_nothing_is_acked():
     assert request_in(script.following(reply)) == DequeueRequest("bench", 100)
 
 
+def test_a_cycle_enqueues_then_dequeues_with_the_acks_of_the_dequeue_before():
+    script = frames.Cycle("bench", 2)
+    requests, jobs, frame = [], [], script.first()
+    for descriptors in (["bench:s1:p1:7", "bench:s1:p1:8"], ["bench:s1:p1:9"]):
+        for result in (descriptors, claimed(descriptors)):
+            requests.append(request_in(frame))
+            reply = reply_to(frame, result)
+            jobs.append(script.jobs(reply))
+            frame = script.following(reply)
+
+    enqueue = EnqueueRequest("bench", [Job(frames.body())] * 2)
+    acks = AckRequest("bench", [AckInfo(f"bench:s1:p1:{number}") for number in (7, 8)], [])
+    dequeues = [DequeueRequest("bench", 2), DequeueRequest("bench", 2, acks)]
+    assert requests == [enqueue, dequeues[0], enqueue, dequeues[1]]
+    assert jobs == [0, 2, 0, 1]
+
+
 @pytest.mark.parametrize(
-    "script", [frames.enqueue("bench", 1), frames.DequeueWithAcks("bench", 100)]
+    "script",
+    [
+        frames.enqueue("bench", 1),
+        frames.DequeueWithAcks("bench", 100),
+        frames.Cycle("bench", 100),
+    ],
 )
 def test_an_error_is_not_taken_for_an_answer(script):
     assert script.jobs(reply_to(script.first(), QueueNotFound("bench"))) == -1
