@@ -154,7 +154,8 @@ def _add_zookeeper(folder: Path, conf: Path, number: int, hosts: Sequence[str]) 
     command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(settings)]
     with conf.open("a", encoding="utf-8") as file:
         file.write(
-            f"[program:zookeeper-{number}]\ncommand = {shlex.join(command)}\nautorestart = true\n"
+            f"[program:zookeeper-{number}]\ncommand = "
+            f"{shlex.join(command).replace('%', '%%')}\nautorestart = true\n"
             f"stdout_logfile = %(here)s/../run/log/zookeeper-{number}.log\nredirect_stderr = true\n"
         )
 
@@ -202,7 +203,7 @@ def prepare(directory: Path) -> Sequence[Server]:
             for setting in ("host", "stats_host", "advertised_host"):
                 file.write(f"{setting}: {server.host}\n")
     for server in servers:
-        print(f"Seeing to it that server {server.name} serves ... ", end="", flush=True)
+        print(f"Waiting for server {server.name} ... ", end="", flush=True)
         server.pinlaterd("up", str(server.folder))
         print("done")
     return servers
@@ -274,15 +275,17 @@ def bring_back(server: Server) -> None:
 
 
 def show_the_way(directory: Path, servers: Sequence[Server], programs: Path) -> None:
-    stores = directory / "stores" / "etc" / "supervisord.conf"
+    stores = shlex.quote(str(directory / "stores" / "etc" / "supervisord.conf"))
+    run = shlex.quote(str(programs))
+    folders = [shlex.quote(str(server.folder)) for server in servers]
     hosts = ", ".join(server.host for server in servers)
-    downs = "\n".join(f"  {programs}/pinlaterd down {server.folder}" for server in servers)
+    downs = "\n".join(f"  {run}/pinlaterd down {folder}" for folder in folders)
     print(
         f"""
 The service goes on running, on port {THRIFT_PORT} of {hosts}. Look around:
-  {programs}/pinlater-admin --dir {servers[0].folder} status
-  {programs}/pinlater-admin --dir {servers[0].folder} server list
+  {run}/pinlater-admin --dir {folders[0]} status
+  {run}/pinlater-admin --dir {folders[0]} server list
 Stop it:
 {downs}
-  {programs}/supervisorctl -c {stores} shutdown"""
+  {run}/supervisorctl -c {stores} shutdown"""
     )

@@ -13,8 +13,10 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -29,7 +31,7 @@ import quickstart_store
 from quickstart_store import Store, StoreMissing
 
 from pinlaterd.client import Client, ConnectionFailed, Job, JobRecord, JobState, PinLaterError
-from pinlaterd.config.layout import ETC, SHARDS_FILE, STATS_SOCKET
+from pinlaterd.config.layout import ETC, SHARDS_FILE, STATS_SOCKET, SUPERVISORD_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConfigError, how_many
@@ -144,6 +146,7 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
         "--web-port": options.web_port,
     }
     given = [word for name, port in ports.items() if port for word in (name, str(port))]
+    keep_from_group(directory)
     if (directory / ETC / SHARDS_FILE).exists():
         print(f"Deployment {directory}: there already, its settings hold")
         server = load_config(directory / ETC).server
@@ -170,6 +173,18 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
         text = quickstart_store.shards_text(store, SHARDS)
         (directory / ETC / SHARDS_FILE).write_text(text, encoding="utf-8")
     return load_config(directory / ETC).server
+
+
+def keep_from_group(directory: Path) -> None:
+    """Let only its owner write to a checkout's folders, which git makes by the umask: 002 gives
+    them to the group, and pinlaterd refuses what others may change."""
+    for path in (directory, directory / ETC, directory / ETC / SUPERVISORD_FILE):
+        if not path.exists():
+            continue
+        found = path.stat()
+        if found.st_uid == os.geteuid() and found.st_mode & stat.S_IWGRP:
+            path.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWGRP)
+            print(f"{path}: its group may write to it no longer (chmod g-w)")
 
 
 def free_ports(options: argparse.Namespace) -> list[str]:
@@ -228,7 +243,7 @@ def start_service(directory: Path, server: ServerSettings) -> None:
                     f"--dir DIR without --{name}: it gets a free port"
                 )
     # Also if it runs: this starts what may be down, and returns once everything serves.
-    run_pinlaterd(["up", str(directory)], "Seeing to it that all shards serve, under supervisord")
+    run_pinlaterd(["up", str(directory)], "Waiting for all shards, under supervisord")
 
 
 def run_pinlaterd(arguments: Sequence[str], doing: str) -> None:
@@ -457,10 +472,8 @@ def call_metrics(server: ServerSettings) -> dict[str, Mapping[str, float]]:
 
 
 def show_the_way(directory: Path, server: ServerSettings) -> None:
-    programs = os.path.relpath(PROGRAMS)
-    in_directory = "" if directory == REPOSITORY else f"cd {directory} && "
-    if in_directory:
-        programs = str(PROGRAMS)
+    in_directory = "" if directory == REPOSITORY else f"cd {shlex.quote(str(directory))} && "
+    programs = shlex.quote(str(PROGRAMS) if in_directory else os.path.relpath(PROGRAMS))
     print(
         f"""
 The service goes on running, on port {server.port}. Look around:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, cast
 import click
 
 from pinlaterd.cli import Interruptible, told
-from pinlaterd.config.layout import ETC, lock
+from pinlaterd.config.layout import ETC, check_folders, lock
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
     ConfigError,
@@ -260,6 +260,7 @@ def directory() -> Path:
 
 def sole(path: Path, busy: str) -> BinaryIO:
     """Lock the file `path` of the deployment until this is closed; fail if another command has."""
+    check_folders(directory())
     file = directory() / path
     file.parent.mkdir(mode=0o700, exist_ok=True)
     try:
@@ -271,6 +272,7 @@ def sole(path: Path, busy: str) -> BinaryIO:
 def enter() -> None:
     """Make the deployment's folder the current one, for this process and all that follows."""
     os.chdir(directory())
+    check_folders(Path())
     click.get_current_context().meta[f"{__name__}.dir"] = Path()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import shlex
 import socket
 import time
 from collections.abc import Mapping
@@ -22,8 +23,8 @@ from pinlaterd import __version__
 from pinlaterd.cli import command
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES
-from pinlaterd.errors import ConfigError, ConnectionFailed
-from pinlaterd.lifecycle import ExitCode, exit_process
+from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError
+from pinlaterd.lifecycle import ExitCode, exit_process, set_up_log
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _DIRECTORY = click.argument("directory", metavar="[DIR]", required=False, default=".", type=_FOLDER)
@@ -98,7 +99,7 @@ def init(*, directory: Path, engine: str, shards: int, **ports: int | None) -> N
     given = {key: number for key, number in ports.items() if number is not None}
     for path in write_deployment(directory, engine, shards, given):
         click.echo(f"wrote {path}")
-    where = "" if directory == Path() else f" {directory}"
+    where = "" if directory == Path() else f" {shlex.quote(str(directory))}"
     click.echo(f"start it with `pinlaterd up{where}`")
 
 
@@ -208,9 +209,10 @@ def init_cluster(*, directory: Path, restore: bool, **options: str | int | None)
         click.echo("ZooKeeper has the cluster again")
         return
     deployed.create(directory, _local_settings(options))
+    key = shlex.quote(f"{directory / ETC}/cluster.key")
     click.echo(
         f"server {options['server']} is the first of cluster {options['cluster']}; `pinlaterd up` "
-        f"(re)starts it, `pinlaterd cluster join --key {directory / ETC}/cluster.key` adds others"
+        f"(re)starts it, `pinlaterd cluster join --key {key}` adds others"
     )
 
 
@@ -238,7 +240,7 @@ def join(*, directory: Path, key: Path, **options: str | int | None) -> None:
     deployed.join(directory, key, _local_settings(options))
     click.echo(
         f"server {options['server']} is one of cluster {options['cluster']}; start it with "
-        f"`pinlaterd up {directory}`"
+        f"`pinlaterd up {shlex.quote(str(directory))}`"
     )
 
 
@@ -319,11 +321,16 @@ def coordinator(*, etc: Path) -> None:
 
 
 def _run_process(name: str, module: str, *arguments: object) -> NoReturn:
-    """The outermost loop of a process: whatever ends it is logged and becomes an exit code."""
+    """Run a process; log whatever ends it, and turn that into an exit code."""
     started_at = time.monotonic()
     code = ExitCode.FAILURE
+    set_up_log(name, "info")  # until the process knows its own settings
     try:
         code = import_module(f"pinlaterd.{module}").run(*arguments)
+    except DeploymentError as error:
+        for problem in str(error).splitlines():
+            logging.getLogger(__name__).critical("%s", problem)
+        code = ExitCode.CONFIG
     except OSError as error:
         logging.getLogger(__name__).critical("%s ends: %s", name, error)
     except Exception:

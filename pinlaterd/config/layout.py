@@ -12,9 +12,13 @@ import errno
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+import shlex
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
+
+from pinlaterd.errors import DeploymentError
 
 T = TypeVar("T")
 
@@ -102,12 +106,54 @@ def shard_program(shard: str) -> str:
 def enter(etc: Path) -> Path:
     """Make the deployment that `etc` (DIR/etc) belongs to the current folder.
 
-    Returns what `etc` is called from there. Creates DIR/run and DIR/data, for their owner only."""
+    Returns what `etc` is called from there. Creates DIR/run and DIR/data, for their owner only.
+    Raises DeploymentError if others could change what runs there."""
     etc = Path(os.path.abspath(etc))  # noqa: PTH100  (resolve() would follow a linked etc away)
     os.chdir(etc.parent)
+    # Behind chdir: whoever may rename DIR itself puts no other folder in its place any more.
+    check_folders(Path())
     for folder in (RUN, DATA):
         folder.mkdir(mode=0o700, exist_ok=True)
     return Path(etc.name)
+
+
+def check_folders(directory: Path) -> None:
+    """Check that nobody else can change what runs in the deployment `directory`, or its jobs.
+
+    Each of its folders that exists has to be a real one, of this user or root, and no other may
+    write to it: who can puts another supervisord.conf there, and so runs programs as this user.
+    Raises DeploymentError with all that is wrong, and the cures."""
+    checked = (Path(), ETC, ETC / SUPERVISORD_FILE, RUN, LOGS, SHARD_PROGRAMS, DATA)
+    problems = [problem for path in checked for problem in _open_to_others(directory, path)]
+    if problems:
+        raise DeploymentError("\n".join(problems))
+
+
+def _open_to_others(directory: Path, name: Path) -> Iterator[str]:
+    path = directory / name
+    user, shown, quoted = os.geteuid(), path.absolute(), shlex.quote(str(path.absolute()))
+    try:
+        # Configuration may be linked, file by file: in etc/ nobody else can turn the link.
+        if path.is_symlink() and name.name != SUPERVISORD_FILE:
+            target = shlex.quote(os.path.realpath(path))
+            cure = (
+                f"`rm {quoted} && mv {target} {quoted}`" if name.name else f"give {target} as DIR"
+            )
+            yield f"{shown}: a link, which others may turn elsewhere; {cure}"
+            return
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if found.st_uid not in (0, user):
+        yield (
+            f"{shown}: belongs to another user (uid {found.st_uid}), who decides what runs there; "
+            f"run this as that user, or look through it, then `chown -R {user} {quoted}`"
+        )
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        yield (
+            f"{shown}: other users may write to it (mode {stat.S_IMODE(found.st_mode):04o}) and so "
+            f"decide what runs there; `chmod go-w {quoted}`"
+        )
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -19,10 +19,8 @@ import msgspec
 from pinlaterd.config.edit import take_over
 from pinlaterd.config.layout import (
     CLUSTER_KEY_FILE,
-    DATA,
     ETC,
     LOCAL_FILE,
-    RUN,
     SHARED_FILES,
     SUPERVISORD_FILE,
     replace_file,
@@ -30,7 +28,13 @@ from pinlaterd.config.layout import (
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.placement import Assignment, Member
-from pinlaterd.deployment.files import at_work_in, check_depth, local_text, supervisord_text
+from pinlaterd.deployment.files import (
+    at_work_in,
+    check_depth,
+    local_text,
+    make_folders,
+    supervisord_text,
+)
 from pinlaterd.deployment.service import processes_of
 from pinlaterd.errors import DeploymentError
 from pinlaterd.wire.curve import ClusterKey
@@ -127,8 +131,7 @@ def join(directory: Path, key_file: Path, given: Mapping[str, str | int]) -> Non
     shared = unpack(view.nodes["config"].data)
     texts = {**shared.files, LOCAL_FILE: local_text(given), SUPERVISORD_FILE: supervisord_text()}
     with contextlib.ExitStack() as undo:
-        for folder in (ETC, RUN, DATA):
-            (directory / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(directory)
         for file, text in texts.items():
             path = directory / ETC / file
             if not path.exists():

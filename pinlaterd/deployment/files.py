@@ -23,6 +23,7 @@ from pinlaterd.config.layout import (
     SERVER_FILE,
     SHARDS_FILE,
     SUPERVISORD_FILE,
+    check_folders,
     enter,
     lock,
 )
@@ -60,6 +61,7 @@ def write_deployment(
 
     Never overwrites: if one is there already, or can't be written, none is left."""
     check_depth(directory)
+    check_folders(directory)
     etc = directory / ETC
     texts = {
         etc / SERVER_FILE: server_text(ports),
@@ -73,9 +75,7 @@ def write_deployment(
         raise DeploymentError(f"{names}: there already, and nothing is ever overwritten")
     written: list[Path] = []
     try:
-        etc.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (directory / RUN).mkdir(mode=0o700, exist_ok=True)
-        (directory / DATA).mkdir(mode=0o700, exist_ok=True)
+        make_folders(directory)
         for path, text in texts.items():
             path.touch(mode=0o600, exist_ok=False)
             written.append(path)
@@ -86,6 +86,17 @@ def write_deployment(
                 path.unlink()
         raise DeploymentError(f"{error.filename or directory}: {error.strerror}") from error
     return written
+
+
+def make_folders(directory: Path) -> None:
+    """Make what is missing of DIR, DIR/etc, DIR/run and DIR/data, where nobody else may write.
+
+    Raises OSError, or DeploymentError for one that others may write to."""
+    # Not by default: a umask of 002 would let the group write to it.
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    check_folders(directory)
+    for folder in (ETC, RUN, DATA):
+        (directory / folder).mkdir(mode=0o700, exist_ok=True)
 
 
 _SERVER_HEAD = (

@@ -36,11 +36,13 @@ from pinlaterd.config.layout import (
     PROGRAMS_DUE,
     RATES_FILE,
     SERVER_FILE,
+    SHARD_PROGRAMS,
     SNAPSHOT_FILE,
     STATS_SOCKET,
     SUPERVISOR_PID_FILE,
     SUPERVISOR_SOCKET,
     SUPERVISORD_FILE,
+    check_folders,
     is_handover_peer,
     router_programs,
     shard_program,
@@ -76,6 +78,8 @@ _SHUT_DOWN_SECONDS = 60.0  # for supervisord to stop its programs, before we do
 _STOP_SECONDS = 15.0  # for orphans, which supervisord does not stop
 _POLL_SECONDS = 0.05
 _TITLE = "pinlaterd: "
+# supervisord expands %, [ and spaces in the paths that it makes of this one's: so none has DIR.
+_HERE = Path("/proc/self/cwd") / ETC
 
 
 class UpResult(NamedTuple):
@@ -87,6 +91,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
     """Start everything, or what is missing of it, and return once all serve.
 
     Raises ConfigError, DeploymentError. `tell` gets what is waited for, in short."""
+    check_folders(directory)  # before anything in them is believed
     config = load_config(directory / ETC)
     with at_work_in(directory):
         startup = Startup()
@@ -270,7 +275,7 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     _check_ports(config.server, {program.name for program in wanted})
     write_programs(wanted)
     activate(config)
-    command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(ETC / SUPERVISORD_FILE)]
+    command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(_HERE / SUPERVISORD_FILE)]
     tell("starting supervisord")
     done = subprocess.run(
         command,
@@ -289,6 +294,15 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
             tail = last_lines(LOGS / "supervisord.log")
             raise DeploymentError(f"supervisord did not start:\n{tail}")
         time.sleep(_POLL_SECONDS)
+    unknown = {program.name for program in wanted} - {
+        found.name for found in supervisord.programs()
+    }
+    if unknown:
+        supervisord.shut_down()
+        raise DeploymentError(
+            f"supervisord does not know {', '.join(sorted(unknown))}: does {ETC / SUPERVISORD_FILE}"
+            f" include {SHARD_PROGRAMS}/*.conf, as the one that `pinlaterd init` writes?"
+        )
 
 
 def _check_ports(server: ServerSettings, starting: set[str]) -> None:
@@ -344,7 +358,7 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         # it has ended, or is another user's
         with contextlib.suppress(psutil.Error):
-            if process.cwd() == home and (_is_program(process) or _is_supervisord(process, home)):
+            if process.cwd() == home and (_is_program(process) or _is_supervisord(process)):
                 found.append(process)
     return found
 
@@ -404,8 +418,7 @@ def _is_program(process: psutil.Process) -> bool:
     return PROGRAM_VARIABLE in process.environ()
 
 
-def _is_supervisord(process: psutil.Process, home: str) -> bool:
-    """supervisord binds the socket to that name with its pid at the end, then links it."""
-    name = str(Path(home) / SUPERVISOR_SOCKET)
+def _is_supervisord(process: psutil.Process) -> bool:
+    """Tell by the socket, which it binds to that name with its pid at the end, then links."""
     bound = [str(socket.laddr) for socket in process.net_connections("unix") if socket.laddr]
-    return any(os.path.realpath(path).startswith(name) for path in bound)
+    return any(f"/{SUPERVISOR_SOCKET}" in path for path in bound)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 
 import pytest
@@ -16,6 +17,12 @@ from pinlaterd.deployment.files import (
 )
 from pinlaterd.errors import DeploymentError
 from tests.cli.program import ROOT
+
+
+def make_a_link(path):
+    target = path.with_name("target")
+    path.rename(target)
+    path.symlink_to(target)
 
 
 def test_what_it_writes_is_a_valid_configuration(operator):
@@ -43,6 +50,31 @@ def test_every_engine_gets_a_configuration(operator, engine):
     shards = load_config(operator.folder / "etc").shards
 
     assert [shard.engine for shard in shards.values()] == [engine] * 3
+
+
+@pytest.mark.parametrize("others", [lambda path: path.chmod(0o777), make_a_link])
+@pytest.mark.parametrize("name", [".", "etc", "run", "data"])
+def test_folders_that_others_may_change_are_refused_and_nothing_is_written(operator, name, others):
+    path = operator.folder / name
+    path.mkdir(parents=True)
+    others(path)
+
+    done = operator.init()
+
+    assert done.returncode == 1
+    assert f"{path}: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [found for found in operator.folder.rglob("*") if found.is_file()] == []
+
+
+def test_with_a_umask_that_gives_all_to_the_group_the_deployment_is_the_owners(operator):
+    before = os.umask(0o002)
+    try:
+        assert operator.init("--shards", 1).returncode == 0
+        assert operator.up().returncode == 0
+    finally:
+        os.umask(before)
+        operator.down()
 
 
 def test_it_never_overwrites_and_leaves_nothing_half_written(operator):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ import pytest
 
 from pinlaterd.client import Client, JobState
 from pinlaterd.deployment.service import processes_of, wait_for
+from pinlaterd.lifecycle import ExitCode
 from tests.cli.program import ROOT, Program
 from tests.deployment import unused_port
 
@@ -200,6 +202,58 @@ def test_another_port_and_another_router(serving):
         client.queue_names()
 
 
+# What supervisord takes for an expansion, a pattern, a comment, or the end of a name.
+@pytest.mark.parametrize("name", ["my jobs", "50%", "%(here)s", "a[b]", 'it\'s ;a "#1" {*}?'])
+def test_a_folder_of_any_name(operator, name, wait_until):
+    operator.folder = operator.folder / name
+    done = operator.init("--shards", 1)
+    assert done.returncode == 0, done.stderr
+    assert f"pinlaterd up {shlex.quote(str(operator.folder))}" in done.stdout
+
+    done = operator.up()
+    assert done.returncode == 0, done.stderr
+    assert set(operator.pids()) == ALL - {"shard-2"}
+    assert operator.status().returncode == 0
+    assert "shard-1: started" in supervisorctl(operator, "restart", "shard-1")
+    admin = Program("admin", "--dir", operator.folder)
+    admin.output("restart router")
+    admin.output("restart shard all")
+    assert "Restarted supervisord" in supervisorctl(operator, "reload")
+    wait_until(lambda: operator.up().stdout.startswith("already serving"))
+
+    assert operator.down().stdout == "stopped\n"
+    assert operator.pids() == {}
+
+
+def test_an_init_system_starts_supervisord_in_a_folder_of_any_name(operator, wait_until):
+    operator.folder = operator.folder / "50% of [my] jobs"
+    operator.init("--shards", 1)
+    operator.up()
+    operator.down()
+    conf = "/proc/self/cwd/etc/supervisord.conf"
+    command = [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", conf]
+    with subprocess.Popen(command, cwd=operator.folder, stdout=subprocess.DEVNULL) as supervisord:
+        try:
+            wait_until(lambda: operator.status().returncode == 0)
+            assert operator.down().stdout == "stopped\n"
+            assert supervisord.wait(SOON_SECONDS) == 0
+        finally:
+            supervisord.kill()
+
+
+def test_a_supervisord_that_knows_no_program_is_told_at_once(written):
+    conf = (written.folder / "etc/supervisord.conf").read_text()
+    written.write("supervisord.conf", conf.partition("[include]")[0])
+
+    done = written.up()
+
+    assert done.returncode == 1
+    assert "supervisord does not know coordinator, router, shard-1, shard-2" in done.stderr
+    assert "etc/supervisord.conf" in done.stderr
+    assert written.down().returncode == 0
+    assert written.pids() == {}
+
+
 def test_with_a_supervisord_that_is_stopped(serving):
     pid = serving.pids()["supervisord"]
     os.kill(pid, signal.SIGSTOP)
@@ -257,6 +311,26 @@ def test_a_broken_configuration_is_told_in_whole_before_anything_starts(written)
     assert "prt: unknown key; did you mean 'port'?" in done.stderr
     assert "host: expected text, got a list" in done.stderr
     assert written.pids() == {}
+
+
+def test_a_folder_that_others_may_write_to_is_refused_by_up_and_by_each_process(serving):
+    before = serving.pids()
+    log = serving.folder / "run/log"
+    log.chmod(0o777)
+    try:
+        for command in ("up", "down"):
+            done = serving.run(command)
+            assert done.returncode == 1
+            assert f"pinlaterd: {log}: other users may write to it (mode 0777)" in done.stderr
+            assert f"`chmod go-w {log}`" in done.stderr
+        for process in ("router", "coordinator", "shard 1"):
+            command = f"{process} --config {serving.folder}/etc"
+            refused = Program("pinlaterd").error(command, code=ExitCode.CONFIG)
+            assert f"CRITICAL {process} {log}: other users may write to it" in refused
+    finally:
+        log.chmod(0o700)
+    assert serving.pids() == before
+    assert serving.up().stdout.startswith("already serving")
 
 
 def test_a_process_that_fails_is_named_with_the_end_of_its_log(operator):
