@@ -1,4 +1,4 @@
-"""A process's life: signals that only set a flag, exit codes, its title, its log.
+"""A process's life: signals that only set a flag, exit codes, its title, its streams, its log.
 
 The log is one line a record on stderr, which supervisord keeps and rotates in run/log:
 
@@ -11,20 +11,23 @@ does not read, is dropped and counted, and the log says how many were once it fl
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import ctypes
 import errno
+import io
 import logging
 import os
 import resource
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 import setproctitle
@@ -172,11 +175,65 @@ def run_in_background() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, BACKGROUND_NICE)
 
 
+# --- standard streams -------------------------------------------------------------------------
+
+
+def prepare_streams() -> None:
+    """Open those of the standard streams that are closed, on nothing, and have stdout and stderr
+    escape what they can't show.
+
+    To be called before files are opened: one would get a closed stream's number, and the output."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            is_ascii = codecs.lookup(stream.encoding).name == "ascii"
+            encoding = _ESCAPED_ASCII if is_ascii else stream.encoding
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
+
+
+# click takes a stream that says ASCII for one that was set up wrongly, and writes UTF-8 to it.
+_ESCAPED_ASCII = "escaped_ascii"
+
+
+@codecs.register
+def _find_codec(name: str) -> codecs.CodecInfo | None:
+    if name != _ESCAPED_ASCII:
+        return None
+    found = codecs.lookup("ascii")
+    return codecs.CodecInfo(
+        found.encode,
+        found.decode,
+        incrementalencoder=found.incrementalencoder,
+        incrementaldecoder=found.incrementaldecoder,
+        name=name,
+    )
+
+
+def escaped(text: str) -> str:
+    """Return `text` with all that is not printable, line ends too, as Python escapes it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 # --- the log ----------------------------------------------------------------------------------
 
 
+_LONGEST_LINE = 16 * 1024  # bytes
+_SPARE_BYTES = 64  # of a line, for what says that it was cut
+
+
 class _OneLine(logging.Formatter):
-    """UTC, and no line break from data: nobody can forge a record through a queue's name."""
+    """UTC, and no line break from data: nobody can forge a record through a queue's name.
+
+    The lines of a traceback, whose text may be anybody's too, are indented."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
@@ -186,7 +243,27 @@ class _OneLine(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s {process} %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        return super().formatMessage(record).replace("\n", "\\n").replace("\r", "\\r")
+        return _line(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        message, _, traceback = super().format(record).partition("\n")
+        if not traceback:
+            return message
+        half = _LONGEST_LINE // 2
+        if len(traceback) > 2 * half:  # the end has the error, but for an endless one
+            left_out = f"\n… {len(traceback) - 2 * half} characters are left out …\n"
+            traceback = traceback[:half] + left_out + traceback[-half:]
+        return "\n".join([message, *(_line(f"  {line}") for line in traceback.split("\n"))])
+
+
+def _line(text: str) -> str:
+    """Make `text` one line that no terminal takes for commands, cut to the longest allowed."""
+    shown = escaped(text[:_LONGEST_LINE])  # not all of it: escaping megabytes would take seconds
+    data = shown.encode()
+    if len(text) <= _LONGEST_LINE and len(data) < _LONGEST_LINE:
+        return shown
+    kept = data[: _LONGEST_LINE - _SPARE_BYTES].decode(errors="ignore")
+    return f"{kept}… ({len(text)} characters)"
 
 
 class _Stderr(logging.Handler):
@@ -239,7 +316,8 @@ class _Stderr(logging.Handler):
 
 
 def set_up_log(process: str, level: str) -> None:
-    """Log as `process` from `level` (debug, info, warning, error) up. Safe to repeat."""
+    """Log as `process` from `level` (debug, info, warning, error) up; errors that end a thread or
+    the process, too. Safe to repeat."""
     root = logging.getLogger()
     handler = _handler()
     if handler is None:
@@ -247,6 +325,16 @@ def set_up_log(process: str, level: str) -> None:
         root.handlers[:] = [handler]
     handler.setFormatter(_OneLine(process))
     root.setLevel(level.upper())
+    sys.excepthook = _log_end
+    threading.excepthook = lambda end: _log_end(end.exc_type, end.exc_value, end.exc_traceback)
+
+
+def _log_end(
+    kind: type[BaseException], error: BaseException | None, where: TracebackType | None
+) -> None:
+    name = threading.current_thread().name
+    found = error if error is not None else kind()
+    logging.getLogger(__name__).critical("%s ends", name, exc_info=(kind, found, where))
 
 
 def count_dropped_lines(count: Callable[[str, int], None]) -> None:

@@ -35,6 +35,7 @@ from pinlaterd.config.layout import ETC, SHARDS_FILE, STATS_SOCKET, SUPERVISORD_
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConfigError, how_many
+from pinlaterd.lifecycle import prepare_streams
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORKER = REPOSITORY / "examples" / "wordcount_worker.py"
@@ -75,6 +76,7 @@ class Enqueued(NamedTuple):
 
 
 def main() -> int:
+    prepare_streams()
     defaults = ServerSettings()
     parser = argparse.ArgumentParser(prog="tools/quickstart", description=__doc__)
     parser.add_argument("--engine", choices=ENGINES, default="sqlite", help="what stores the jobs")

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from importlib import import_module
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -68,8 +69,9 @@ class Interruptible:
 
 
 def told(program: str) -> SystemExit:
-    """Print the line; returns what ends the program."""
-    os.write(_STDERR, f"{program}: interrupted\n".encode())
+    """Print the line, where there is a stderr; returns what ends the program."""
+    with suppress(OSError):
+        os.write(_STDERR, f"{program}: interrupted\n".encode())
     return SystemExit(EXIT_INTERRUPTED)
 
 

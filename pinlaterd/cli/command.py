@@ -18,7 +18,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
@@ -37,7 +37,7 @@ from pinlaterd.errors import (
     OutcomeUnknown,
     PinLaterError,
 )
-from pinlaterd.lifecycle import ExitCode
+from pinlaterd.lifecycle import ExitCode, escaped, prepare_streams
 from pinlaterd.model import JobRecord, JobState
 
 if TYPE_CHECKING:
@@ -96,6 +96,20 @@ class CommandLine(Group):
         module, *_ = [import_module(f"{__package__}.{name}") for name in self._modules[cmd_name]]
         return cast("click.Command", getattr(module, cmd_name))
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the program; an output that fails outside of a command's code is one line, too."""
+        prepare_streams()
+        try:
+            try:
+                return super().main(*args, **extra)
+            finally:
+                sys.stdout.flush()
+        except OSError as error:
+            _drop_unwritten_output()
+            if error.errno != errno.EPIPE:
+                _say(str(self.name), self.text_of(error))
+            sys.exit(ExitCode.FAILURE)
+
     def invoke(self, ctx: click.Context) -> object:
         program = str(ctx.command.name)
         try:
@@ -129,9 +143,14 @@ class CommandLine(Group):
 
 def fail(message: str) -> NoReturn:
     """End the program with exit 1 and say why."""
-    program = click.get_current_context().find_root().command.name
-    click.echo(f"{program}: {message}", err=True)
+    _say(str(click.get_current_context().find_root().command.name), message)
     sys.exit(ExitCode.FAILURE)
+
+
+def _say(program: str, message: str) -> None:
+    """Write why the program fails, where that can be read."""
+    with suppress(OSError):
+        click.echo(f"{program}: {_printable_lines(message)}", err=True)
 
 
 def _drop_unwritten_output() -> None:
@@ -324,7 +343,7 @@ def show(facts: object, text: str | Callable[[], object] | None = None) -> None:
     elif callable(text):
         text()
     elif text is not None:
-        click.echo(text)
+        click.echo(_printable_lines(str(text)))
 
 
 def show_jobs(descriptors: Sequence[str]) -> None:
@@ -376,13 +395,17 @@ _MAX_LINE_CHARS = 2000
 def printable(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
     """`text` on one line, cut, with everything but printable characters escaped."""
     cut = text[:max_chars]
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
-    return shown if len(text) <= max_chars else f"{shown}… ({len(text)} characters)"
+    return escaped(cut) if len(text) <= max_chars else f"{escaped(cut)}… ({len(text)} characters)"
 
 
 def printable_line(message: str) -> str:
     """A message, which may be longer than what is shown of a job."""
     return printable(message, _MAX_LINE_CHARS)
+
+
+def _printable_lines(text: str) -> str:
+    """Lines of ours, in which texts of others may stand."""
+    return "\n".join(map(escaped, text.split("\n")))
 
 
 def printable_body(body: bytes, max_chars: int = MAX_SHOWN_CHARS) -> str:

@@ -22,6 +22,7 @@ from pinlaterd.config.layout import (
     RUN,
     SERVER_FILE,
     SHARDS_FILE,
+    SUPERVISOR_SOCKET,
     SUPERVISORD_FILE,
     check_folders,
     enter,
@@ -40,8 +41,8 @@ from pinlaterd.errors import DeploymentError
 _WIDTH = 100
 _COMMAND_LOCK = RUN / "command.lock"
 
-# A Unix socket's path holds 107 bytes; supervisord binds DIR/etc/../run/supervisor.sock.PID
-_LONGEST_DIRECTORY = 107 - len("/etc/../run/supervisor.sock.4194304")
+# A Unix socket's path holds 107 bytes; supervisorctl connects to DIR/run/supervisor.sock
+_LONGEST_DIRECTORY = 107 - len(f"/{SUPERVISOR_SOCKET}")
 
 
 def check_depth(directory: Path) -> None:

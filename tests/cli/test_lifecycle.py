@@ -111,6 +111,54 @@ logging.getLogger("x").warning("queue %s", "a\\n2026-01-01T00:00:00.000Z INFO fo
 """
 
 
+HOSTILE = "\x1b[31mred\x07\x9b2J\u202e\u2028\r\n2026-01-01T00:00:00.000Z INFO forged"
+ESCAPED = "\\x1b[31mred\\x07\\x9b2J\\u202e\\u2028\\r"
+LONGEST = 16 * 1024
+RAISING = f"""
+import logging, threading
+from pinlaterd.lifecycle import set_up_log
+set_up_log("shard-1", "info")
+text = {HOSTILE!r}
+def fail(text):
+    raise ValueError(text)
+logging.getLogger("x").warning("%s", text)
+for each in (text, text + "x" * 60_000_000, "é" * 60_000_000, text + "\\n" * 60_000):
+    try:
+        fail(each)
+    except ValueError:
+        logging.getLogger("x").warning("a job failed", exc_info=True)
+logging.getLogger("x").warning("%s", "\U0001f600" * 60_000_000)
+thread = threading.Thread(target=fail, args=(text,), name="poller")
+thread.start()
+thread.join()
+fail(text)
+"""
+
+
+def test_no_text_forges_a_record_or_commands_a_terminal_and_lines_are_cut():
+    """In messages, tracebacks, and in what ends a thread or the process."""
+    process = start(RAISING)
+
+    said = process.communicate(timeout=SECONDS)[1]
+
+    assert process.returncode == 1
+    lines = said.splitlines()
+    assert [line for line in lines if not line.isprintable()] == []
+    assert max(len(line.encode()) for line in lines) < LONGEST
+    assert len(said.encode()) < 9 * LONGEST
+    records = [line for line in lines if not line.startswith("  ")]
+    assert [re.sub(r"^\S+Z ", "", line)[:32] for line in records] == [
+        f"WARNING shard-1 {ESCAPED}"[:32],
+        *["WARNING shard-1 a job failed"] * 4,
+        f"WARNING shard-1 {chr(0x1F600) * 16}",
+        "CRITICAL shard-1 poller ends",
+        "CRITICAL shard-1 MainThread ends",
+    ]
+    assert said.count(f"  ValueError: {ESCAPED}\n  2026-01-01T00:00:00.000Z INFO forged") == 5
+    assert "characters are left out" in said
+    assert re.search(r"… \(600000\d\d characters\)\Z", records[5])
+
+
 def test_a_record_is_one_line_with_time_level_and_process():
     process = start(LOGGING)
 

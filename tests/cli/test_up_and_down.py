@@ -219,7 +219,7 @@ def test_a_folder_of_any_name(operator, name, wait_until):
     admin.output("restart router")
     admin.output("restart shard all")
     assert "Restarted supervisord" in supervisorctl(operator, "reload")
-    wait_until(lambda: operator.up().stdout.startswith("already serving"))
+    wait_until(lambda: operator.status().returncode == 0)
 
     assert operator.down().stdout == "stopped\n"
     assert operator.pids() == {}

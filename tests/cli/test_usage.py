@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from pinlaterd.cli.admin import cli as admin
 from pinlaterd.cli.command import printable, printable_body, shown_time
 from pinlaterd.cli.pinlater import cli as pinlater
 from pinlaterd.cli.pinlaterd import cli as pinlaterd
-from tests.cli.program import ROOT
+from tests.cli.program import ROOT, SECONDS, Program
 
 HEAVY = "aiohttp rich prometheus_client psutil zmq thriftpy2 supervisor yaml"
 
@@ -94,6 +95,53 @@ def test_wrong_usage_exits_2_and_is_named(program, line, named):
 
     assert done.exit_code == 2, done.output
     assert named in " ".join(done.output.splitlines())
+
+
+# --- streams that are closed, full, or can't show a character -------------------------------------
+
+PROGRAMS = ("pinlaterd", "pinlater", "admin")
+
+
+def shell(line: str, program: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a program by a shell's line, in which it is $P."""
+    return subprocess.run(
+        ["bash", "-c", line],
+        env=os.environ | {"P": " ".join(Program(program).line(""))} | environment,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=SECONDS,
+    )
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_help_and_errors_into_a_full_device_are_one_line(program, unbuffered):
+    done = shell("$P --help >/dev/full", program, PYTHONUNBUFFERED=unbuffered)
+    unsaid = shell("$P --nonsense 2>/dev/full", program, PYTHONUNBUFFERED=unbuffered)
+
+    assert done.returncode == 1
+    assert done.stderr.decode().endswith(": input or output failed: no space left on device\n")
+    assert done.stderr.count(b"\n") == 1
+    assert unsaid.returncode != 0
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_programs_run_with_standard_streams_closed(program, closed):
+    assert shell(f"$P --help {closed}", program).returncode == 0
+    assert shell(f"$P --nonsense {closed}", program).returncode == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_a_stream_cannot_show_is_escaped_on_both(encoding):
+    line = "$P status /nowhere/\U0001f600; $P init /proc/\U0001f600; $P \U0001f600; $P init --help"
+    done = shell(line, "pinlaterd", PYTHONIOENCODING=encoding, LC_ALL="C.UTF-8")
+
+    assert done.stderr.decode("ascii").count(r"\U0001f600") == 3
+    assert b"Traceback" not in done.stderr
+    assert "Examples:" in done.stdout.decode("ascii")
 
 
 # --- what a terminal shows --------------------------------------------------------------------
