@@ -110,7 +110,7 @@ def enter(etc: Path) -> Path:
     Raises DeploymentError if others could change what runs there."""
     etc = Path(os.path.abspath(etc))  # noqa: PTH100  (resolve() would follow a linked etc away)
     os.chdir(etc.parent)
-    # Behind chdir: whoever may rename DIR itself puts no other folder in its place any more.
+    # After chdir no one who may rename DIR can put another folder in its place.
     check_folders(Path())
     for folder in (RUN, DATA):
         folder.mkdir(mode=0o700, exist_ok=True)
