@@ -87,8 +87,8 @@ class Clock:
         self.warning, self._told_until = text, elapsed + _TOLD_SECONDS
 
     def _difference(self) -> tuple[float, float]:
-        """How far the machine's wall clock is ahead of ours, and the elapsed time. A process that
-        is held up between two readings reads again."""
+        """Return by how much the machine's wall clock is ahead of ours, in ms, and the elapsed
+        time. Read again after a pause between two readings, which would count as a step."""
         for _ in range(_READINGS):
             before, wall, after = self.elapsed(), time.time(), self.elapsed()
             if after - before <= _READING_SECONDS:

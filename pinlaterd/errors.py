@@ -253,7 +253,7 @@ class ConfigError(Exception):
 
 
 class DeploymentError(Exception):
-    """What is wrong with a deployment, and its cure. Ends a command with exit 1."""
+    """A mistake in a deployment, whose message names the cure. Ends a command with exit 1."""
 
 
 class ConnectionFailed(Exception):

@@ -1,5 +1,5 @@
-"""What is counted and measured: one Stats object a process, passed in, never global; and its
-figures at one moment, which are sent, and add up over processes.
+"""Statistics of one process: counters, gauges and histograms, and snapshots of them, which are sent
+and add up over processes. A process has one Stats object, which is passed in, never global.
 
 Counters and histograms are totals since a process started; figures of the last minute are the
 difference of two snapshots. Names of a queue's figures are `<queue>_<figure>`, but for
@@ -56,7 +56,7 @@ class StatsSnapshot(TypedDict):
 
 
 class Changes(NamedTuple):
-    """What has become of a snapshot: first `dropped` went, then came what is in `now`."""
+    """The difference between two snapshots: names that were dropped, then the figures of `now`."""
 
     now: StatsSnapshot
     dropped: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ class Stats:
         }
 
     def take_changes(self) -> Changes:
-        """What has changed since the last time; the first time, all."""
+        """Return what has changed since the last call; the first time, everything."""
         changed, self._changed = self._changed, set()
         dropped, self._dropped = self._dropped, set()
         counters, gauges, peaks = self._counters, self._gauges, self._peaks
@@ -181,7 +181,7 @@ def raised(changed: StatsSnapshot, earlier: StatsSnapshot) -> StatsSnapshot:
 
 
 def totals(snapshot: StatsSnapshot) -> StatsSnapshot:
-    """What stays true of a process that has ended: its counters and histograms."""
+    """Keep what stays true of a process that has ended: its counters and histograms."""
     return empty() | {"counters": snapshot["counters"], "histograms": snapshot["histograms"]}
 
 
@@ -203,7 +203,8 @@ def apply(before: StatsSnapshot, changes: Changes) -> None:
 
 
 def since(before: StatsSnapshot, now: StatsSnapshot) -> StatsSnapshot:
-    """What was counted and recorded after `before`; the rest is as it is now.
+    """Subtract from the counters and histograms of `now` those of `before`; keep gauges and peaks
+    as they are now.
 
     A total that has become less began at 0 meanwhile: all of it is later than `before`."""
     counters = {
@@ -322,7 +323,7 @@ def percentiles(data: Histogram, fractions: Sequence[float]) -> list[float]:
 
 
 def summary(data: Histogram) -> Mapping[str, float]:
-    """What is shown of a histogram, by Ostrich's names."""
+    """Summarize a histogram for display, by Ostrich's names."""
     values = percentiles(data, tuple(SHOWN_PERCENTILES.values()))
     return {
         "average": data.sum / data.count if data.count else 0.0,

@@ -138,7 +138,7 @@ def _report(
 
 
 class _Bar(Progress):
-    """How far it is, on a terminal; silent elsewhere."""
+    """A progress bar, shown only on a terminal."""
 
     def __init__(self, what: str) -> None:
         console = Console(stderr=True)
@@ -183,7 +183,8 @@ class _Drain:
         self.move = Move(self._source, self._takers, bar.did)
 
     def run(self, *, wait: bool) -> Mapping[str, int] | None:
-        """What the shard holds in the end; None if that is not known."""
+        """Drain the shard; return the counts of the jobs it holds in the end, or None if they are
+        not known."""
         found = self._look()
         if self._moves:
             self._move()
@@ -197,7 +198,7 @@ class _Drain:
         return found
 
     def _is_empty(self, jobs: Mapping[str, int] | None) -> bool:
-        """Of what is to go."""
+        """Return whether no job is left that is to go."""
         return jobs is not None and not (
             jobs["pending"] or jobs["in_progress"] or self._can_move(jobs)
         )
@@ -252,8 +253,9 @@ class Kept(NamedTuple):
 
 
 class Move:
-    """Of the jobs of `source`. `takers` tells the shards that take jobs at present;
-    `on_moved(count)` is called as jobs are moved. `kept`: by the last run; `moved`: by all."""
+    """A move of all scheduled jobs of `source` to shards that take jobs. `takers` lists those at
+    present; `on_moved(count)` is called as jobs are moved. `kept`: jobs that the last run left;
+    `moved`: jobs moved by all runs."""
 
     def __init__(
         self,
@@ -401,7 +403,8 @@ class ShardCalls:
         self._ask(calls.ack(queue, succeeded=acks), Op.ACK_SCHEDULED)
 
     def enqueue(self, queue: str, jobs: Sequence[Job]) -> Enqueued:
-        """All of them, or none. Not repeated: they would be stored twice."""
+        """Enqueue all jobs in one call, or none. A failure is not repeated, as that could store
+        them twice."""
         try:
             stored = self._ask_once(calls.enqueue(queue, jobs), seconds=_ENQUEUE_SECONDS)
             return Enqueued(stored)

@@ -33,18 +33,18 @@ _JOURNALS = "failover-*.json"
 
 
 class FailoverRefused(DeploymentError):
-    """Why nothing was done, or why all that was done was undone."""
+    """A failover that changed nothing, or that was undone. The message says why."""
 
 
 class FailoverBroken(DeploymentError):
-    """Why it ended half-way; the same command resumes it."""
+    """A failover that ended half-way. The message says why; the same command resumes it."""
 
 
 # --- one failover -----------------------------------------------------------------------------
 
 
 class _Journal(msgspec.Struct):
-    """How far a failover has come. It holds no secrets."""
+    """The progress of a failover, kept on disk. It holds no secrets."""
 
     shards: Sequence[str]
     pair: Pair | None  # None: Sentinels choose the servers
@@ -119,8 +119,8 @@ class ShardFailover:
         self._path.unlink(missing_ok=True)
 
     def plan(self) -> dict[str, Any]:
-        """What would be done. Raises FailoverRefused if it can't be done, or not without loss that
-        nobody accepted.
+        """Return the plan of the failover. Raises FailoverRefused if it is impossible, or could
+        lose jobs and `accept_loss` is not set.
 
         One that was begun is resumed: its steps prove once more what has to be proven."""
         found, accepts_loss = self._examination, self._journal.accept_loss
@@ -175,7 +175,8 @@ class ShardFailover:
         self._end_journal()
 
     def _steps_to_do(self) -> Sequence[Step]:
-        """Those behind the last one that was done for good: what can be revoked may have been."""
+        """Return the steps after the last irrevocable one that was done: revocable ones may have
+        been revoked since."""
         steps = self._all_steps()
         for index in range(len(steps), 0, -1):
             step = steps[index - 1]

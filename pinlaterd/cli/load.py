@@ -101,12 +101,12 @@ class ClosedLoop:
         self._ended.set()
 
     def unstarted_seconds(self) -> Sequence[float]:
-        """How long each call has waited that was due and never started. Once, and once all threads
-        have ended."""
+        """Return how long each due call has waited that was never started. Call it once, after all
+        threads have ended."""
         return ()
 
     def facts(self) -> dict[str, object] | None:
-        """How well the schedule was kept, for JSON; None if there was none."""
+        """Report for JSON how well the schedule was kept; None if there was none."""
         return None
 
 
@@ -353,5 +353,5 @@ class Load:
 
 
 def name_of(error: PinLaterError | ConnectionFailed) -> str:
-    """What the error is counted as."""
+    """Return the name under which the error is counted."""
     return error.code.name if isinstance(error, PinLaterError) else type(error).__name__

@@ -53,14 +53,15 @@ class _File(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """What can be read of those that `read_active` refuses."""
+    """The fields that can still be read of a configuration that `read_active` refuses."""
 
     version: int = NO_VERSION
     files: tuple[str, ...] = ()
 
 
 def load_active(etc: Path) -> ActiveConfig:
-    """What was validated last; else what the folder `etc` says. Raises ConfigError."""
+    """Load the configuration that was validated last, or, where there is none, read the folder
+    `etc`. Raises ConfigError."""
     active = read_active()
     if active is not None:
         return active

@@ -74,7 +74,7 @@ class Node:
         return next((entry for entry in self.entries or () if entry.key == key), None)
 
     def describe(self) -> str:
-        """What this is, for messages: never the value of anything but a scalar."""
+        """Describe this node for a message, showing only scalars' values."""
         if self.entries is not None:
             return "a mapping"
         if self.items is not None:
@@ -145,7 +145,7 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def read_scalar(self, node: yaml.Node) -> tuple[Scalar, str]:
-        """What it means, and how it is written."""
+        """Return the value that a scalar means, and its text."""
         return _yaml_scalar(node), node.value
 
 
@@ -335,14 +335,15 @@ class Section:
 
     @property
     def name(self) -> str:
-        """As messages call it."""
+        """Join the path as messages show it."""
         return ".".join(map(str, self.path))
 
     def key(self, name: str) -> str:
         return ".".join(map(str, (*self.path, name)))
 
     def problem(self, name: str, text: str) -> None:
-        """Of a key that is there, or missing."""
+        """Note a problem of a key, at the line of its value, or of the mapping if the key is
+        missing."""
         self.file.problem(self.values.get(name, self.node).line, self.key(name), text)
 
     def allow(self, names: Iterable[str]) -> None:
@@ -398,7 +399,7 @@ class Section:
         return self.get(name, str) or ""
 
     def secret(self, name: str) -> Secret:
-        """What `name`, `name_file` or `name_env` gives; "" if none of them is there.
+        """Read a secret from `name`, `name_file` or `name_env`; it is "" if none of them is there.
 
         A file's path is relative to the deployment. The value itself never gets into a message."""
         ways = [way for way in secret_keys(name) if way in self.values]
@@ -430,7 +431,7 @@ class Section:
 
 
 def secret_keys(name: str) -> tuple[str, str, str]:
-    """Where a secret may come from: its value, a file that holds it, an environment variable."""
+    """Name the three keys that can give a secret: its value, a file, an environment variable."""
     return name, f"{name}_file", f"{name}_env"
 
 
@@ -440,7 +441,7 @@ _CALLED = {str: "text", int: "a whole number", float: "a number", bool: "true or
 
 
 class _Wrong(Exception):
-    """What is wrong with a value."""
+    """A value that a key can't have; the message says why."""
 
 
 def _scalar(node: Node, kind: type[Kind], setting: Setting) -> Kind:

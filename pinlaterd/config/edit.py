@@ -225,14 +225,15 @@ def _forget_abandoned(text: Text, shard: str) -> None:
 
 
 class LimitSettings(NamedTuple):
-    """What queues.yaml says of a queue's rate."""
+    """The rate settings of one queue in queues.yaml."""
 
     max_jobs_per_second: float | None
     paused: bool
 
 
 def limit_settings(etc: Path, queue: str) -> LimitSettings:
-    """As the file has it: the limit is the one that holds when the queue is not paused."""
+    """Read the rate settings of `queue` from the file. The limit is the one that holds while the
+    queue is not paused."""
     path = etc / QUEUES_FILE
     try:
         text = Text(_read_if_there(path))

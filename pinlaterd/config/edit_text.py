@@ -22,7 +22,7 @@ Value = str | float | bool | Mapping[str, "Value"] | Sequence["Value"]
 
 
 def plain(node: Node | None) -> Any:
-    """What it holds: dicts, lists, scalars."""
+    """Convert a node to dicts, lists and scalars."""
     if node is None:
         return None
     if node.entries is not None:
@@ -46,7 +46,7 @@ class Text:
         self._changes: list[tuple[int, int, str]] = []  # from, to, what comes in between
 
     def render(self) -> bytes:
-        """What the file should hold for `tree`."""
+        """Render the file so that it holds `tree`, changing only the lines that differ."""
         self._changes = []
         if self.tree == (plain(self.root) or {}):
             return self._mark + self._text.encode()
@@ -122,7 +122,7 @@ class Text:
             self._add_lines(node.end, [f"{dash}- {value}" for value in added])
 
     def _remove(self, node: Node, parts: Sequence[_Part], kept: Sequence[_Part]) -> None:
-        """All but those that are `kept`, one at least."""
+        """Remove all parts but the `kept` ones, of which there is at least one."""
         stay = set(map(id, kept))
         for index, part in enumerate(parts):
             if id(part) in stay:
@@ -137,7 +137,8 @@ class Text:
     def _put_in_brackets(
         self, owner: Entry | None, node: Node, parts: Sequence[_Part], new: Any
     ) -> None:
-        """Of a block the lines between its parts stay: they may be remarks."""
+        """Write `new` as a flow value in place of the node. Of a block, keep the lines between its
+        parts: they may be comments."""
         if node.flow or owner is None:
             self._change(node.start, node.end, self._flow(new))
             return

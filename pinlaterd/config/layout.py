@@ -1,4 +1,4 @@
-"""Where everything of a deployment lies, relative to its folder DIR, and how its files are shared.
+"""The files of a deployment: where they lie, relative to its folder DIR, and how they are shared.
 
 Every process makes DIR its current folder first (`enter`), so that the paths of Unix sockets
 stay short: the kernel allows them 107 bytes. Files in run/ that several processes use are locked,
@@ -59,7 +59,7 @@ COORDINATOR_ENDPOINT = f"ipc://{RUN}/coordinator.ipc"
 
 
 def router_programs(routers: int) -> Sequence[str]:
-    """What supervisord calls the routers."""
+    """Name the programs of supervisord that are routers."""
     return ["router"] if routers == 1 else [f"router-{n}" for n in range(1, routers + 1)]
 
 
@@ -79,7 +79,7 @@ def counterpart(router: str) -> str:
 
 
 def listener_socket(router: str) -> Path:
-    """Where a router's process hands out its listening sockets."""
+    """Locate the Unix socket at which a router's process hands out its listening sockets."""
     return RUN / f"{router}.listener"
 
 
@@ -89,7 +89,7 @@ def shard_endpoint(shard: str) -> str:
 
 
 def clock_file(shard: str) -> Path:
-    """Where a shard notes the time each second, for its successor."""
+    """Locate the file in which a shard notes the time each second, for its successor."""
     return RUN / f"{shard_program(shard)}.clock"
 
 
@@ -229,8 +229,8 @@ class FileWatch(Generic[T]):
         self._given: Sequence[tuple[int, ...]] | None = None
 
     def look(self) -> T | None:
-        """What is read of them if they have changed since it was given last, and rest by now; so
-        the first that rests. Raises what `read` does, and reads again the next time."""
+        """Read the files if they have changed since the last result and have been still for one
+        look; else return None. Raises what `read` raises, and reads again at the next look."""
         marks = self._marks()
         before, self._seen = self._seen, marks
         if marks == self._given or marks != before:
@@ -252,7 +252,8 @@ class FileWatch(Generic[T]):
 
 
 def _file_mark(path: Path) -> tuple[int, ...]:
-    """What changes with a file's content, and what no tool can set back: the time of change."""
+    """Return a mark that changes with the file's content. It holds the time of the last change
+    (ctime), which no tool can set back."""
     try:
         found = os.stat(path)  # noqa: PTH116  (the cheapest, several times a second)
     except OSError as error:

@@ -232,7 +232,7 @@ _PINLATER_MYSQL_NAME = re.compile(r".*?([0-9]+)\Z", re.DOTALL)
 
 
 class Form(Enum):
-    """How shards are written down."""
+    """The formats in which shards can be configured."""
 
     OURS = "ours"
     PINLATER_MYSQL = "PinLater's for MySQL"
@@ -267,7 +267,7 @@ class _Keys(NamedTuple):
 
     @property
     def dequeue_only(self) -> str:
-        """What that setting is called."""
+        """Name the key that this format has for dequeue-only shards."""
         return next(key for key in _DEQUEUE_ONLY if key in self.known)
 
 

@@ -1,4 +1,4 @@
-"""All that can be configured: names, units, defaults, limits. Each stands here once.
+"""The configuration: names, units, defaults and limits of all settings, each defined here once.
 
 Times and sizes carry their unit in the name. `pinlaterd init` writes the explanations below into
 the files that it makes; `load` checks values against `allowed`.
@@ -42,7 +42,7 @@ class Between(NamedTuple):
         return f"choose from {self.low:,} to {self.high:,}".replace(",", "_")
 
     def problem(self, value: Any, written: str) -> str:
-        """What is wrong with a value; "" if nothing is."""
+        """Say what is wrong with a value; return "" if nothing is."""
         return "" if self.low <= value <= self.high else f"{written} is out of range"
 
 
@@ -82,7 +82,7 @@ Allowed = Between | OneOf | Matching | None
 
 
 class Setting(NamedTuple):
-    """What `load` and `init` know of a key, beside its type and default."""
+    """The facts about a key that `load` and `init` need, in addition to its type and default."""
 
     doc: str
     allowed: Allowed = None
@@ -366,7 +366,7 @@ class ServerSettings:
 
     @property
     def store_answer_seconds(self) -> float:
-        """How long a store's server may take for one answer before it is given up.
+        """Return the seconds after which a store's server that has not answered is given up.
 
         Half of the time for a call: so the caller is told what is known before the time is up,
         and what had to wait behind it can still be done by another shard. Half of the lease: so an
@@ -394,7 +394,7 @@ class SentinelSettings(NamedTuple):
 
 
 def default_file(shard: str) -> str:
-    """Where a SQLite shard keeps its jobs, unless its settings say otherwise."""
+    """Locate the file of a SQLite shard whose settings name none."""
     return str(DATA / f"shard-{shard}.sqlite")
 
 
@@ -449,7 +449,7 @@ class Config:
         return replace(self, shards=kept)
 
     def queue(self, name: str) -> QueueSettings:
-        """What holds for the queue `name`, whether or not queues.yaml names it."""
+        """Return the settings of the queue `name`, whether or not queues.yaml names it."""
         settings = self.queues.get(name)
         return settings if settings is not None else default_queue_settings(self.server)
 
@@ -496,7 +496,7 @@ def follow(active: ServerSettings, wanted: ServerSettings) -> Followed:
 
 
 def settings_at_start(server: ServerSettings) -> Mapping[str, object]:
-    """Those that a process takes from its start to its end."""
+    """Select the settings that a process reads at its start only."""
     return {
         name: getattr(server, name)
         for name, setting in settings_of(ServerSettings).items()

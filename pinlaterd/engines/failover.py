@@ -48,7 +48,7 @@ S = TypeVar("S", bound=Closable)
 
 
 def is_same_server(one: Address, other: Address) -> bool:
-    """As far as names can be resolved."""
+    """Tell whether two addresses name one server, as far as names can be resolved."""
     if one == other:
         return True
     same_host = not _addresses(one.host).isdisjoint(_addresses(other.host))
@@ -57,7 +57,7 @@ def is_same_server(one: Address, other: Address) -> bool:
 
 @dataclass(frozen=True)
 class Account:
-    """As whom a server is administered, or asked by a replica. "": as nobody in particular."""
+    """The account with which a server is administered, or asked by a replica; "" for none."""
 
     user: str = ""
     passwd: str = field(default="", repr=False)
@@ -72,7 +72,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Handover:
-    """What is wanted of a failover, whichever servers it is between."""
+    """The goal and the limits of a failover, whichever servers it is between."""
 
     shards: Sequence[str]
     administrator: Account
@@ -117,7 +117,7 @@ class Step(NamedTuple):
 
 
 class Notes(Protocol):
-    """What one step tells a later one, over crashes."""
+    """The notes that one step leaves for later ones, kept over crashes."""
 
     def get(self, key: str) -> str:
         """ "" if there is none."""

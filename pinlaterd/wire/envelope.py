@@ -37,7 +37,7 @@ from pinlaterd.wire.curve import ClusterKey
 
 
 class Op(IntEnum):
-    """What a shard is asked to do with an entry's bytes."""
+    """The operations that a router asks of a shard, each on the bytes of one entry."""
 
     CALL = 0  # a Thrift call, as a client sent it or as the router wrote it
     RELEASE = 1  # a dequeue's Thrift reply that could not be delivered: end its claims
@@ -58,7 +58,7 @@ SCAN_BYTES = 2 * 1024 * 1024
 
 
 class Status(IntEnum):
-    """What became of a call. Shards say the first four; the others are what a link knows itself."""
+    """The outcome of a call. Shards send the first four; a link itself sets the others."""
 
     DONE = 0  # the payload is the Thrift reply that bears the result
     FAILED = 1  # the payload is the Thrift reply that bears an exception
@@ -154,7 +154,7 @@ class ReadyCounts(NamedTuple):
 
 
 class ShardFacts(NamedTuple):
-    """What a shard says of itself to a router that greets it."""
+    """The facts with which a shard welcomes a router."""
 
     queue_name_chars: int
     queues: tuple[str, ...]
@@ -241,7 +241,8 @@ MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 def misunderstanding(frame: Hello | Welcome) -> str:
-    """Why this process and the frame's sender must not go on; "" if they may."""
+    """Say why this process and the frame's sender must not go on, as their wire versions differ;
+    return "" if they may."""
     if frame.version >= LEAST_WIRE_VERSION and frame.least_version <= WIRE_VERSION:
         return ""
     return (
@@ -377,7 +378,8 @@ class ShardEnd:
         return readable
 
     def receive(self, most_frames: int, most_bytes: int) -> list[Received]:
-        """What is there by now, without waiting; stops once either bound is reached."""
+        """Receive the frames that have arrived, without waiting; stop once either bound is
+        reached."""
         received: list[Received] = []
         size = 0
         socket = self._socket

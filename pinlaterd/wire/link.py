@@ -90,7 +90,7 @@ _SILENT = ReplyEntry(0, Status.SILENT)
 
 
 class LinkListener(Protocol):
-    """What a link reports to. Called on the event loop; must not raise."""
+    """The events that a link reports. Called on the event loop; must not raise."""
 
     def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
         """The shard serves (again)."""
@@ -196,7 +196,7 @@ class ShardLink:
         return len(self._in_flight)
 
     def ready_counts(self, queue: str) -> tuple[int, ...]:
-        """How many jobs are ready by priority: a hint; () if the shard has said nothing yet."""
+        """Return how many jobs are ready by priority: a hint; () if the shard has sent none yet."""
         return self.ready.get(queue, ())
 
     def call(self, call: C, on_reply: Callable[[C, ShardLink, ReplyEntry], None]) -> None:

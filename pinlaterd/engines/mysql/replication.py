@@ -39,7 +39,7 @@ _RENAMED = (("Master", "Source"), ("Slave", "Replica"))
 
 
 class Words(NamedTuple):
-    """What servers call the same things."""
+    """The words of SQL that differ between servers."""
 
     replica: bytes
     source: bytes
@@ -48,7 +48,7 @@ class Words(NamedTuple):
 
 
 class Position(NamedTuple):
-    """How far a server has written its binary log."""
+    """A position in a server's binary log."""
 
     file: str
     offset: int
@@ -63,7 +63,7 @@ class Position(NamedTuple):
 
 
 class ReplicaStatus(NamedTuple):
-    """What a replica says of its replication."""
+    """The state of replication as a replica reports it."""
 
     source: Address
     source_id: str  # server_uuid of its master, in MariaDB server_id; "" before it ever connected
@@ -249,7 +249,7 @@ def words_of(version: str, *, is_mariadb: bool) -> Words:
 
 
 def replica_status(said: Mapping[str, Any], *, channels: int) -> ReplicaStatus:
-    """Of a row of SHOW REPLICA STATUS, or what it is called on that server."""
+    """Parse a row of SHOW REPLICA STATUS, whatever the server calls it."""
     row: dict[str, Any] = {}
     for name, value in said.items():
         for old, new in _RENAMED:

@@ -113,7 +113,7 @@ class RedisFailover(PairFailover[Connection]):
         return []
 
     def _as_listed(self, at_master: Link) -> Address | None:
-        """What the master calls the replica."""
+        """Return the address under which the master lists the replica; None if it does not."""
         return next(
             (at for at in at_master.replicas if is_same_server(at, self._pair.replica)), None
         )
