@@ -66,7 +66,7 @@ class Coordinator:
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
         pages = Pages(self.status, self.stats, self.whole)
-        # Two, so that commands reach this coordinator whoever takes all connections of the port.
+        # Two, so that commands reach this coordinator while clients hold all of the port.
         self._socket = HttpPort(pages.application())
         self._web = HttpPort(pages.application(), self._hosts)
         self._loop = asyncio.get_running_loop()
