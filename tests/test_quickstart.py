@@ -96,6 +96,7 @@ def test_a_cluster_goes_on_without_the_server_that_it_kills(cluster):
     assert done.returncode == 0, done.stdout + done.stderr
     lost = re.search(r"Server (jobs-\d) was killed, with its \d+ processes", done.stdout)
     assert lost is not None
+    assert len(re.findall(r"  shard \d: ", done.stdout)) == 2  # of six: each server had its part
     took_over = re.findall(r"shard \d: served by (jobs-\d) after [\d.]+ s", done.stdout)
     assert took_over
     assert lost[1] not in took_over

@@ -77,6 +77,10 @@ class Placement:
 
     def __init__(self) -> None:
         self._known: AbstractSet[str] | None = None  # servers that are up, or were a moment ago
+        # Whether the cluster starts: it served nothing when this term began, and since then servers
+        # have joined within _SETTLE_SECONDS of each other, and none was lost.
+        self._starts = True
+        self._live: Mapping[str, Member] = {}
         # By shard: servers that were tried in vain, in which epoch, and when.
         self._tried: defaultdict[str, dict[tuple[str, int], float]] = defaultdict(dict)
         self._served: dict[str, int] = {}  # the last epoch, by shard
@@ -100,14 +104,19 @@ class Placement:
         """
         self._now, self._now_ms, self._before, self._since = now, now_ms, self._since, {}
         # A server whose session was lost may have two nodes for a while: the latest counts.
-        self._live = live = {member.server: member for member in members.values()}
+        live = {member.server: member for member in members.values()}
+        stayed, self._live = self._live.keys() <= live.keys(), live
         self._entries = {name: e for name, e in assignment.shards.items() if name in shards}
         before = dict(self._entries)
         known = {e.server for e in before.values()} if self._known is None else self._known
+        if self._known is None:
+            states = (state for member in live.values() for state in member.shards.values())
+            self._starts = all(state.state != "serving" for state in states)
         gone = {s for s in known - live.keys() if self._lasted("gone", s) < _NETWORK_SECONDS}
         self._known = live.keys() | gone
         awaited = gone if len(gone) >= max(2, len(live)) else ()
         settled = self._lasted("members", *members) >= _SETTLE_SECONDS
+        self._starts = self._starts and stayed and not settled
         staying = [s for s, m in live.items() if s not in maintenance and not m.leaving]
         for name, pin in sorted(shards.items()):
             entry = before.get(name)
@@ -117,8 +126,9 @@ class Placement:
                 self._look_after(name, entry, candidates)
             elif candidates and (entry is None or entry.server not in awaited):
                 self._assign(name, self._choose(name, candidates))
-        if settled and self._entries == before:
-            self._balance({name for name in before if not shards[name]}, staying)
+        if self._starts or (settled and self._entries == before):
+            owned = {n for n in before if not shards[n] and self._entries[n].server in live}
+            self._balance(owned, staying)
         return Assignment(self._entries)
 
     def _lasted(self, *what: object) -> float:
@@ -188,26 +198,33 @@ class Placement:
         return [s for s in servers if sum(s in pair for pair in pairs) < missed]
 
     def _balance(self, names: AbstractSet[str], staying: Sequence[str]) -> None:
-        """One planned move, if a server has less load with the shard than the shard's has now."""
+        """Move shards to servers that have less load with them than theirs have now: one at a time;
+        while the cluster starts all at once, and those at once that do not serve yet."""
         tried = {server for name in names for server, _ in self._tried[name]}
         servers = [server for server in staying if server not in tried]
         recent = any(
             what[-1] == "failing" and self._now - since < _PATIENCE_SECONDS
             for what, since in self._since.items()
         )
-        if self._moves() or recent or not servers:
+        if not servers or (recent and not self._starts):
             return
-        loads = self._loads()
-        to = min(servers, key=lambda server: (loads(server, 1), server))
-        gains = [
-            (loads(entry.server, 0), name)
-            for name, entry in self._entries.items()
-            if name in names
-            and (name, entry.server, entry.epoch, "serving") in self._since
-            and loads(to, 1) < loads(entry.server, 0)
-        ]
-        if gains:
-            self._prepare(max(gains)[1], to)
+        while self._moves() < (_MOVES_AT_ONCE if self._starts else 1):
+            loads = self._loads()
+            to = min(servers, key=lambda server: (loads(server, 1), server))
+            gains = []
+            for name in names:
+                entry = self._entries[name]
+                serves = (name, entry.server, entry.epoch, "serving") in self._since
+                gain = loads(to, 1) < loads(entry.server, 0)
+                if gain and not entry.next and (serves or self._starts):
+                    gains.append((not serves, loads(entry.server, 0), name))
+            if not gains:
+                return
+            waits, _, name = max(gains)
+            if waits:
+                self._assign(name, to, planned=True)  # in turn: it may serve by now
+            else:
+                self._prepare(name, to)
 
     def _choose(self, name: str, candidates: Sequence[str]) -> str:
         """The least loaded, of those that were tried least often."""

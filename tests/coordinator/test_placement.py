@@ -30,6 +30,7 @@ class Cluster:
         self.failing: set[tuple[str, str]] = set()  # server and shard, or "*"
         self.unreached: dict[str, list[str]] = {}
         self.superseded: dict[str, int] = {}  # by what epoch, by shard
+        self.opening_seconds = 0.0  # from an assignment until the shard serves
         self.maintenance: set[str] = set()
         self.leaving: set[str] = set()
         self.now = 1000.0
@@ -78,10 +79,15 @@ class Cluster:
                 assert self.shards[name] in {"", entry.server} or entry.server == old.server
                 self.history.append((self.now, name, entry))
 
+    def _opens(self, name: str) -> bool:
+        entry = self.assignment.shards[name]
+        since = max((at for at, of, one in self.history if (of, one) == (name, entry)), default=0)
+        return self.now - since < self.opening_seconds
+
     def _member(self, server: str) -> Member:
         states = {}
         for name, entry in self.assignment.shards.items():
-            fails = self.failing & {(server, name), (server, "*")}
+            fails = self.failing & {(server, name), (server, "*")} or self._opens(name)
             if entry.server == server and name in self.superseded:
                 states[name] = ShardState("superseded", self.superseded[name])
             elif entry.server == server:
@@ -110,6 +116,42 @@ def test_new_shards_go_to_the_least_loaded_at_once():
     cluster.run()
 
     assert cluster.loads() == {"A": 4, "B": 2, "C": 2}
+
+
+@pytest.mark.parametrize("opening_seconds", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("apart_seconds", [0.5, 3.0, 20.0])
+def test_a_cluster_that_starts_spreads_its_shards_at_once(apart_seconds, opening_seconds):
+    """Whether its servers come together, or one after another."""
+    cluster = Cluster("A", 6)
+    cluster.opening_seconds = opening_seconds
+    for server in "BC":
+        cluster.run(apart_seconds)
+        cluster.up[server] = 0
+    cluster.run(3.0 + 2 * opening_seconds)
+
+    assert cluster.loads() == {"A": 2, "B": 2, "C": 2}
+    assert cluster.run(600) == []
+
+
+def test_servers_that_join_a_cluster_that_serves_wait():
+    """Also where the leader is new, and whenever all have joined once for half a minute."""
+    cluster = Cluster("A", 6)
+    cluster.run(31)
+    cluster.up["B"] = 0
+    assert cluster.run(29) == []
+    cluster.placement = Placement()
+    assert cluster.run(29) == []
+    assert cluster.run(10)
+
+
+def test_a_server_that_is_lost_as_the_cluster_starts_comes_back_as_to_any():
+    cluster = Cluster("AB", 4)
+    cluster.run(5)
+    cluster.lose("B")
+    cluster.run(5)
+    cluster.up["B"] = 1
+
+    assert cluster.run(29) == []
 
 
 def test_a_lost_servers_shards_go_elsewhere_at_once_and_all_others_stay():

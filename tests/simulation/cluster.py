@@ -52,6 +52,7 @@ _BEGIN = 1_000.0  # what virtual time starts with
 _AWAY_SECONDS = {"cut off stores": 13.0, "freeze shard": 16.0, "stop leader": 21.0}
 _MOST_AWAY_SECONDS = 7.0
 _STALLS_SECONDS = 8.0  # more, where stores are slow
+_START_SECONDS = 8.0  # in which the shards of a cluster that starts are spread
 # After several: servers are tried ever more slowly.
 _CALM_SECONDS = 60.0
 
@@ -563,7 +564,10 @@ class Simulation:
 
     def run(self) -> list[str]:
         """What was found."""
-        self._begin()
+        if self._faults:
+            self._begin()
+        else:
+            self._start()
         rng, moves, end = self.rng, False, _BEGIN + 10
         for _ in range(self._faults):
             kind, seconds = rng.choice(self._kinds), rng.choice((1.0, 3.0, 8.0, 15.0, 30.0))
@@ -601,6 +605,27 @@ class Simulation:
             server.snapshot = assignment.shards
             server.start()
         self._look()
+
+    def _start(self) -> None:
+        """The servers of a new cluster come one after another. Soon after the last one each has its
+        part of the shards, and nothing moves any more."""
+        self._stalls = begins = 0.0
+        for server in self.rng.sample(self.servers, len(self.servers)):
+            self.world.after(begins, server.start)
+            begins += self.rng.uniform(0, self.rng.choice((0.5, 5, 25)))
+        self._calm_at = self.world.now + begins + _START_SECONDS
+        self.world.at(self._calm_at, self._check_spread)
+        self._look()
+
+    def _check_spread(self) -> None:
+        owners = {
+            n: e.server for n, e in _assignment(self.zookeeper.assignment.data).shards.items()
+        }
+        loads = [[*owners.values()].count(server.name) for server in self.servers]
+        for name, owner in owners.items():
+            if not self.shards[name].server and [*owners.values()].count(owner) > min(loads) + 1:
+                self.found(f"{name} is still one of many shards of {owner}")
+        self._changes = 0
 
     def _look(self) -> None:
         """Twice a second: what ZooKeeper and stores end; and whether all that can be is served."""
