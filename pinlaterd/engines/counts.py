@@ -46,7 +46,7 @@ class Snapshot(Protocol[Q_contra]):
         ...
 
     def find_damage(self) -> str:
-        """What disagrees in the store; "" if nothing does. Walks over all jobs."""
+        """Walk over all jobs; say what disagrees in the store, "" if nothing does."""
         ...
 
     def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""What the searchers of all engines share: the order of a scan, its end, the search of bodies.
+"""The search that all engines share: the order of a scan, its end, the matching of bodies.
 
 An engine walks over the jobs of one state and priority, in slices; this module counts, merges and
 filters. Bodies are searched by RE2: the same in every engine, linear in the size of the body.
@@ -56,7 +56,7 @@ def scan_order(job: StoredJob) -> tuple[int, int, int]:
 
 
 def too_late() -> TimeoutError:
-    """What a search ends with at its deadline."""
+    """Make the error with which a search ends at its deadline."""
     return TimeoutError("the search took longer than its deadline allows")
 
 
@@ -80,7 +80,7 @@ class WalkingSearcher(Searcher):
         raise NotImplementedError
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
-        """All that `search` looks for, without bodies, at least what comes behind `after`."""
+        """Yield all jobs that `search` looks for, without bodies, at least those after `after`."""
         raise NotImplementedError
 
     def _walks_in_order(self, search: Search) -> bool:
@@ -151,7 +151,7 @@ class WalkingSearcher(Searcher):
         self._check(search)
 
     def _matching(self, search: Search, jobs: Iterable[StoredJob]) -> Iterator[StoredJob]:
-        """Those that `search` looks for, without bodies."""
+        """Yield those of `jobs` that `search` looks for, without bodies."""
         (from_ms, to_ms), matches = search.run_after_ms, self._matches
         for job in jobs:
             if not from_ms <= job.run_after_ms <= to_ms:

@@ -72,7 +72,7 @@ class TokenBucket:
         return taken
 
     def put(self, tokens: float, now: float) -> None:
-        """What would make the bucket overflow is spilled."""
+        """Put tokens into the bucket, spilling those that overflow it."""
         self._tokens += tokens
         self.tokens(now)
 
@@ -84,7 +84,7 @@ class TokenBucket:
         return before - self._tokens
 
     def seconds_to_token(self, now: float) -> float:
-        """How long until a whole token is there; infinity if none will come."""
+        """Return the seconds until a whole token is there; infinity if none will come."""
         missing = 1.0 - self.tokens(now) - _EPSILON
         if missing <= 0:
             return 0.0
@@ -163,7 +163,7 @@ class LimitedQueue:
         return 0 if self._line else self._lend(wanted)  # those in line come first
 
     def settle(self, *, wanted: int, taken: int, used: int) -> None:
-        """Of the tokens `taken` for a call that wanted `wanted`, `used` were spent."""
+        """Settle a call that wanted `wanted` jobs: of the `taken` tokens, `used` were spent."""
         now = self._clock.monotonic()
         self._lent -= taken
         if taken > used:
@@ -304,7 +304,7 @@ class RateLimits:
         return spilled
 
     def stop_waiting(self) -> None:
-        """Those in line get nothing."""
+        """End all waiting: calls in line get no tokens."""
         for limited in self.queues.values():
             limited.close()
 
@@ -395,7 +395,8 @@ def shares_at_start(
     holdings: Sequence[Holding],
     is_running: Callable[[int], bool],
 ) -> Mapping[str, float]:
-    """What a new `process` may spend before the coordinator has spoken, jobs/s by queue.
+    """Return the rates that a new `process` may spend until the coordinator grants some, in jobs/s
+    by queue.
 
     `holdings`: what the coordinator has noted. `is_running`: whether there is a process of that
     pid: as long as there is, its shares are its own."""

@@ -37,7 +37,7 @@ Connect = Callable[[str, str, LinkListener], ShardLink]  # with its name and end
 
 
 class ShardSet:
-    """All shards of the deployment, as links come and go. A LinkListener to each."""
+    """The shards of the deployment, as links come and go. A LinkListener to each."""
 
     def __init__(
         self,
@@ -70,26 +70,28 @@ class ShardSet:
         return self.healthy() or [shard for shard in self.by_name.values() if shard.returning]
 
     def preferred(self) -> list[ShardLink]:
-        """Those to ask for jobs: they answer, and their stores do well. Others only if there is
-        none of those, and shards that are expected back only if there is no other at all."""
+        """Return the shards to ask for jobs: those that answer and whose stores do well; others
+        only if there is none of those, and shards that are expected back only if there is no other
+        at all."""
         return self._all_preferred or _best(self.by_name.values())
 
     def unhealthy(self) -> list[str]:
         return [name for name, shard in self.by_name.items() if not shard.healthy]
 
     def down(self) -> list[str]:
-        """Those that are neither healthy nor expected back."""
+        """Name the shards that are neither healthy nor expected back."""
         return [
             name for name, shard in self.by_name.items() if not (shard.healthy or shard.returning)
         ]
 
     def enqueueable(self) -> list[ShardLink]:
-        """Those to give jobs to."""
+        """Return the shards to enqueue into."""
         return self._enqueueable_preferred or _best(self._enqueueable)
 
     def ready_jobs(self, queue: str) -> int:
-        """That can be had: what a shard holds that is not asked wakes nobody. A shard that has not
-        counted the queue yet may hold some: to ask it makes it count."""
+        """Count the ready jobs of shards that are asked for jobs: those of others wake no dequeue.
+        A shard that has not counted the queue yet counts as one, since only a call makes it
+        count."""
         ready = 0
         for shard in self.preferred():
             counts = shard.ready_counts(queue)
@@ -106,7 +108,8 @@ class ShardSet:
         return any(queue in queues for queues in self._queues.values())
 
     def most_queues(self) -> int:
-        """How many queues there are: each shard is given those of the others."""
+        """Return the largest number of queues that a shard has; each shard is given those of the
+        others."""
         return max((len(queues) for queues in self._queues.values()), default=0)
 
     def follow(self, snapshot: Snapshot) -> None:
@@ -221,7 +224,8 @@ class ShardSet:
 
 
 def _best(shards: Collection[ShardLink]) -> list[ShardLink]:
-    """Of shards of which none is preferred."""
+    """Choose the best of shards of which none is preferred: those that answer, else healthy ones,
+    else those expected back."""
     return (
         [shard for shard in shards if shard.answering]
         or [shard for shard in shards if shard.healthy]
@@ -262,7 +266,8 @@ ALL_LEVELS = 1 << 16  # more priorities than there can be
 
 
 def best_level(counts: Sequence[int]) -> int:
-    """How many priorities, from the highest, hold nothing ready: 0 if priority 1 does hold some."""
+    """Count the priorities, from the highest, that hold nothing ready: 0 if priority 1 holds
+    some."""
     for level, count in enumerate(counts):
         if count:
             return level
@@ -275,14 +280,14 @@ def ready_through(counts: Sequence[int], level: int) -> int:
 
 
 class Portion(NamedTuple):
-    """How many jobs to ask of the shard at `place`; 0 asks only what it holds."""
+    """The number of jobs to ask of the shard at `place`; 0 asks only what it holds."""
 
     place: int
     jobs: int
 
 
 def plan_round(ready: Sequence[int], wanted: int) -> list[Portion]:
-    """Whom to ask for `wanted` jobs of a level, given how many each shard may hold.
+    """Plan how to ask for `wanted` jobs of a level, given how many each shard may hold.
 
     One shard is asked for all if its hint says that it has as many; else the portions follow the
     hints. Where no hint says anything, all are asked what they hold: those answers are the hints

@@ -65,7 +65,7 @@ WAIT_FOR_LOCKS = b"SET STATEMENT lock_wait_timeout = 1, innodb_lock_wait_timeout
 
 
 class Server(NamedTuple):
-    """Where a shard's master is, and as whom."""
+    """The address of a shard's master, and the account to use there."""
 
     host: str
     port: int
@@ -227,7 +227,7 @@ class Connection:
         self._db.rollback()
 
     def named_rows(self, statement: bytes) -> list[dict[str, Any]]:
-        """Of statements whose columns differ from server to server."""
+        """Run a statement whose columns differ between servers; return its rows by column name."""
         with self._db.cursor(DictCursor) as cursor:
             cursor.execute(statement)
             rows: list[dict[str, Any]] = list(cursor.fetchall())
@@ -422,7 +422,7 @@ def is_full(fault: BaseException) -> bool:
 
 
 def describe(fault: BaseException) -> str:
-    """What is wrong, and how to mend it where that is known."""
+    """Describe a fault, with its cure where that is known."""
     code = code_of(fault)
     if code is None:
         return f"{fault} ({type(fault).__name__})"
@@ -442,7 +442,7 @@ def storage_error(fault: BaseException, server: str, *, undone: bool) -> Storage
 
 
 def connect_error(fault: BaseException, server: str, user: str) -> StorageError:
-    """Why there is no connection, and how to mend it."""
+    """Make the error that says why a connection failed, and how to mend it."""
     cause = getattr(fault, "original_exception", None) or fault
     if code_of(fault) == _ACCESS_DENIED:
         return StorageError(

@@ -1,4 +1,4 @@
-"""Who owns a shard: the connection that holds the server's lock `pinlaterd:<shard>`.
+"""Ownership of a shard: its owner is the connection that holds the lock `pinlaterd:<shard>`.
 
 Where several servers share the shards, an owner has also claimed the shard's record for its term:
 it claims, ends the connection that holds the lock, takes the lock, and reads the record again. From

@@ -203,7 +203,7 @@ def _from(search: Search, table: Table) -> bytes:
 
 
 def _behind(after: ScanAfter, priority: int) -> PendingKey:
-    """Where a scan goes on in the table of `priority`."""
+    """Return the key after which a scan goes on in the table of `priority`."""
     if priority < after.priority:
         return PendingKey(after.run_after_ms, 2**64 - 1)  # all of that run-after have come
     return PendingKey(after.run_after_ms, after.local_id if priority == after.priority else 0)

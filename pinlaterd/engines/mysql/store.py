@@ -293,7 +293,7 @@ class Store:
             raise self._not_committed(db, fault) from fault
 
     def _not_committed(self, db: Connection, fault: BaseException) -> StorageError:
-        """What stands for the fault of a statement that changed nothing."""
+        """Make the error for the fault of a statement that changed nothing."""
         error = storage_error(fault, str(self), undone=True)
         if not is_locked(fault):
             return error

@@ -42,7 +42,8 @@ BODY_BYTES = 512 << 20  # as a literal at most twice that: the largest packet is
 
 
 def database_prefix(shard: str) -> str:
-    """Of the queues of a shard. A shard's name has no underscore, so it ends at the second one."""
+    """Return the prefix of the databases of a shard's queues. A shard's name has no underscore, so
+    the prefix ends at the second one."""
     return f"plq_{shard}_"
 
 
@@ -98,8 +99,8 @@ class TimeColumn(Times):
 
 
 class Order(NamedTuple):
-    """How jobs of one state are found in the order of a time: its column, and FORCE INDEX where
-    there is an index on state and that column."""
+    """The order of jobs of one state by a time: its column, and FORCE INDEX where there is an index
+    on state and that column."""
 
     column: bytes
     forced: bytes
@@ -352,7 +353,7 @@ class ShardTables:
         return tables
 
     def load(self, db: Connection) -> dict[str, bool]:
-        """All queues that there are; returns of each whether it had tables before."""
+        """Load the tables of all queues; return for each queue whether it had tables before."""
         self.by_queue, self.narrower = {}, {}
         rows = db.rows(
             b"SELECT schema_name FROM information_schema.schemata"
@@ -387,8 +388,8 @@ class ShardTables:
         return had_tables
 
     def _narrower(self, db: Connection, table: Table) -> TableLimits | None:
-        """What a table holds, and its server takes, where something within the engine's limits may
-        not fit, or not exactly."""
+        """Return the limits of a table and its server, where something within the engine's limits
+        may not fit, or not exactly; None if all fits."""
         body_bytes = min(table.body_bytes, BODY_BYTES)
         if db.value_bytes < min(self._most_body_bytes, body_bytes):
             return TableLimits(db.value_bytes, table.run_after, PACKET_CURE)

@@ -93,7 +93,7 @@ _RECEIVED_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class Server:
-    """Where a Redis server is, and how to be let in."""
+    """The address of a Redis server, and the account to use there."""
 
     host: str
     port: int
@@ -151,7 +151,8 @@ class Connection:
         self.close()
 
     def run(self, script: Script, arguments: Sequence[Argument]) -> Any:
-        """What a script returns. Raises StorageNotCommitted where it has changed nothing."""
+        """Run a script and return its result. Raises StorageNotCommitted where it has changed
+        nothing."""
         try:
             return self._call(
                 ("EVALSHA", script.sha, 0, script.name, *arguments), writes=script.writes
@@ -161,12 +162,13 @@ class Connection:
         return self._call(("EVALSHA", script.sha, 0, script.name, *arguments), writes=script.writes)
 
     def read(self, *command: Argument) -> Any:
-        """What a command that changes nothing answers."""
+        """Run a command that changes nothing; return its answer."""
         return self._call(command, writes=False)
 
     def administer(self, *command: Argument) -> Any:
-        """What a command answers that changes the server's part in replication, and no data. If
-        the connection is lost, nobody knows whether it was done: StorageError."""
+        """Run a command that changes the server's part in replication, and no data; return its
+        answer. Raises StorageError if the connection is lost, as the command may have been carried
+        out."""
         try:
             return self._call(command, writes=False)
         except StorageNotCommitted as error:
@@ -237,7 +239,7 @@ def is_full(text: str) -> bool:
 
 
 def words(fault: BaseException) -> str:
-    """What follows the server's name in a message."""
+    """Describe a fault in words that follow the server's name in a message."""
     text = str(fault)
     if isinstance(fault, Answer):
         return refusal_words(text)

@@ -82,7 +82,8 @@ class RedisSearcher(WalkingSearcher):
         return first_score(self._queue, first), score_behind(self._queue, last)
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
-        """All wanted jobs of one priority, without bodies; PENDING ones in the order of a scan."""
+        """Yield all wanted jobs of one priority, without bodies; PENDING ones in the order of a
+        scan."""
         pending = search.state is JobState.PENDING
         for local_ids in (self._pending_pages if pending else self._pages)(search, priority):
             yield from sorted(self._read(search, priority, local_ids), key=scan_order)
@@ -154,12 +155,12 @@ class RedisSearcher(WalkingSearcher):
             place = (rows[-2], rows[-3])
 
     def _run(self, script: scripts.Script, *arguments: Argument) -> list[Any]:
-        """What it returns, behind its OK."""
+        """Run a script on the queue; return its result after the OK."""
         _, *answer = self._connection.run(script, (self._shard.name, self._queue, *arguments))
         return list(answer)
 
     def _read(self, search: Search, priority: int, local_ids: Sequence[int]) -> Iterator[StoredJob]:
-        """Those of `local_ids` that are wanted, and in their state still."""
+        """Yield those of `local_ids` that are wanted, and still in their state."""
         with_body = self._matches is not None
         at_once = _BODIES_AT_ONCE if with_body else _PAGE_JOBS
         for begin in range(0, len(local_ids), at_once):

@@ -1,5 +1,5 @@
-"""Where a shard's Redis server is, and what a server says of itself: its kind, how well it keeps
-what it acknowledged, and its part in replication.
+"""The Redis servers of a shard, and what a server reports: its kind, how well it keeps what it
+acknowledged, and its part in replication.
 
 Sentinels agree on a master by majority, and number their agreements (the configuration's epoch).
 One that was cut off may name a former master, so all are asked, and the latest agreement counts.
@@ -41,7 +41,7 @@ class Locator(Protocol):
 
 
 class Agreement(NamedTuple):
-    """What one Sentinel says. Compared by epoch."""
+    """The master that one Sentinel names. Compared by epoch."""
 
     epoch: int
     host: str

@@ -122,7 +122,7 @@ class Store:
         return self._shard
 
     def address(self) -> str:
-        """Of the server; "" before it was found for the first time."""
+        """Return the address of the server; "" before it was found for the first time."""
         if self._shard is None:
             return ""
         return f"{self._shard.server.host}:{self._shard.server.port}"
@@ -210,7 +210,7 @@ class Store:
 
     @property
     def failure(self) -> str:
-        """Why it must be opened again; "" while it need not be."""
+        """Say why the store must be opened again; "" while it need not be."""
         return "" if self._connection is None else self._connection.failure
 
     @property
@@ -220,14 +220,14 @@ class Store:
         return self._connection
 
     def read(self, script: Script, *arguments: Argument) -> list[Any]:
-        """What a script that only reads returns, behind its OK."""
+        """Run a script that only reads; return its result after the OK."""
         status, *answer = self.connection.run(script, (self._name, *arguments))
         if status == b"DAMAGED":
             raise DamagedKey(self.shard, *answer)
         return list(answer)
 
     def write(self, script: Script, *arguments: Argument) -> list[Any]:
-        """What a script that writes returns, behind its OK. All of it is done, or nothing."""
+        """Run a script that writes, entirely or not at all; return its result after the OK."""
         connection = self.connection
         ours = (self._name, self._token, self._lease_ms)
         status, *answer = connection.run(script, (*ours, *arguments))
@@ -279,7 +279,7 @@ class Store:
 
 
 def _name_in(token: bytes) -> str:
-    """Of a token FENCE:START_MS:NAME."""
+    """Return the NAME in a token FENCE:START_MS:NAME."""
     return token.decode(errors="replace").split(":", 2)[-1]
 
 
@@ -324,7 +324,7 @@ def has_ended(name: str) -> bool:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """What the system says of a process from its state on; None if it says nothing."""
+    """Read the fields of a process in /proc, from its state on; None if there are none."""
     try:
         text = (_PROC / str(pid) / "stat").read_text()
     except OSError:
