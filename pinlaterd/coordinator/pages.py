@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from aiohttp import web
 
-from pinlaterd.coordinator.processes import ShardStatus, Status
+from pinlaterd.coordinator.processes import ProcessStatus, ShardStatus, Status, warnings_of
 from pinlaterd.stats import (
     BODY_SIZE,
     COUNTERS,
@@ -175,23 +175,26 @@ def together(own: Answer, others: Mapping[str, Answer | None]) -> Answer:
     found = {own.status["server"]: own, **{name: one for name, one in others.items() if one}}
     statuses = {name: found[name].status for name in sorted(found)}
     shards = [_of_owner(shard, statuses) for shard in own.status["shards"]]
+    processes: list[ProcessStatus] = []
+    without_processes: dict[str, Status] = {}
+    for name, status in statuses.items():
+        there = status["processes"]
+        processes += [{**process, "name": f"{name}/{process['name']}"} for process in there]
+        rest = [text for text in status["warnings"] if text not in warnings_of(there)]
+        without_processes[name] = {**status, "warnings": rest}
     problems = [
         *_from_each(statuses, "problems"),
         *(f"{name}: does not answer" for name, one in others.items() if one is None),
         *(f"shard {s['name']} has no owner" for s in shards if s["server"] not in found),
     ]
-    status: Status = {
+    whole: Status = {
         **own.status,
         "healthy": not problems,
         "problems": problems,
         "config_problems": _from_each(statuses, "config_problems"),
         "needs_restart": _from_each(statuses, "needs_restart"),
-        "warnings": _from_each(statuses, "warnings"),
-        "processes": [
-            {**process, "name": f"{name}/{process['name']}"}
-            for name, status in statuses.items()
-            for process in status["processes"]
-        ],
+        "warnings": [*warnings_of(processes), *_from_each(without_processes, "warnings")],
+        "processes": processes,
         "shards": shards,
     }
     stats = {
@@ -199,7 +202,7 @@ def together(own: Answer, others: Mapping[str, Answer | None]) -> Answer:
         for name in statuses
         for process, snapshot in found[name].stats.items()
     }
-    return Answer(status, stats)
+    return Answer(whole, stats)
 
 
 def _from_each(statuses: Mapping[str, Status], key: str) -> Sequence[str]:

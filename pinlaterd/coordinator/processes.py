@@ -305,7 +305,7 @@ def status(config: Config, views: Sequence[ProcessView], about: About) -> Status
         "version": __version__,
         "healthy": not problems,
         "problems": problems,
-        "warnings": [*_warnings(processes), *about["warnings"]],
+        "warnings": [*warnings_of(processes), *about["warnings"]],
         "thrift": f"{config.server.host}:{config.server.port}",
         "stats": f"{config.server.stats_host}:{config.server.stats_port}",
         "processes": processes,
@@ -379,8 +379,8 @@ def _shard(shard: ShardSettings, processes: Sequence[ProcessStatus]) -> ShardSta
     }
 
 
-def _warnings(processes: Sequence[ProcessStatus]) -> list[str]:
-    """Each once: what one store lacks, the others on the same server lack too."""
+def warnings_of(processes: Sequence[ProcessStatus]) -> list[str]:
+    """Return each reason once: what one store lacks, others mostly lack, too."""
     names: dict[str, list[str]] = {}
     for process in processes:
         for text in process["warnings"]:

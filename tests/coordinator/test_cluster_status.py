@@ -12,9 +12,12 @@ import pytest
 from pinlaterd.config.layout import CLUSTER_KEY_FILE, ETC
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.cluster import Cluster
+from pinlaterd.coordinator.pages import Answer, together
 from pinlaterd.coordinator.placement import Assigned, Assignment, Member, ShardState
-from pinlaterd.coordinator.processes import About, Status, status
+from pinlaterd.coordinator.processes import About, ProcessView, Status, status
 from pinlaterd.coordinator.zookeeper import Node, View
+from pinlaterd.stats import empty
+from pinlaterd.wire.control import ProcessState, Report
 from pinlaterd.wire.curve import ClusterKey
 from tests.clocks import FakeClock
 
@@ -143,3 +146,28 @@ def test_an_assignment_that_zookeeper_has_lost_is_written_again_as_it_was():
 
     expected = msgspec.json.decode(before.nodes["assignment"].data, type=Assignment)
     assert asyncio.run(written()) == expected
+
+
+def test_what_several_servers_warn_of_for_one_reason_is_said_once():
+    def says(server: str, *shards: str) -> Answer:
+        views = [
+            ProcessView(
+                Report(
+                    *(f"shard-{shard}", "shard", 1, 0, ProcessState.SERVING),
+                    facts={"durability warning": "weak"},
+                    stats=empty(),
+                ),
+                "serving",
+            )
+            for shard in shards
+        ]
+        found = status(CONFIG, views, {**ABOUT, "warnings": [f"only {server}"]})
+        return Answer({**found, "server": server}, {})
+
+    whole = together(says("jobs-1", "1", "2"), {"jobs-2": says("jobs-2", "3")}).status
+
+    assert whole["warnings"] == [
+        "jobs-1/shard-1, jobs-1/shard-2, jobs-2/shard-3: weak",
+        "jobs-1: only jobs-1",
+        "jobs-2: only jobs-2",
+    ]
