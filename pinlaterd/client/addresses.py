@@ -26,11 +26,11 @@ _NOT_IN_A_HOST = frozenset(" \t\r\n/,;@")
 
 
 class AddressInvalid(ValueError):
-    """What was given names no server; the message says what would."""
+    """A text that names no server; the message says what would."""
 
 
 class Address(NamedTuple):
-    """Where a server listens."""
+    """The address of a server."""
 
     host: str
     port: int
@@ -208,8 +208,9 @@ class Servers:
         return address in self._addresses
 
     def order(self) -> list[Address]:
-        """All servers in the order in which a call should try them: the healthy ones take turns;
-        those that are left alone come last, the one whose pause ends soonest before the others."""
+        """List all servers in the order in which a call should try them: the healthy ones take
+        turns; those that are left alone come last, the one whose pause ends soonest before the
+        others."""
         away = {a: f.pause_ends_at for a, f in self._failures.items() if f.is_away}
         healthy = [address for address in self._addresses if address not in away]
         if healthy:

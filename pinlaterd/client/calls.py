@@ -186,7 +186,7 @@ def checkpoint(queue: str, checkpoints: Iterable[CheckpointInfo]) -> PreparedCal
 def lookup(
     descriptors: Iterable[str], *, include_body: bool = False
 ) -> PreparedCall[dict[str, JobRecord]]:
-    """What is known of these jobs, by descriptor; unknown ones are left out."""
+    """Look jobs up; return what is known of them, by descriptor, without the unknown ones."""
     request = LookupRequest(_listed("descriptors", descriptors), include_body)
     return PreparedCall(Method.LOOKUP, request, dict, repeatable=True)
 
@@ -199,7 +199,7 @@ def count(
     future: bool = False,
     body_regex: str | None = None,
 ) -> PreparedCall[int]:
-    """How many jobs are in a state; `future`: those whose run-after is still to come."""
+    """Count the jobs in a state; `future`: those whose run-after is still to come."""
     request = CountRequest(queue, state, priority, future, body_regex)
     return PreparedCall(Method.COUNT, request, int, repeatable=True)
 
@@ -213,7 +213,7 @@ def scan(
     body_regex: str | None = None,
     page_size: int = 100,
 ) -> PreparedCall[ScanResult]:
-    """All jobs in a state, the latest run-after first, fetched page by page.
+    """Yield all jobs in a state, the latest run-after first, fetched page by page.
 
         for job in client.scan("mail", JobState.FAILED):
             print(job.descriptor, job.custom_status)

@@ -41,7 +41,7 @@ _FIGURES = (
 
 
 class WorkerMetrics(Collector):
-    """What a worker does and did, in Prometheus' terms."""
+    """The figures of a worker, as a collector of Prometheus."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -98,5 +98,5 @@ class WorkerMetrics(Collector):
 
 
 def _log_error(_request: object, client_address: tuple[str, int]) -> None:
-    """What breaks a connection is told at debug level: anybody could fill the log with it."""
+    """Log at debug level what broke a connection: anybody could fill the log with it."""
     log.debug("metrics: connection of %s: %r", client_address[0], sys.exception())

@@ -239,7 +239,7 @@ class ZooKeeperList(Watcher, ServerList):
         return bool(found)
 
     def away(self) -> None:
-        """What was read before stays."""
+        """Keep what was read before, while ZooKeeper is unavailable."""
 
     def _address(self, call: Any) -> Address | None:
         try:

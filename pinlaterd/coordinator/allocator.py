@@ -131,7 +131,7 @@ class RateAllocator:
     # --- what is heard -------------------------------------------------------------------------
 
     def set_limits(self, limits: Mapping[str, float]) -> None:
-        """What there is to divide of each limited queue's rate, jobs/s."""
+        """Set the rate of each limited queue that is to be divided, in jobs/s."""
         self._changed |= self._limits != limits
         self._limits = dict(limits)
         if self._first_limits is None:
@@ -234,7 +234,7 @@ class RateAllocator:
         return _sum(entry.held for entry in self._entries.values())
 
     def demands(self) -> dict[str, float]:
-        """What those that are heard want together, jobs/s by queue."""
+        """Sum the demands of all routers that are heard, in jobs/s by queue."""
         return _sum(entry.demands for entry in self._entries.values() if self._is_heard(entry))
 
     @property
@@ -243,7 +243,7 @@ class RateAllocator:
         return self._note_due
 
     def holdings(self) -> Sequence[Holding]:
-        """What each router may hold."""
+        """List what each router may hold."""
         self._note_due = False
         return [
             Holding(entry.router, entry.number, dict(entry.held))
@@ -353,7 +353,7 @@ class RateAllocator:
             self._first[queue] = self._first.get(queue, 0.0) + share
 
     def _unknown(self, queue: str) -> float:
-        """What may be held by those that this coordinator has not heard of."""
+        """Return the rate that routers may hold of which this coordinator has not heard."""
         limit = (self._first_limits or {}).get(queue, 0.0)
         return max(0.0, limit - self._first.get(queue, 0.0))
 

@@ -48,7 +48,7 @@ _LINES_AT_ONCE = 5_000
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What one server says of itself, or all of a cluster together."""
+    """The status and the figures of one server, or of all of a cluster together."""
 
     status: Status
     stats: Mapping[str, StatsSnapshot]  # by process
@@ -206,7 +206,8 @@ def together(own: Answer, others: Mapping[str, Answer | None]) -> Answer:
 
 
 def _from_each(statuses: Mapping[str, Status], key: str) -> Sequence[str]:
-    """Of all servers; what all say alike is said once, and of nobody."""
+    """Collect the texts of all servers, each after the names of those that report it; a text that
+    all report stands once, without names."""
     texts: dict[str, list[str]] = {}
     for name, status in statuses.items():
         for text in status[key]:  # type: ignore[literal-required]
@@ -218,7 +219,7 @@ def _from_each(statuses: Mapping[str, Status], key: str) -> Sequence[str]:
 
 
 def _of_owner(shard: ShardStatus, statuses: Mapping[str, Status]) -> ShardStatus:
-    """As its owner's server says."""
+    """Return the status of the shard as the server that owns it reports it."""
     known = statuses[shard["server"]]["shards"] if shard["server"] in statuses else ()
     return next((one for one in known if one["name"] == shard["name"]), shard)
 
@@ -227,7 +228,7 @@ def _of_owner(shard: ShardStatus, statuses: Mapping[str, Status]) -> ShardStatus
 
 
 def figures(snapshot: StatsSnapshot) -> Mapping[str, Mapping[str, Any]]:
-    """What /stats.json shows: Ostrich's four sections, of which we have no use for labels."""
+    """Return the content of /stats.json: Ostrich's four sections, of which labels stay empty."""
     gauges = snapshot["gauges"] | snapshot["peaks"]
     return {
         "counters": dict(sorted(snapshot["counters"].items())),
@@ -287,7 +288,7 @@ _OF_QUEUES = {
 
 
 class _Lines(NamedTuple):
-    """Those of one figure."""
+    """The lines of one figure."""
 
     figure: Figure
     metric: str

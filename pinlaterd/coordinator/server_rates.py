@@ -43,7 +43,7 @@ _PATIENCE_SECONDS = 10.0  # after which what is waited for is a problem
 
 
 class ClusterView(NamedTuple):
-    """What a coordinator knows of its cluster."""
+    """The members of a cluster, as a coordinator knows them."""
 
     members: Mapping[str, str]  # the servers of the member nodes that live, the oldest first
     own: str  # our member node; empty: none
@@ -139,7 +139,7 @@ class ServerRates:
         return changed
 
     def problems(self) -> Sequence[str]:
-        """What keeps rates from being used, for `status`."""
+        """List for `status` what keeps rates from being used."""
         late = self._clock.monotonic() - _PATIENCE_SECONDS
         if self._view.own and not self._joined and self._waiting_since < late:
             return ["rates: a router does not confirm that it spends nothing; restart this server"]

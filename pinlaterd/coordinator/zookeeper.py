@@ -64,8 +64,8 @@ class Node(NamedTuple):
 
 
 class View(NamedTuple):
-    """What ZooKeeper held when it was read last; while it is not `connected`, or with a `problem`
-    (why this server can't be a member, and the cure), what it held before."""
+    """The content of ZooKeeper when it was read last; while it is not `connected`, or with a
+    `problem` (why this server can't be a member, and the cure), what it held before."""
 
     members: Mapping[str, bytes] = {}  # by node's name, the oldest first
     servers: Mapping[str, Node] = {}
@@ -127,8 +127,8 @@ class Session(Watcher):
         self.begin()
 
     def describe(self, member_data: bytes) -> None:
-        """What our member node is to hold, in this session and later ones. Until this is called, a
-        node that a coordinator before us has left in this session stays as it is."""
+        """Set what our member node is to hold, in this session and later ones. Until this is
+        called, a node that an earlier coordinator has left in this session stays as it is."""
         if not self._is_described or member_data != self._member_data:
             self._member_data, self._is_described = member_data, True
             self.poke()
@@ -284,8 +284,8 @@ class Session(Watcher):
 
 
 def _kept_session(state_file: Path) -> tuple[int, bytes] | None:
-    """That of a process of this deployment, which has ended; not of another machine, whose folder
-    this is a copy of."""
+    """Read the session of an earlier process of this deployment; None if there is none, or if it is
+    of another machine, of whose folder this one is a copy."""
     try:
         kept = json.loads(state_file.read_bytes())
         if kept["place"] == process_place():
@@ -383,7 +383,7 @@ def _problem(error: Exception, hosts: str, cluster: str) -> str:
 
 
 def endpoint_of(host: str, port: int, stats_port: int | None = None) -> bytes:
-    """Where a server is found, as Finagle reads it."""
+    """Encode the address of a server as Finagle reads it."""
     stats = {} if stats_port is None else {"stats": {"host": host, "port": stats_port}}
     endpoint = {"host": host, "port": port}
     member = {"serviceEndpoint": endpoint, "additionalEndpoints": stats, "status": "ALIVE"}
@@ -421,7 +421,8 @@ def read_cluster(hosts: str, cluster: str, digest: str) -> View:
 def change_cluster(
     hosts: str, cluster: str, digest: str, path: str, data: bytes | None, version: int | None
 ) -> int:
-    """What Session.write does for members. Raises Conflict, and DeploymentError as read_cluster."""
+    """Write a node as Session.write does for members. Raises Conflict, and DeploymentError like
+    read_cluster."""
     with _connection(hosts, cluster, digest) as client:
         return _write(client, f"{_ROOT}/{cluster}", digest, (path, data, version))
 

@@ -249,7 +249,7 @@ def wait_for_all(config: Config, supervisord: Supervisord, startup: Startup, tel
 
 
 def _missing(config: Config) -> Sequence[str]:
-    """What does not serve yet; nothing once all do, and a call over Thrift is answered.
+    """List what does not serve yet; nothing once all do, and a call over Thrift is answered.
 
     Raises DeploymentError for what the coordinator refuses to carry out."""
     try:

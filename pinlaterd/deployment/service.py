@@ -111,7 +111,8 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
 
 
 def _accepted_config() -> Config:
-    """What the cluster has accepted; edits made since are for the coordinator to propose."""
+    """Load the configuration that the cluster has accepted; edits made since are for the
+    coordinator to propose."""
     # Only here: a single machine needs no ZooKeeper.
     from pinlaterd.coordinator.shared_config import accepted, read_base  # noqa: PLC0415
 
@@ -257,7 +258,7 @@ def _check_environment(config: Config, supervisord: Supervisord) -> None:
 
 
 def _remove_handover_peers(supervisord: Supervisord, tell: Tell) -> None:
-    """Of a restart that was interrupted."""
+    """Remove the programs that an interrupted restart has left."""
     try:
         for program in supervisord.programs():
             if is_handover_peer(program.name):
@@ -332,7 +333,7 @@ def _check_port(host: str, port: int, key: str) -> None:
 
 
 def _holder(port: int) -> psutil.Process | None:
-    """Which process listens on `port`, as far as we may know."""
+    """Find the process that listens on `port`; None if we may not know."""
     try:
         for connection in psutil.net_connections("tcp"):
             listening = connection.status == psutil.CONN_LISTEN
@@ -352,7 +353,7 @@ def _holder(port: int) -> psutil.Process | None:
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """All processes that run for the deployment in `directory`, supervisord's too."""
+    """List the processes of the deployment in `directory`, supervisord's included."""
     home = os.path.realpath(directory)
     found = []
     for process in psutil.process_iter():

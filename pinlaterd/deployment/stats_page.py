@@ -40,8 +40,8 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def fetch_json(path: str, *, directory: Path, url: str | None) -> Any:
-    """What the coordinator answers at `path`. Raises CoordinatorAway, or ConnectionFailed for
-    what is no coordinator."""
+    """Fetch the coordinator's page at `path`. Raises CoordinatorAway, or ConnectionFailed if what
+    answers is no coordinator."""
     connection, prefix, where = _connection(directory, url)
     with contextlib.closing(connection):
         try:

@@ -215,7 +215,7 @@ class ThriftServer:
 
 
 class BufferBudget:
-    """How much all connections together may hold: unfinished messages and unread answers.
+    """The memory of all connections together: unfinished messages and unread answers.
 
     The sum is kept as an estimate that only grows, one addition for each piece of data, and counted
     exactly whenever the estimate reaches the next mark. Above half the limit not all may go on, but
@@ -240,7 +240,7 @@ class BufferBudget:
             self.count()
 
     def room(self) -> int:
-        """How many bytes more may be held beside what is, with a half left to others."""
+        """Return how many more bytes may be held, leaving half of the limit to others."""
         half = self._max_bytes // 2
         if self._estimate > half // 2 and self._estimate - self._counted > self._step:
             self.count()

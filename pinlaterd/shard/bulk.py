@@ -155,7 +155,8 @@ class BulkCalls:
             self._done(entry, head, result)
 
     def end_search(self, router: bytes, call_id: int) -> None:
-        """Of a call that changes jobs, and of one that was answered meanwhile, nothing is ended."""
+        """End the search of a call that nobody waits for. A call that changes jobs, or was
+        answered, goes on."""
         steps = self._searches.get((router, call_id))
         if steps is not None:
             self._tasks.end_search(steps)
@@ -163,7 +164,7 @@ class BulkCalls:
     # --- queues ------------------------------------------------------------------------------
 
     def create_queues(self, names: Iterable[object]) -> None:
-        """Of names that other shards have; what this store cannot hold is left out."""
+        """Create queues that other shards have, except those whose names this store cannot hold."""
         for name in names:
             if (
                 isinstance(name, str)
@@ -191,7 +192,7 @@ class BulkCalls:
         return any(job is not None and job.shard != self._state.name for job in parsed)
 
     def _lookup(self, request: LookupRequest) -> Steps:
-        """What is not here, or malformed, is left out."""
+        """Look up jobs, leaving out descriptors that are malformed or name no job here."""
         by_queue: dict[str, list[JobKey]] = {}
         for text in dict.fromkeys(request.descriptors):
             parsed = JobDescriptor.parse(text)
@@ -238,7 +239,8 @@ class BulkCalls:
         return (yield from _search(SearchCall("count", search, source)))
 
     def _scan(self, request: ScanRequest, source: str, until: float) -> Steps:
-        """What was found after most of its time; its continuation goes on there."""
+        """Scan until most of the call's time is over; the continuation goes on from the last job
+        found."""
         self._state.queue(request.queue)
         after = self._state.rules.scan(request)
         limit = min(request.limit, self._state.config.server.scan_limit)
@@ -255,7 +257,8 @@ class BulkCalls:
         return ScanResult([self._record(request.queue, job) for job in jobs], continuation)
 
     def _after(self, key: ScanKey | None) -> ScanAfter | None:
-        """Where this shard goes on. Of equal run-after, the shards come one after the other."""
+        """Return where this shard continues the scan. Of equal run-after, the shards come one after
+        the other."""
         if key is None:
             return None
         if key.shard < self._state.name:

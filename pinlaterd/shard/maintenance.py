@@ -45,8 +45,8 @@ _MOST_QUEUES, _MOST_SECONDS = 1_000, 0.02
 
 
 class QueueGauges:
-    """How deep the queues are, how old their oldest ready jobs, and which of them maintenance has
-    to look at, at the cost of what has changed.
+    """The gauges of queues: their depths, the ages of their oldest ready jobs, and which queues
+    maintenance has to look at. A refresh costs what has changed.
 
     Each time, the queues with changes are looked at, up to a bound, and some of the others in turn:
     ages grow without a change, and another program's writes to the store show in nothing that a
@@ -164,7 +164,8 @@ class Maintenance:
         self._with_later_claims = set(self._engine.queues())
 
     def set_back(self) -> None:
-        """What was due in the time that the clock has gone back is due no more."""
+        """Read all queues again after the clock was set back: jobs that were due in the time gone
+        back are due no more."""
         self.begin()
         for queue in list(self._state.ready.queues()):
             self._state.ready.reread(queue)

@@ -55,7 +55,8 @@ _BUSY_SHARE = 1 / 50
 
 
 class _Turns:
-    """Who works: the first of the first source. Each waits for an event of its own."""
+    """The turns of searches: the first of the first source works. Each waits for an event of its
+    own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -216,7 +217,8 @@ def _place(job: StoredJob) -> tuple[int, int, int]:
 
 
 def _place_of(after: ScanAfter | None) -> tuple[int, int, int]:
-    """What a scan yields comes behind it. None is the start, as SCAN_START is in a continuation."""
+    """Return the place in the order of a scan after which it continues; None is the start, like
+    SCAN_START in a continuation."""
     return (-SCAN_START.run_after_ms, 0, 0) if after is None else (-after.run_after_ms, *after[1:])
 
 

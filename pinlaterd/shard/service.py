@@ -158,7 +158,8 @@ class ShardService:
         )
 
     def _break(self, error: StorageError) -> None:
-        """What the store holds is not known: end all that relies on it, and open it again."""
+        """End all that relies on the store, of which nobody knows what it holds, and open it
+        again."""
         log.error("closes its store to open it again: %s", error.message)
         state = self._state
         self.serving, self.store_error = False, error.message
@@ -195,7 +196,7 @@ class ShardService:
 
     @property
     def degraded(self) -> str:
-        """Why routers should send new work elsewhere, if they can; "" if they need not."""
+        """Say why routers should send new work elsewhere, if they can; "" if they need not."""
         return self._state.health.reason or self.store_error
 
     @property
@@ -203,7 +204,7 @@ class ShardService:
         return bool(self.backlog or self._batches.unfinished)
 
     def idle_seconds(self) -> float:
-        """How long nothing will have to be done, if nothing arrives."""
+        """Return the seconds until something has to be done, if nothing arrives."""
         if self.backlog or self._batches.unfinished or self._tasks.ready:
             return 0.0
         now = self._clock.monotonic()
@@ -233,7 +234,8 @@ class ShardService:
         return self._counts(touched)
 
     def _counts(self, queues: Iterable[str]) -> list[ReadyCounts]:
-        """Of a queue that is locked: nothing, so that nobody is sent here in vain."""
+        """Count the ready jobs of each queue. A locked queue counts as empty, so that no call is
+        sent here in vain."""
         state, now_ms = self._state, self._clock.now_ms()
         counts = []
         try:
@@ -252,7 +254,7 @@ class ShardService:
         return counts
 
     def create_queues(self, names: Iterable[str]) -> None:
-        """Those that are missing: another shard has them."""
+        """Create those queues that are missing here: another shard has them."""
         self._guarded(lambda: self._bulk.create_queues(names), can_wait=True)
 
     def undelivered(self, router: bytes, entries: Iterable[ReplyEntry]) -> None:
@@ -263,7 +265,7 @@ class ShardService:
                 self.backlog.append(release)
 
     def tick(self) -> None:
-        """What is due once a second: ownership is kept alive, and figures are looked at."""
+        """Do what is due once a second: keep the ownership of the store, and refresh figures."""
         for step in self._maintenance.steps_of_tick():
             if self.serving:
                 self._guarded(step, can_wait=True)

@@ -262,8 +262,8 @@ class ShardStops(Exception):
 
 
 class Pace:
-    """How many jobs a slice may change, so that it takes about `_SLICE_SECONDS`. Around each such
-    change (`with`), so that its time tells how large the next one should be."""
+    """The number of jobs that a slice may change, so that it takes about `_SLICE_SECONDS`. Wrap
+    each such change in `with`: its time tells how large the next one should be."""
 
     def __init__(self, clock: Clock, most_jobs: int) -> None:
         self._clock = clock

@@ -49,7 +49,7 @@ class _Break(NamedTuple):
 
 
 class _Noted(msgspec.Struct):
-    """What the file holds. All but `boot` is as of when it was written."""
+    """The content of the file. All but `boot` is as of when it was written."""
 
     boot: str
     elapsed: float
@@ -60,7 +60,7 @@ class _Noted(msgspec.Struct):
 
 
 class Timekeeper:
-    """Of one shard. `file` is where the time is noted; None: nowhere."""
+    """The served time of one shard. `file` is where the time is noted; None: nowhere."""
 
     def __init__(self, clock: Clock, file: Path | None = None) -> None:
         self._clock = clock
@@ -162,7 +162,7 @@ class Timekeeper:
         return elapsed - self._absent
 
     def _break_off(self, since: float, before_ms: int, until: float, after_ms: int) -> None:
-        """What passed from `since` to `until` (elapsed) was not served."""
+        """Count the time from `since` to `until` (elapsed) as not served."""
         overflows = len(self._breaks) == _MOST_BREAKS
         self._breaks.append(_Break(self._served(since), before_ms, after_ms))
         if overflows:  # how old claims from before the oldest one are is not known any more
