@@ -28,7 +28,6 @@ from pinlaterd.model import QUEUE_NAME, JobState
 from pinlaterd.stats import merge
 
 PASSWORD_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD"  # noqa: S105  a variable's name
-_MAX_DELAY_SECONDS = 100 * 366 * 86_400.0
 
 # what `stats` shows -> the counter behind it, without `<queue>_`
 _RATES = {
@@ -436,7 +435,7 @@ def scan(*, queue: str, state: str, limit: int, **which: Any) -> None:
 @command.option("--attempts", type=command.COUNT, default=1, help="Attempts that each job gets.")
 @command.option(
     "--delay-seconds",
-    type=command.Amount(_MAX_DELAY_SECONDS, least=0),
+    type=command.Amount(command.MAX_DELAY_SECONDS, least=0),
     help="Run them so much later  [default: now]",
 )
 @_limit_option(1000)

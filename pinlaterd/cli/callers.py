@@ -15,6 +15,7 @@ import random
 import secrets
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from pinlaterd.errors import ConnectionFailed, ErrorCode, OutcomeUnknown, PinLat
 from pinlaterd.model import CheckpointInfo, ClaimedJob, Job, JobState
 
 MIN_BODY_BYTES = 64
+DEFAULT_ATTEMPTS = Job(b"").attempts_allowed
 _MAGIC = b"pinlater-load"
 _BENCH_MAGIC = b"pinlater-bench "
 # An empty queue is asked again only with a wait, so that nobody polls it at full speed.
@@ -44,9 +46,10 @@ _MAX_EXAMPLES = 10
 class Plan:
     """What the command line says of a load; options that a command lacks have their defaults here.
 
-    `success_percent` of the jobs, chosen at random, succeed; the others fail. Without `all_jobs`,
-    jobs that the bench did not make are released, at no attempt's cost, and end the run. `rate`:
-    calls a second, in an open loop.
+    Jobs are for `run_after_ms`, or `delay` seconds after they are made; `attempts` and `status` are
+    theirs. `success_percent` of them, chosen at random, succeed; the others fail. Without
+    `all_jobs`, jobs that the bench did not make are released, at no attempt's cost, and end the
+    run. `rate`: calls a second, in an open loop.
     """
 
     queue: str
@@ -56,6 +59,10 @@ class Plan:
     progress: bool | None
     priority: int | None = None
     body_bytes: int = MIN_BODY_BYTES
+    delay: float | None = None
+    run_after_ms: int | None = None
+    attempts: int = DEFAULT_ATTEMPTS
+    status: str = ""
     success_percent: int = 100
     all_jobs: bool = True
     create: bool = False
@@ -76,7 +83,10 @@ class Plan:
         return None if self.num_queries == -1 else self.num_queries
 
     def job(self, body: bytes) -> Job:
-        return Job(body, priority=self.priority or 1)
+        run_after_ms = self.run_after_ms
+        if self.delay is not None:
+            run_after_ms = round((time.time() + self.delay) * 1000)
+        return Job(body, self.priority or 1, run_after_ms, self.attempts, self.status)
 
 
 # --- bodies -----------------------------------------------------------------------------------
@@ -238,15 +248,20 @@ def stamped_batches(plan: Plan) -> Iterator[Batch]:
 
 
 def alike_batches(plan: Plan, body: bytes) -> Iterator[Batch]:
-    """The same jobs without end: making them up takes no time between calls."""
-    return itertools.repeat(Batch(0, [plan.job(body)] * plan.batch_size))
+    """Batches without end of jobs that are alike: making one up takes next to no time."""
+    while True:
+        yield Batch(0, [plan.job(body)] * plan.batch_size)
 
 
 def line_batches(plan: Plan, lines: Iterable[bytes]) -> Iterator[Batch]:
     """A job of each line, without its line end. Lines are counted from 1."""
     numbered = enumerate(lines, start=1)
     while batch := list(itertools.islice(numbered, plan.batch_size)):
-        yield Batch(batch[0][0], [plan.job(line.removesuffix(b"\n")) for _, line in batch])
+        yield Batch(batch[0][0], [plan.job(_without_end(line)) for _, line in batch])
+
+
+def _without_end(line: bytes) -> bytes:
+    return line.removesuffix(b"\r\n" if line.endswith(b"\r\n") else b"\n")
 
 
 # --- the calls ------------------------------------------------------------------------------
@@ -303,7 +318,8 @@ class Caller:
     after one that moves no job, such as a dequeue that brings none, the turn begins once more.
 
     Without an ACK among `kinds` each dequeue acknowledges the jobs of the one before. `batches`:
-    what is enqueued; with `all_or_stop` a batch that fails ends the run. `inspect` sees each job.
+    what is enqueued; with `all_or_stop` a batch that fails ends the run. `inspect` sees each job
+    that is dequeued, `enqueued` the descriptors of a call.
     """
 
     def __init__(
@@ -316,6 +332,7 @@ class Caller:
         all_or_stop: bool = False,
         at_empty: AtEmpty = AtEmpty.GO_ON,
         inspect: Callable[[ClaimedJob], None] = lambda _job: None,
+        enqueued: Callable[[Sequence[str]], object] = lambda _descriptors: None,
     ) -> None:
         self.kinds = kinds
         self.kind = kinds[0]  # of the call that comes next
@@ -325,6 +342,7 @@ class Caller:
         self._all_or_stop = all_or_stop
         self._at_empty = at_empty
         self._inspect = inspect
+        self._enqueued = enqueued
         self._was_empty = False
         # what is claimed and not yet acknowledged
         self._succeeded: list[ClaimedJob] = []
@@ -361,7 +379,7 @@ class Caller:
         if batch is None:
             return None
         try:
-            self._client.enqueue(self._plan.queue, batch.jobs)
+            self._enqueued(self._client.enqueue(self._plan.queue, batch.jobs))
         except (PinLaterError, ConnectionFailed) as error:
             if self._all_or_stop:
                 raise LoadStopped(_not_stored(batch, error)) from error

@@ -49,6 +49,7 @@ Facts = Mapping[str, Any]  # as they are in JSON
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 MAX_SECONDS = 86_400.0  # of what a command is told to wait
+MAX_DELAY_SECONDS = 100 * 366 * 86_400.0  # of a job
 _POLL_SECONDS = 0.05
 
 WIDTH = {"max_content_width": 100}
@@ -210,6 +211,23 @@ class Amount(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value!r} is not a number.", param, ctx)
         return number
+
+
+class Moment(click.ParamType[int]):
+    """A time as `job lookup` shows it, or milliseconds since 1970; the latter."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if str(value).isdecimal():
+            return int(value)
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no time; write 2026-11-21T03:00:00Z", param, ctx)
+        if moment.tzinfo is None:
+            self.fail(f"{value!r} has no zone; add Z, or an offset: +01:00", param, ctx)
+        return round(moment.timestamp() * 1000)
 
 
 def state_of(choice: str) -> JobState:

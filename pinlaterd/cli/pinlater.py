@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import click
@@ -17,6 +17,7 @@ from pinlaterd.errors import how_many
 from pinlaterd.lifecycle import ExitCode
 
 _MAX_CONCURRENCY = 1000
+_NAMED_JOBS = 10  # of so many at most each has its descriptor printed
 
 queue_option = command.option("--queue", required=True, metavar="NAME", help="The queue.")
 priority_option = command.option(
@@ -98,21 +99,44 @@ def cli() -> None:
 )
 @command.option("--body", metavar="TEXT", help="The body of each job.")
 @body_bytes_option
+@command.option(
+    "--delay",
+    type=command.Amount(command.MAX_DELAY_SECONDS, least=0),
+    metavar="SECONDS",
+    help="Run the jobs so much later.",
+)
+@command.option(
+    "--run-after",
+    "run_after_ms",
+    type=command.Moment(),
+    metavar="TIME",
+    help="Run the jobs not before this time, such as 2026-11-21T03:00:00Z.",
+)
+@command.option(
+    "--attempts",
+    type=command.COUNT,
+    default=callers.DEFAULT_ATTEMPTS,
+    help="Attempts that each job gets.",
+)
+@command.option("--status", metavar="TEXT", default="", help="The jobs' custom status.")
 @command.service_options
 def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) -> None:
     """Enqueue jobs with a given body, one for each line of a file, or made-up ones.
 
-    Made-up bodies are numbered and carry a checksum, for `pinlater check-dequeue`. A batch of
-    lines that can't be stored for sure stops the run, and is named; made-up ones are counted as
-    errors.
+    Prints the jobs' descriptors if there are at most 10, else how fast they were enqueued. Made-up
+    bodies are numbered and carry a checksum, for `pinlater check-dequeue`. A batch of lines that
+    can't be stored for sure stops the run, and is named; made-up ones are counted as errors.
 
     Examples:
       pinlater enqueue --queue mail --body 'to: ada'
+      pinlater enqueue --queue mail --body 'to: ada' --delay 60 --attempts 5
       pinlater enqueue --queue mail --num-queries -1 --batch-size 100 --concurrency 16
       pinlater enqueue --queue mail --from-file addresses.txt --batch-size 500
     """
     if from_file is not None and body is not None:
         raise click.UsageError("--body and --from-file exclude each other; give one of them")
+    if options["delay"] is not None and options["run_after_ms"] is not None:
+        raise click.UsageError("--delay and --run-after exclude each other; give one of them")
     if options["num_queries"] is None and from_file is None:
         options["num_queries"] = 1
     plan = Plan(**options)
@@ -124,7 +148,14 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
     else:
         batches = callers.stamped_batches(plan)
     source, is_file = callers.Batches(batches), from_file is not None
-    _report("enqueued", _run(plan, Kind.ENQUEUE, batches=source, all_or_stop=is_file))
+    named: list[str] = []
+
+    def name(descriptors: Sequence[str]) -> None:
+        if len(named) <= _NAMED_JOBS:
+            named.extend(descriptors)
+
+    done = _run(plan, Kind.ENQUEUE, batches=source, all_or_stop=is_file, enqueued=name)
+    _report("enqueued", done, descriptors=named if len(named) <= _NAMED_JOBS else ())
 
 
 @cli.command()
@@ -173,7 +204,13 @@ def _run(plan: Plan, kind: Kind, **calls: Any) -> load.Load:
     return load.run_load(plan, make)
 
 
-def _report(did: str, done: load.Load, verdict: callers.Verdict | None = None) -> None:
+def _report(
+    did: str,
+    done: load.Load,
+    verdict: callers.Verdict | None = None,
+    descriptors: Sequence[str] = (),
+) -> None:
+    """Print the figures of a load; of `descriptors` those, as so few calls say nothing of rates."""
     [figures] = done.kinds.values()
     figures.errors.update(map(load.name_of, done.left_claimed))
     facts = {
@@ -181,9 +218,13 @@ def _report(did: str, done: load.Load, verdict: callers.Verdict | None = None) -
         **figures.facts(done.seconds, {"p50_ms": 0.5, "p99_ms": 0.99}),
     }
     lines = [
+        *descriptors,
         f"{did} {how_many(figures.jobs, 'job')} in {how_many(figures.calls, 'call')}",
-        figures.line(done.seconds),
     ]
+    if descriptors:
+        facts["descriptors"] = descriptors
+    if figures.errors or not descriptors:
+        lines.append(figures.line(done.seconds))
     if verdict is not None:
         facts["check"] = vars(verdict)
         lines += _verdict_lines(verdict)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_some_of_the_jobs_succeed_and_the_others_fail(pinlater, client, queue):
 
 @pytest.mark.parametrize("source", ["file", "-"])
 def test_lines_of_a_file_become_jobs(pinlater, client, queue, tmp_path, source):
-    content = b"to: ada\n\nto: gr\xffce"
+    content = b"to: ada\r\n\nto: gr\xffce\r"
     path = tmp_path / "lines"
     path.write_bytes(content)
 
@@ -101,7 +102,42 @@ def test_lines_of_a_file_become_jobs(pinlater, client, queue, tmp_path, source):
 
     assert "enqueued 3 jobs in 2 calls" in done
     bodies = sorted(job.body for job in client.dequeue(queue, limit=10))
-    assert bodies == [b"", b"to: ada", b"to: gr\xffce"]
+    assert bodies == [b"", b"to: ada", b"to: gr\xffce\r"]
+
+
+def test_the_first_lines_are_the_descriptors_which_lookup_takes(pinlater, queue):
+    moment = "2100-01-02T03:04:05.678Z"
+    at = f"--run-after {moment} --attempts 7 --status"
+    done = pinlater.output(f"enqueue --queue {queue} --num-queries 2 --body x {at}", "to be done")
+
+    *descriptors, summary = done.splitlines()
+    assert summary == "enqueued 2 jobs in 2 calls"
+    assert len({*descriptors}) == 2
+    for descriptor in descriptors:
+        shown = pinlater.output(f"lookup --job-descriptor {descriptor}")
+        for fact in (
+            f"run after      {moment}",
+            "7 of 7 remaining",
+            "to be done",
+            "body           x",
+        ):
+            assert fact in shown
+
+
+def test_a_delay_counts_from_the_moment_of_each_enqueue(pinlater, client, queue):
+    facts = pinlater.facts(f"enqueue --queue {queue} --delay 3600 --batch-size 10")
+
+    [first, *_] = client.lookup(facts["descriptors"]).values()
+    assert len(facts["descriptors"]) == 10
+    assert 3590 < first.run_after_ms / 1000 - time.time() <= 3600
+
+
+def test_more_than_ten_jobs_are_a_load_whose_rates_are_shown(pinlater, queue):
+    done = pinlater.output(f"enqueue --queue {queue} --batch-size 11")
+
+    assert done.startswith("enqueued 11 jobs in 1 call\n")
+    assert "jobs/s" in done
+    assert f"{queue}:" not in done
 
 
 def test_a_line_that_cannot_be_stored_stops_the_run_and_is_named(pinlater, client, queue):
@@ -250,11 +286,11 @@ def test_a_terminal_gets_a_line_a_second_by_itself(pinlater, queue):
     assert b"enqueued " in terminal.shown
 
 
-def test_a_pipe_gets_the_summary_only(pinlater, client, queue):
+def test_a_pipe_gets_descriptors_and_summary_only(pinlater, client, queue):
     done = pinlater(f"enqueue --queue {queue} --batch-size 2 --body", "grüße\n")
 
     assert done.stderr == ""
-    assert done.stdout.startswith("enqueued 2 jobs in 1 call\n")
+    assert done.stdout.endswith("\nenqueued 2 jobs in 1 call\n")
     assert [job.body for job in client.dequeue(queue, limit=3)] == ["grüße\n".encode()] * 2
 
 
