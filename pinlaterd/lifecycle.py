@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn
 
 import setproctitle
@@ -204,27 +204,18 @@ _ESCAPED_ASCII = "escaped_ascii"
 
 @codecs.register
 def _find_codec(name: str) -> codecs.CodecInfo | None:
-    if name != _ESCAPED_ASCII:
-        return None
-    found = codecs.lookup("ascii")
-    return codecs.CodecInfo(
-        found.encode,
-        found.decode,
-        incrementalencoder=found.incrementalencoder,
-        incrementaldecoder=found.incrementaldecoder,
-        name=name,
+    found = codecs.lookup("ascii") if name == _ESCAPED_ASCII else None
+    return found and codecs.CodecInfo(
+        *found, found.incrementalencoder, found.incrementaldecoder, _ESCAPED_ASCII
     )
 
 
 def escaped(text: str) -> str:
     """Return `text` with all that is not printable, line ends too, as Python escapes it."""
-    if text.isprintable():
-        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 # --- the log ----------------------------------------------------------------------------------
-
 
 _LONGEST_LINE = 16 * 1024  # bytes
 _SPARE_BYTES = 64  # of a line, for what says that it was cut
@@ -247,13 +238,12 @@ class _OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message, _, traceback = super().format(record).partition("\n")
-        if not traceback:
-            return message
         half = _LONGEST_LINE // 2
         if len(traceback) > 2 * half:  # the end has the error, but for an endless one
             left_out = f"\n… {len(traceback) - 2 * half} characters are left out …\n"
             traceback = traceback[:half] + left_out + traceback[-half:]
-        return "\n".join([message, *(_line(f"  {line}") for line in traceback.split("\n"))])
+        lines = traceback.split("\n") if traceback else ()
+        return "\n".join([message, *(_line(f"  {line}") for line in lines)])
 
 
 def _line(text: str) -> str:
@@ -325,16 +315,9 @@ def set_up_log(process: str, level: str) -> None:
         root.handlers[:] = [handler]
     handler.setFormatter(_OneLine(process))
     root.setLevel(level.upper())
-    sys.excepthook = _log_end
-    threading.excepthook = lambda end: _log_end(end.exc_type, end.exc_value, end.exc_traceback)
-
-
-def _log_end(
-    kind: type[BaseException], error: BaseException | None, where: TracebackType | None
-) -> None:
-    name = threading.current_thread().name
-    found = error if error is not None else kind()
-    logging.getLogger(__name__).critical("%s ends", name, exc_info=(kind, found, where))
+    log = root.critical
+    sys.excepthook = lambda _kind, error, _where: log("the process ends", exc_info=error)
+    threading.excepthook = lambda end: log("a thread ends", exc_info=end.exc_value)
 
 
 def count_dropped_lines(count: Callable[[str, int], None]) -> None:

@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 import random
+import re
 import secrets
 import sys
 import threading
@@ -40,6 +41,7 @@ _EMPTY_QUEUE_WAIT_MS = 1000
 _LOOKED_AT_JOBS = 100
 _UNDIVIDED_JOBS = ServerSettings().enqueue_split_jobs
 _MAX_EXAMPLES = 10
+_LINE_END = re.compile(rb"\r?\n\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,11 +259,7 @@ def line_batches(plan: Plan, lines: Iterable[bytes]) -> Iterator[Batch]:
     """A job of each line, without its line end. Lines are counted from 1."""
     numbered = enumerate(lines, start=1)
     while batch := list(itertools.islice(numbered, plan.batch_size)):
-        yield Batch(batch[0][0], [plan.job(_without_end(line)) for _, line in batch])
-
-
-def _without_end(line: bytes) -> bytes:
-    return line.removesuffix(b"\r\n" if line.endswith(b"\r\n") else b"\n")
+        yield Batch(batch[0][0], [plan.job(_LINE_END.sub(b"", line)) for _, line in batch])
 
 
 # --- the calls ------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
             named.extend(descriptors)
 
     done = _run(plan, Kind.ENQUEUE, batches=source, all_or_stop=is_file, enqueued=name)
-    _report("enqueued", done, descriptors=named if len(named) <= _NAMED_JOBS else ())
+    _report("enqueued", done, named=named if len(named) <= _NAMED_JOBS else ())
 
 
 @cli.command()
@@ -208,22 +208,19 @@ def _report(
     did: str,
     done: load.Load,
     verdict: callers.Verdict | None = None,
-    descriptors: Sequence[str] = (),
+    named: Sequence[str] = (),
 ) -> None:
-    """Print the figures of a load; of `descriptors` those, as so few calls say nothing of rates."""
+    """Print the figures of a load, or of few jobs their descriptors, `named`, in place of rates."""
     [figures] = done.kinds.values()
     figures.errors.update(map(load.name_of, done.left_claimed))
     facts = {
+        **({"descriptors": named} if named else {}),
         "seconds": round(done.seconds, 3),
         **figures.facts(done.seconds, {"p50_ms": 0.5, "p99_ms": 0.99}),
     }
-    lines = [
-        *descriptors,
-        f"{did} {how_many(figures.jobs, 'job')} in {how_many(figures.calls, 'call')}",
-    ]
-    if descriptors:
-        facts["descriptors"] = descriptors
-    if figures.errors or not descriptors:
+    lines = [*named]
+    lines.append(f"{did} {how_many(figures.jobs, 'job')} in {how_many(figures.calls, 'call')}")
+    if figures.errors or not named:
         lines.append(figures.line(done.seconds))
     if verdict is not None:
         facts["check"] = vars(verdict)

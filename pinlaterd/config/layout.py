@@ -14,7 +14,7 @@ import hashlib
 import os
 import shlex
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
 
@@ -124,36 +124,33 @@ def check_folders(directory: Path) -> None:
     write to it: who can puts another supervisord.conf there, and so runs programs as this user.
     Raises DeploymentError with all that is wrong, and the cures."""
     checked = (Path(), ETC, ETC / SUPERVISORD_FILE, RUN, LOGS, SHARD_PROGRAMS, DATA)
-    problems = [problem for path in checked for problem in _open_to_others(directory, path)]
+    problems = [problem for name in checked if (problem := _open_to_others(directory, name))]
     if problems:
         raise DeploymentError("\n".join(problems))
 
 
-def _open_to_others(directory: Path, name: Path) -> Iterator[str]:
+def _open_to_others(directory: Path, name: Path) -> str | None:
     path = directory / name
-    user, shown, quoted = os.geteuid(), path.absolute(), shlex.quote(str(path.absolute()))
-    try:
-        # Configuration may be linked, file by file: in etc/ nobody else can turn the link.
-        if path.is_symlink() and name.name != SUPERVISORD_FILE:
-            target = shlex.quote(os.path.realpath(path))
-            cure = (
-                f"`rm {quoted} && mv {target} {quoted}`" if name.name else f"give {target} as DIR"
-            )
-            yield f"{shown}: a link, which others may turn elsewhere; {cure}"
-            return
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return
+    user, shown = os.geteuid(), path.absolute()
+    quoted, target = shlex.quote(str(shown)), shlex.quote(os.path.realpath(path))
+    # Configuration may be linked, file by file: in etc/ nobody else can turn the link.
+    if path.is_symlink() and name.name != SUPERVISORD_FILE:
+        cure = f"`rm {quoted} && mv {target} {quoted}`" if name.name else f"give {target} as DIR"
+        return f"{shown}: a link, which others may turn elsewhere; {cure}"
+    if not path.exists():
+        return None
+    found = path.stat()
     if found.st_uid not in (0, user):
-        yield (
+        return (
             f"{shown}: belongs to another user (uid {found.st_uid}), who decides what runs there; "
             f"run this as that user, or look through it, then `chown -R {user} {quoted}`"
         )
-    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        yield (
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return (
             f"{shown}: other users may write to it (mode {stat.S_IMODE(found.st_mode):04o}) and so "
             f"decide what runs there; `chmod go-w {quoted}`"
         )
+    return None
 
 
 # --- files ------------------------------------------------------------------------------------

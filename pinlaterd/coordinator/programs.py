@@ -159,20 +159,13 @@ def _program(
         _DEFINITION.format(
             name=name,
             fingerprint=fingerprint,
-            command=_in_a_line(command),
+            command=shlex.join(command).replace("%", "%%"),
             environment=_environment(),
             priority=priority,
             stop_seconds=stop_seconds,
             log=log_file(name),
         ),
     )
-
-
-def _in_a_line(command: Sequence[str]) -> str:
-    """Quote a command for supervisord, to which % begins an expansion, and a comment begins with
-    # or ; behind a space: two strings that have quotes between them are one to shlex."""
-    line = shlex.join(command).replace("%", "%%")
-    return line.replace(" #", " ''#").replace(" ;", " '';")
 
 
 def _environment() -> str:

@@ -36,7 +36,6 @@ from pinlaterd.config.layout import (
     PROGRAMS_DUE,
     RATES_FILE,
     SERVER_FILE,
-    SHARD_PROGRAMS,
     SNAPSHOT_FILE,
     STATS_SOCKET,
     SUPERVISOR_PID_FILE,
@@ -295,15 +294,6 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
             tail = last_lines(LOGS / "supervisord.log")
             raise DeploymentError(f"supervisord did not start:\n{tail}")
         time.sleep(_POLL_SECONDS)
-    unknown = {program.name for program in wanted} - {
-        found.name for found in supervisord.programs()
-    }
-    if unknown:
-        supervisord.shut_down()
-        raise DeploymentError(
-            f"supervisord does not know {', '.join(sorted(unknown))}: does {ETC / SUPERVISORD_FILE}"
-            f" include {SHARD_PROGRAMS}/*.conf, as the one that `pinlaterd init` writes?"
-        )
 
 
 def _check_ports(server: ServerSettings, starting: set[str]) -> None:

@@ -128,7 +128,7 @@ for each in (text, text + "x" * 60_000_000, "é" * 60_000_000, text + "\\n" * 60
     except ValueError:
         logging.getLogger("x").warning("a job failed", exc_info=True)
 logging.getLogger("x").warning("%s", "\U0001f600" * 60_000_000)
-thread = threading.Thread(target=fail, args=(text,), name="poller")
+thread = threading.Thread(target=fail, args=(text,))
 thread.start()
 thread.join()
 fail(text)
@@ -151,8 +151,8 @@ def test_no_text_forges_a_record_or_commands_a_terminal_and_lines_are_cut():
         f"WARNING shard-1 {ESCAPED}"[:32],
         *["WARNING shard-1 a job failed"] * 4,
         f"WARNING shard-1 {chr(0x1F600) * 16}",
-        "CRITICAL shard-1 poller ends",
-        "CRITICAL shard-1 MainThread ends",
+        "CRITICAL shard-1 a thread ends",
+        "CRITICAL shard-1 the process ends"[:32],
     ]
     assert said.count(f"  ValueError: {ESCAPED}\n  2026-01-01T00:00:00.000Z INFO forged") == 5
     assert "characters are left out" in said

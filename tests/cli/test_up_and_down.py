@@ -241,19 +241,6 @@ def test_an_init_system_starts_supervisord_in_a_folder_of_any_name(operator, wai
             supervisord.kill()
 
 
-def test_a_supervisord_that_knows_no_program_is_told_at_once(written):
-    conf = (written.folder / "etc/supervisord.conf").read_text()
-    written.write("supervisord.conf", conf.partition("[include]")[0])
-
-    done = written.up()
-
-    assert done.returncode == 1
-    assert "supervisord does not know coordinator, router, shard-1, shard-2" in done.stderr
-    assert "etc/supervisord.conf" in done.stderr
-    assert written.down().returncode == 0
-    assert written.pids() == {}
-
-
 def test_with_a_supervisord_that_is_stopped(serving):
     pid = serving.pids()["supervisord"]
     os.kill(pid, signal.SIGSTOP)
