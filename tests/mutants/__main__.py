@@ -1,6 +1,7 @@
 """Mutants: does a test notice when something that protects jobs is broken?
 
     python -m tests.mutants [TEXT ...]   # those whose file, effect or change holds one of these
+    python -m pytest tests/mutants       # whether the text of each is found, without running them
 
 Each mutant of `mutants.txt` is put into a copy of this checkout, and tests are run until one fails:
 those that it names, then its package's and its engine's. One that survives lacks a test, or changes
@@ -40,6 +41,11 @@ class Mutant(NamedTuple):
     old: str
     new: str
 
+    def matches(self) -> bool:
+        """Tell whether its text occurs in its file once."""
+        file = ROOT / self.file
+        return file.exists() and file.read_text().count(self.old) == 1
+
     def runs(self) -> Iterator[str]:
         """Arguments for pytest: the narrowest first."""
         yield self.tests
@@ -75,11 +81,10 @@ def fate(mutant: Mutant, *, narrow: bool) -> str:
             if (ROOT / name).exists():
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
-        file = copy / mutant.file
-        text = file.read_text() if file.exists() else ""
-        if text.count(mutant.old) != 1:
+        if not mutant.matches():
             return OUT_OF_DATE
-        file.write_text(text.replace(mutant.old, mutant.new))
+        file = copy / mutant.file
+        file.write_text(file.read_text().replace(mutant.old, mutant.new))
         for tests in islice(mutant.runs(), 2 if narrow else None):
             killer = first_failure(copy, tests)
             if killer:
