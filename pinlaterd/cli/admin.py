@@ -273,7 +273,7 @@ def stats(*, name: str, seconds: float) -> None:
 
 
 def _rates(name: str, seconds: float) -> dict[str, float]:
-    """What the counters of all servers grew by, over at least `seconds`."""
+    """Measure over at least `seconds` how fast the counters of all servers grow, in 1/s."""
     before = service_status.take_sample()
     time.sleep(seconds)
     now = service_status.take_sample()

@@ -361,9 +361,8 @@ class AsyncClient(BaseClient):
 
 
 class _StreamConnection(Connection):
-    """What asyncio was given to send leaves later, and goes on leaving when nobody waits for it any
-    more. So a call that failed or was cancelled must have its connection closed at once, which
-    drops what has not left."""
+    """A connection whose data asyncio sends later, even if nobody waits for it any more. A call
+    that failed or was cancelled must close it at once, which drops what was not sent."""
 
     def __init__(
         self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -377,7 +376,7 @@ class _StreamConnection(Connection):
         writer.transport.set_write_buffer_limits(high=0)
 
     def close(self) -> None:
-        """What has not left yet never does."""
+        """Close at once, dropping what was not sent."""
         self._writer.transport.abort()
 
     def is_stale(self) -> bool:

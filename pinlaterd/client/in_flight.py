@@ -55,7 +55,7 @@ class RunFigures(NamedTuple):
 
 
 class QueueFigures(NamedTuple):
-    """What a worker does for a queue at one moment; the last four count since it began."""
+    """The figures of one queue of a worker at one moment; the last four count since it began."""
 
     queue: str
     concurrency: int
@@ -98,7 +98,8 @@ class Runs:
 
     @property
     def ahead(self) -> int:
-        """How many jobs may wait. None before the first has run: nothing is known of them yet."""
+        """Return how many jobs may wait; 0 before the first has run, as their duration is not
+        known."""
         if self._mean_seconds is None or not self._ahead_seconds:
             return 0
         run_seconds = self._ahead_seconds * self._concurrency
@@ -111,7 +112,7 @@ class Runs:
         return self.ahead // 2
 
     def claimable(self, *, running: int, waiting: int) -> int:
-        """How many jobs to claim now; 0: none yet."""
+        """Return how many jobs to claim now."""
         if waiting > self.claim_below:
             return 0
         free = max(0, self._concurrency - running)
@@ -294,7 +295,7 @@ class InFlight:
             return True
 
     def take_reports(self, now: float) -> list[RunningJob]:
-        """What has ended and is to be reported now."""
+        """Take the ended jobs that are to be reported now."""
         with self._lock:
             self._sort_ended()
             if self._oldest_waiting_at() + HOARD_SECONDS <= now:

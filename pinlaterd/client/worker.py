@@ -158,7 +158,7 @@ class Worker:
         self._inbox.put(_Message.STOP)
 
     def queue_figures(self) -> Sequence[QueueFigures]:
-        """What is done for each queue at this moment."""
+        """Return the figures of each queue at this moment."""
         return [consumer.facts() for consumer in self._consumers]
 
     @contextmanager

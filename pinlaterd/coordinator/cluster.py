@@ -52,7 +52,7 @@ _NO_VERSION = -1
 
 
 class Place(NamedTuple):
-    """What the snapshot says of this server."""
+    """This server's place in the cluster, by the snapshot."""
 
     server: str
     member: str
@@ -136,7 +136,7 @@ class Cluster:
 
     @property
     def problem(self) -> str:
-        """Why this server can't be a member, and the cure."""
+        """Say why this server can't be a member, and the cure; "" if it can."""
         return "" if self._view is None else self._view.problem
 
     def here(self, config: Config) -> Config:
@@ -150,13 +150,14 @@ class Cluster:
         return config.only({name for name, to in self.assigned.items() if to.server == server})
 
     def entry(self, shard: ShardSettings, *, joining: bool) -> ShardEntry:
-        """As the snapshot names it."""
+        """Make the snapshot's entry of a shard."""
         found = self.assigned.get(shard.name, _NOWHERE)
         where = (found.server, found.epoch, found.endpoint, found.next, found.planned, found.slot)
         return ShardEntry(shard.name, shard.dequeue_only, *where, joining)
 
     def state_of(self, shard: str) -> str:
-        """What its owner's server says of its process; "" if nothing."""
+        """Return the state of the shard's process, as its owner's server reports it; "" if it
+        reports none."""
         owner = self.assigned.get(shard, _NOWHERE).server
         states = [
             member.shards.get(shard) for member in self.members.values() if member.server == owner
@@ -200,7 +201,8 @@ class Cluster:
     # --- what is told ----------------------------------------------------------------------------
 
     def describe(self, shards: Mapping[str, ShardState], unreached: Sequence[str]) -> None:
-        """How the shard processes here are, and which shards no router here reaches."""
+        """Describe this server in its member node: its shards' processes, and which shards no
+        router here reaches."""
         self._described = self._member(shards, unreached)
         self._session.describe(msgspec.json.encode(self._described))
 
@@ -268,7 +270,7 @@ class Cluster:
     # --- status ----------------------------------------------------------------------------------
 
     def add_to(self, found: Status, config: Config) -> Status:
-        """What this server says of itself, and what it knows of the others and their shards."""
+        """Add to this server's status what it knows of other servers and their shards."""
         mine = {shard["name"]: shard for shard in found["shards"]}
         shards = [mine.get(name) or self._shard(shard) for name, shard in config.shards.items()]
         for shard in shards:

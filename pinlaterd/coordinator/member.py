@@ -225,7 +225,8 @@ class MemberCoordinator(Coordinator):
             return None
 
     async def _ask_holdings(self, shards: Collection[str]) -> Mapping[str, Holding]:
-        """What shards hold that are to be removed, those whose owners say it."""
+        """Ask the owners of shards that are to be removed what these hold; leave out those that do
+        not answer."""
         nodes = {member.server: node for node, member in self._cluster.members.items()}
         owners = {shard: self._cluster.assigned.get(shard) for shard in shards}
         asked = {s: nodes[o.server] for s, o in owners.items() if o and o.server in nodes}
@@ -235,7 +236,7 @@ class MemberCoordinator(Coordinator):
         return {shard: one for shard, one in zip(asked, told, strict=True) if one is not None}
 
     def _answer(self, question: StatusQuestion | HoldingQuestion) -> object:
-        """What another server's coordinator asks."""
+        """Answer a question of another server's coordinator."""
         if isinstance(question, HoldingQuestion):
             here = self._holding(question.shard)
             return here and self._shared.holding(here)

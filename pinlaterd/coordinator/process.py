@@ -201,7 +201,7 @@ class Coordinator:
         return [*own, *server.http_hosts.split(",")]
 
     async def whole(self, *, statistics: bool) -> Answer:
-        """Of all servers."""
+        """Return the status and the figures of all servers."""
         return self._own(statistics=statistics)
 
     def _own(self, *, statistics: bool) -> Answer:
@@ -300,7 +300,7 @@ class Coordinator:
             self._loop.call_soon(self._hear)  # sending uses up the descriptor's edge
 
     def _shards_since(self, before: Snapshot | None) -> AbstractSet[str]:
-        """Those that no router knows yet; none where nothing ran before."""
+        """Return the shards that no router knows yet; none where nothing ran before."""
         if before is None or not before.shards:
             return frozenset()
         return self._config.shards.keys() - {shard.name for shard in before.shards}

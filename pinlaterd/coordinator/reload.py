@@ -39,7 +39,8 @@ QUIET_LOOK_SECONDS = 0.5
 
 
 class Holding(NamedTuple):
-    """What a shard that serves says it holds. `config_version`: what it followed by then."""
+    """The jobs that a serving shard reports to hold. `config_version`: the configuration it
+    followed by then."""
 
     config_version: int
     pending: int
@@ -113,7 +114,7 @@ def vanished(etc: Path, before: Config, wanted: Config) -> list[str]:
 
 
 def _refusal(name: str, holding: Holding | None) -> str:
-    """Why the shard can't be removed now; "" if nothing speaks against it."""
+    """Say why the shard can't be removed now; "" if nothing speaks against it."""
     place = f"{ETC / SHARDS_FILE}: shards.{name}: not removed"
     cure = f"or give its jobs up: `abandon: [{name}]` in that file"
     if holding is None:
@@ -160,12 +161,12 @@ class Reload:
 
     @property
     def number(self) -> int:
-        """Of a cluster's configuration."""
+        """Return the number of a cluster's configuration; 0 without one."""
         return 0
 
     @property
     def problems(self) -> Sequence[str]:
-        """What is wrong with the files, or can't be done as they say."""
+        """List what is wrong with the files, or can't be done as they say."""
         return (*self._mistakes, *self.refusals.values())
 
     @property
@@ -203,7 +204,8 @@ class Reload:
         self.validated = files.digest
 
     def _as_before(self) -> Config:
-        """What is active, without the removals that are under way: no file asks for them now."""
+        """Return the active configuration without the removals that are under way: no file asks for
+        them now."""
         config = self._active.config
         before = {name: leaving.before for name, leaving in self._leaving.items()}
         return dataclasses.replace(config, shards={**config.shards, **before})

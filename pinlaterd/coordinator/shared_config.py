@@ -79,7 +79,7 @@ def unpack(data: bytes) -> Shared:
 
 
 def read_base() -> Shared:
-    """What etc/ was made of last; number 0 if that is not known."""
+    """Read the configuration from which etc/ was written last; number 0 if it is not known."""
     try:
         return msgspec.json.decode(BASE_FILE.read_bytes(), type=Shared)
     except (OSError, ValueError):
@@ -101,7 +101,7 @@ def accepted(base: Shared, read: Callable[[Path], bytes]) -> Callable[[Path], by
 
 
 def decide(shared: Shared, wanted: Config, active: Config, holds: Holds) -> Shared:
-    """What the leading server writes next; `shared` itself if nothing has changed."""
+    """Decide what the leading server writes next; return `shared` itself if nothing has changed."""
     # While it was named again it may have got jobs.
     leaving = {
         name: one if shared.decided else one._replace(version=shared.number + 1)
@@ -216,7 +216,7 @@ class SharedConfig(Reload):
         return number if version >= active else 0
 
     def holding(self, here: Holding) -> Holding:
-        """What a shard here holds, with the number that it follows."""
+        """Return what a shard here holds, with the number of the configuration that it follows."""
         return here._replace(config_version=self.followed(here.config_version))
 
     async def step(self) -> None:
@@ -269,7 +269,7 @@ class SharedConfig(Reload):
         self._watch = self._new_watch()
 
     async def _load(self, files: ConfigFiles) -> None:
-        """What was accepted, and what was edited since."""
+        """Load the accepted configuration, and the edits that were made since."""
         base, mistakes = self._base, []
         try:
             read = accepted(base, files.read)
