@@ -203,8 +203,7 @@ def apply(before: StatsSnapshot, changes: Changes) -> None:
 
 
 def since(before: StatsSnapshot, now: StatsSnapshot) -> StatsSnapshot:
-    """Subtract from the counters and histograms of `now` those of `before`; keep gauges and peaks
-    as they are now.
+    """Subtract the counters and histograms of `before` from `now`; keep gauges and peaks.
 
     A total that has become less began at 0 meanwhile: all of it is later than `before`."""
     counters = {

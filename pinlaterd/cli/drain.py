@@ -183,8 +183,7 @@ class _Drain:
         self.move = Move(self._source, self._takers, bar.did)
 
     def run(self, *, wait: bool) -> Mapping[str, int] | None:
-        """Drain the shard; return the counts of the jobs it holds in the end, or None if they are
-        not known."""
+        """Drain the shard; return the counts of jobs it holds in the end, None if unknown."""
         found = self._look()
         if self._moves:
             self._move()
@@ -253,9 +252,8 @@ class Kept(NamedTuple):
 
 
 class Move:
-    """A move of all scheduled jobs of `source` to shards that take jobs. `takers` lists those at
-    present; `on_moved(count)` is called as jobs are moved. `kept`: jobs that the last run left;
-    `moved`: jobs moved by all runs."""
+    """A move of the scheduled jobs of `source` to the shards of `takers()`. `on_moved(count)` is
+    called as jobs are moved. `kept`: left by the last run; `moved`: by all."""
 
     def __init__(
         self,
@@ -403,8 +401,7 @@ class ShardCalls:
         self._ask(calls.ack(queue, succeeded=acks), Op.ACK_SCHEDULED)
 
     def enqueue(self, queue: str, jobs: Sequence[Job]) -> Enqueued:
-        """Enqueue all jobs in one call, or none. A failure is not repeated, as that could store
-        them twice."""
+        """Enqueue all jobs, or none. Never repeat it: they could be stored twice."""
         try:
             stored = self._ask_once(calls.enqueue(queue, jobs), seconds=_ENQUEUE_SECONDS)
             return Enqueued(stored)

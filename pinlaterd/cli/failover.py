@@ -175,8 +175,7 @@ class ShardFailover:
         self._end_journal()
 
     def _steps_to_do(self) -> Sequence[Step]:
-        """Return the steps after the last irrevocable one that was done: revocable ones may have
-        been revoked since."""
+        """Return the steps after the last irrevocable one done: others may have been revoked."""
         steps = self._all_steps()
         for index in range(len(steps), 0, -1):
             step = steps[index - 1]

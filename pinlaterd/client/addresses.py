@@ -208,9 +208,8 @@ class Servers:
         return address in self._addresses
 
     def order(self) -> list[Address]:
-        """List all servers in the order in which a call should try them: the healthy ones take
-        turns; those that are left alone come last, the one whose pause ends soonest before the
-        others."""
+        """List all servers in the order in which a call tries them: the healthy ones take turns;
+        those left alone come last, the one whose pause ends soonest before the others."""
         away = {a: f.pause_ends_at for a, f in self._failures.items() if f.is_away}
         healthy = [address for address in self._addresses if address not in away]
         if healthy:

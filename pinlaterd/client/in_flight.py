@@ -98,8 +98,7 @@ class Runs:
 
     @property
     def ahead(self) -> int:
-        """Return how many jobs may wait; 0 before the first has run, as their duration is not
-        known."""
+        """Return how many jobs may wait; 0 before the first has run: its time is unknown."""
         if self._mean_seconds is None or not self._ahead_seconds:
             return 0
         run_seconds = self._ahead_seconds * self._concurrency

@@ -384,8 +384,7 @@ def seconds_left(deadline: float) -> float:
 
 
 def answer_length(head: bytes | bytearray) -> int:
-    """Decode how many bytes follow the first four. Raises ConnectionError if these frame
-    nothing."""
+    """Decode how many bytes follow the first four. Raises ConnectionError if they frame none."""
     if head == b"HTTP":
         raise ConnectionError(
             "an HTTP server answers there; the Thrift port is another one "

@@ -60,8 +60,7 @@ class _Head(msgspec.Struct):
 
 
 def load_active(etc: Path) -> ActiveConfig:
-    """Load the configuration that was validated last, or, where there is none, read the folder
-    `etc`. Raises ConfigError."""
+    """Load what was validated last; else read the folder `etc`. Raises ConfigError."""
     active = read_active()
     if active is not None:
         return active

@@ -342,8 +342,7 @@ class Section:
         return ".".join(map(str, (*self.path, name)))
 
     def problem(self, name: str, text: str) -> None:
-        """Note a problem of a key, at the line of its value, or of the mapping if the key is
-        missing."""
+        """Note a problem of a key at its line, or at that of the mapping if it is missing."""
         self.file.problem(self.values.get(name, self.node).line, self.key(name), text)
 
     def allow(self, names: Iterable[str]) -> None:

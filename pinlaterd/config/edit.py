@@ -232,8 +232,7 @@ class LimitSettings(NamedTuple):
 
 
 def limit_settings(etc: Path, queue: str) -> LimitSettings:
-    """Read the rate settings of `queue` from the file. The limit is the one that holds while the
-    queue is not paused."""
+    """Read a queue's rate settings; the limit is the one that holds while it is not paused."""
     path = etc / QUEUES_FILE
     try:
         text = Text(_read_if_there(path))

@@ -137,8 +137,7 @@ class Text:
     def _put_in_brackets(
         self, owner: Entry | None, node: Node, parts: Sequence[_Part], new: Any
     ) -> None:
-        """Write `new` as a flow value in place of the node. Of a block, keep the lines between its
-        parts: they may be comments."""
+        """Write `new` in brackets; lines between a block's parts stay, as they may be comments."""
         if node.flow or owner is None:
             self._change(node.start, node.end, self._flow(new))
             return

@@ -249,8 +249,7 @@ class FileWatch(Generic[T]):
 
 
 def _file_mark(path: Path) -> tuple[int, ...]:
-    """Return a mark that changes with the file's content. It holds the time of the last change
-    (ctime), which no tool can set back."""
+    """Return what changes with the file's content: also ctime, which no tool can set back."""
     try:
         found = os.stat(path)  # noqa: PTH116  (the cheapest, several times a second)
     except OSError as error:

@@ -156,8 +156,7 @@ class Cluster:
         return ShardEntry(shard.name, shard.dequeue_only, *where, joining)
 
     def state_of(self, shard: str) -> str:
-        """Return the state of the shard's process, as its owner's server reports it; "" if it
-        reports none."""
+        """Return the shard's state as its owner's server reports it; "" if it reports none."""
         owner = self.assigned.get(shard, _NOWHERE).server
         states = [
             member.shards.get(shard) for member in self.members.values() if member.server == owner
@@ -201,8 +200,7 @@ class Cluster:
     # --- what is told ----------------------------------------------------------------------------
 
     def describe(self, shards: Mapping[str, ShardState], unreached: Sequence[str]) -> None:
-        """Describe this server in its member node: its shards' processes, and which shards no
-        router here reaches."""
+        """Describe in our member node our shards, and those that no router here reaches."""
         self._described = self._member(shards, unreached)
         self._session.describe(msgspec.json.encode(self._described))
 

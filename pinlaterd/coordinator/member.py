@@ -225,8 +225,7 @@ class MemberCoordinator(Coordinator):
             return None
 
     async def _ask_holdings(self, shards: Collection[str]) -> Mapping[str, Holding]:
-        """Ask the owners of shards that are to be removed what these hold; leave out those that do
-        not answer."""
+        """Ask owners what shards hold that are to be removed; leave out those that fail."""
         nodes = {member.server: node for node, member in self._cluster.members.items()}
         owners = {shard: self._cluster.assigned.get(shard) for shard in shards}
         asked = {s: nodes[o.server] for s, o in owners.items() if o and o.server in nodes}

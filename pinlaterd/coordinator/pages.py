@@ -206,8 +206,7 @@ def together(own: Answer, others: Mapping[str, Answer | None]) -> Answer:
 
 
 def _from_each(statuses: Mapping[str, Status], key: str) -> Sequence[str]:
-    """Collect the texts of all servers, each after the names of those that report it; a text that
-    all report stands once, without names."""
+    """Collect the texts of all servers, with names in front of what not all of them report."""
     texts: dict[str, list[str]] = {}
     for name, status in statuses.items():
         for text in status[key]:  # type: ignore[literal-required]

@@ -39,8 +39,7 @@ QUIET_LOOK_SECONDS = 0.5
 
 
 class Holding(NamedTuple):
-    """The jobs that a serving shard reports to hold. `config_version`: the configuration it
-    followed by then."""
+    """The jobs that a shard reports to hold. `config_version`: the one it followed by then."""
 
     config_version: int
     pending: int
@@ -204,8 +203,7 @@ class Reload:
         self.validated = files.digest
 
     def _as_before(self) -> Config:
-        """Return the active configuration without the removals that are under way: no file asks for
-        them now."""
+        """Return what is active, without removals under way: no file asks for them now."""
         config = self._active.config
         before = {name: leaving.before for name, leaving in self._leaving.items()}
         return dataclasses.replace(config, shards={**config.shards, **before})

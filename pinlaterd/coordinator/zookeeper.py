@@ -421,8 +421,7 @@ def read_cluster(hosts: str, cluster: str, digest: str) -> View:
 def change_cluster(
     hosts: str, cluster: str, digest: str, path: str, data: bytes | None, version: int | None
 ) -> int:
-    """Write a node as Session.write does for members. Raises Conflict, and DeploymentError like
-    read_cluster."""
+    """Write as Session.write does. Raises Conflict, and DeploymentError like read_cluster."""
     with _connection(hosts, cluster, digest) as client:
         return _write(client, f"{_ROOT}/{cluster}", digest, (path, data, version))
 

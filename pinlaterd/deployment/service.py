@@ -110,8 +110,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
 
 
 def _accepted_config() -> Config:
-    """Load the configuration that the cluster has accepted; edits made since are for the
-    coordinator to propose."""
+    """Load what the cluster has accepted; later edits are for the coordinator to propose."""
     # Only here: a single machine needs no ZooKeeper.
     from pinlaterd.coordinator.shared_config import accepted, read_base  # noqa: PLC0415
 

@@ -30,8 +30,7 @@ def has_failover(shard: ShardSettings) -> bool:
 def make_failover(
     shard: ShardSettings, pair: Pair | None, handover: Handover, notes: Notes
 ) -> Failover:
-    """Make the failover of the shard's server, for which `has_failover` is true. `pair`: None where
-    Sentinels choose."""
+    """Make the failover of a shard that `has_failover`. `pair`: None where Sentinels choose."""
     module = import_module(f"{__package__}.{shard.engine}.failover")
     failover: Failover = module.make_failover(shard, pair, handover, notes)
     return failover

@@ -395,8 +395,7 @@ def shares_at_start(
     holdings: Sequence[Holding],
     is_running: Callable[[int], bool],
 ) -> Mapping[str, float]:
-    """Return the rates that a new `process` may spend until the coordinator grants some, in jobs/s
-    by queue.
+    """Return the jobs/s by queue that a new `process` may spend until it gets a grant.
 
     `holdings`: what the coordinator has noted. `is_running`: whether there is a process of that
     pid: as long as there is, its shares are its own."""

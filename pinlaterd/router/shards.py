@@ -70,9 +70,8 @@ class ShardSet:
         return self.healthy() or [shard for shard in self.by_name.values() if shard.returning]
 
     def preferred(self) -> list[ShardLink]:
-        """Return the shards to ask for jobs: those that answer and whose stores do well; others
-        only if there is none of those, and shards that are expected back only if there is no other
-        at all."""
+        """Return the shards to ask for jobs: those that answer and whose stores do well; if there
+        are none, any that answer, are healthy, or at last are expected back."""
         return self._all_preferred or _best(self.by_name.values())
 
     def unhealthy(self) -> list[str]:
@@ -89,9 +88,8 @@ class ShardSet:
         return self._enqueueable_preferred or _best(self._enqueueable)
 
     def ready_jobs(self, queue: str) -> int:
-        """Count the ready jobs of shards that are asked for jobs: those of others wake no dequeue.
-        A shard that has not counted the queue yet counts as one, since only a call makes it
-        count."""
+        """Count the ready jobs of shards to ask for jobs: those of others wake no dequeue. A shard
+        that has not counted the queue yet counts as one: a call makes it count."""
         ready = 0
         for shard in self.preferred():
             counts = shard.ready_counts(queue)
@@ -108,8 +106,7 @@ class ShardSet:
         return any(queue in queues for queues in self._queues.values())
 
     def most_queues(self) -> int:
-        """Return the largest number of queues that a shard has; each shard is given those of the
-        others."""
+        """Return the most queues that a shard has; each is given those of the others."""
         return max((len(queues) for queues in self._queues.values()), default=0)
 
     def follow(self, snapshot: Snapshot) -> None:
@@ -224,8 +221,7 @@ class ShardSet:
 
 
 def _best(shards: Collection[ShardLink]) -> list[ShardLink]:
-    """Choose the best of shards of which none is preferred: those that answer, else healthy ones,
-    else those expected back."""
+    """Choose those that answer; else the healthy ones; else those that are expected back."""
     return (
         [shard for shard in shards if shard.answering]
         or [shard for shard in shards if shard.healthy]
@@ -266,8 +262,7 @@ ALL_LEVELS = 1 << 16  # more priorities than there can be
 
 
 def best_level(counts: Sequence[int]) -> int:
-    """Count the priorities, from the highest, that hold nothing ready: 0 if priority 1 holds
-    some."""
+    """Count the priorities, from the highest, that hold nothing ready."""
     for level, count in enumerate(counts):
         if count:
             return level

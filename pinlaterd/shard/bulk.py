@@ -155,8 +155,7 @@ class BulkCalls:
             self._done(entry, head, result)
 
     def end_search(self, router: bytes, call_id: int) -> None:
-        """End the search of a call that nobody waits for. A call that changes jobs, or was
-        answered, goes on."""
+        """End a search that nobody waits for; calls that change jobs, or were answered, go on."""
         steps = self._searches.get((router, call_id))
         if steps is not None:
             self._tasks.end_search(steps)
@@ -239,8 +238,7 @@ class BulkCalls:
         return (yield from _search(SearchCall("count", search, source)))
 
     def _scan(self, request: ScanRequest, source: str, until: float) -> Steps:
-        """Scan until most of the call's time is over; the continuation goes on from the last job
-        found."""
+        """Scan for most of the call's time; the continuation goes on from there."""
         self._state.queue(request.queue)
         after = self._state.rules.scan(request)
         limit = min(request.limit, self._state.config.server.scan_limit)
@@ -257,8 +255,7 @@ class BulkCalls:
         return ScanResult([self._record(request.queue, job) for job in jobs], continuation)
 
     def _after(self, key: ScanKey | None) -> ScanAfter | None:
-        """Return where this shard continues the scan. Of equal run-after, the shards come one after
-        the other."""
+        """Return where this shard continues. Of equal run-after, shards come one by one."""
         if key is None:
             return None
         if key.shard < self._state.name:

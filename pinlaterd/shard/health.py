@@ -173,8 +173,7 @@ class QueueLocks:
         lock.retry_at = now + max(_RETRY_SECONDS, (now - started) * _SHARE_OF_TRIES)
 
     def holding(self, queues: Iterable[str]) -> StorageLocked | None:
-        """Return the lock because of which calls that touch any of `queues` must not be tried now;
-        None if they may."""
+        """Return why calls that touch any of `queues` must not be tried now; None if they may."""
         if not self.known:
             return None
         for queue in (WHOLE_STORE, *queues):

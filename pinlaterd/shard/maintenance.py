@@ -164,8 +164,7 @@ class Maintenance:
         self._with_later_claims = set(self._engine.queues())
 
     def set_back(self) -> None:
-        """Read all queues again after the clock was set back: jobs that were due in the time gone
-        back are due no more."""
+        """Reread all queues: what was due in the time that the clock has gone back no longer is."""
         self.begin()
         for queue in list(self._state.ready.queues()):
             self._state.ready.reread(queue)

@@ -55,8 +55,7 @@ _BUSY_SHARE = 1 / 50
 
 
 class _Turns:
-    """The turns of searches: the first of the first source works. Each waits for an event of its
-    own."""
+    """The turns of searches: the first of the first source works; others wait for their events."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -217,8 +216,7 @@ def _place(job: StoredJob) -> tuple[int, int, int]:
 
 
 def _place_of(after: ScanAfter | None) -> tuple[int, int, int]:
-    """Return the place in the order of a scan after which it continues; None is the start, like
-    SCAN_START in a continuation."""
+    """Return the place after which a scan continues; None is the start, as SCAN_START."""
     return (-SCAN_START.run_after_ms, 0, 0) if after is None else (-after.run_after_ms, *after[1:])
 
 

@@ -158,8 +158,7 @@ class ShardService:
         )
 
     def _break(self, error: StorageError) -> None:
-        """End all that relies on the store, of which nobody knows what it holds, and open it
-        again."""
+        """End all that relies on the store, whose content is not known, and reopen it."""
         log.error("closes its store to open it again: %s", error.message)
         state = self._state
         self.serving, self.store_error = False, error.message
@@ -234,8 +233,7 @@ class ShardService:
         return self._counts(touched)
 
     def _counts(self, queues: Iterable[str]) -> list[ReadyCounts]:
-        """Count the ready jobs of each queue. A locked queue counts as empty, so that no call is
-        sent here in vain."""
+        """Count ready jobs. A locked queue counts as empty, so that no call is sent in vain."""
         state, now_ms = self._state, self._clock.now_ms()
         counts = []
         try:

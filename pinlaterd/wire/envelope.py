@@ -241,8 +241,7 @@ MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 def misunderstanding(frame: Hello | Welcome) -> str:
-    """Say why this process and the frame's sender must not go on, as their wire versions differ;
-    return "" if they may."""
+    """Say why this process and the frame's sender must not go on; return "" if they may."""
     if frame.version >= LEAST_WIRE_VERSION and frame.least_version <= WIRE_VERSION:
         return ""
     return (
@@ -378,8 +377,7 @@ class ShardEnd:
         return readable
 
     def receive(self, most_frames: int, most_bytes: int) -> list[Received]:
-        """Receive the frames that have arrived, without waiting; stop once either bound is
-        reached."""
+        """Receive what has arrived, without waiting; stop once either bound is reached."""
         received: list[Received] = []
         size = 0
         socket = self._socket

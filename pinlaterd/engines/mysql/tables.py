@@ -42,8 +42,8 @@ BODY_BYTES = 512 << 20  # as a literal at most twice that: the largest packet is
 
 
 def database_prefix(shard: str) -> str:
-    """Return the prefix of the databases of a shard's queues. A shard's name has no underscore, so
-    the prefix ends at the second one."""
+    """Return the prefix of a shard's databases; as its name has no underscore, it ends at the
+    second."""
     return f"plq_{shard}_"
 
 

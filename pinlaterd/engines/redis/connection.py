@@ -151,8 +151,7 @@ class Connection:
         self.close()
 
     def run(self, script: Script, arguments: Sequence[Argument]) -> Any:
-        """Run a script and return its result. Raises StorageNotCommitted where it has changed
-        nothing."""
+        """Run a script; return its result. Raises StorageNotCommitted if it changed nothing."""
         try:
             return self._call(
                 ("EVALSHA", script.sha, 0, script.name, *arguments), writes=script.writes
@@ -166,9 +165,8 @@ class Connection:
         return self._call(command, writes=False)
 
     def administer(self, *command: Argument) -> Any:
-        """Run a command that changes the server's part in replication, and no data; return its
-        answer. Raises StorageError if the connection is lost, as the command may have been carried
-        out."""
+        """Run a command that changes the server's part in replication, and no data. Raises
+        StorageError if the connection is lost, as the command may have been carried out."""
         try:
             return self._call(command, writes=False)
         except StorageNotCommitted as error:

@@ -82,8 +82,7 @@ class RedisSearcher(WalkingSearcher):
         return first_score(self._queue, first), score_behind(self._queue, last)
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
-        """Yield all wanted jobs of one priority, without bodies; PENDING ones in the order of a
-        scan."""
+        """Yield the wanted jobs of one priority, without bodies; PENDING ones in a scan's order."""
         pending = search.state is JobState.PENDING
         for local_ids in (self._pending_pages if pending else self._pages)(search, priority):
             yield from sorted(self._read(search, priority, local_ids), key=scan_order)

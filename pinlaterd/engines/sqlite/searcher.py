@@ -157,8 +157,7 @@ class SqliteSearcher(WalkingSearcher):
             to_ms = last_ms - 1
 
     def _by_end(self, search: Search, priority: int) -> Iterator[_Run]:
-        """Yield the runs that ended before the walk began; what is retried and ends again is not
-        among them."""
+        """Yield runs that ended before the walk began, not what is retried and ends again."""
         which = (self._queue_id, int(search.state), priority)
         if search.state is JobState.IN_PROGRESS:
             return self._by_age(which, EARLIEST_MS, LATEST_MS)
