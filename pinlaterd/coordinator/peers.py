@@ -112,10 +112,11 @@ class Peers:
 
     # --- what is sent --------------------------------------------------------------------------
 
-    def tell(self, member: str, report: ServerReport) -> None:
-        if (link := self._link(member)) is not None:
-            link.send(pack(report))
-            self._hear_soon()
+    def tell(self, member: str, report: ServerReport) -> bool:
+        """Return False if there is no connection yet: it is lost."""
+        link = self._link(member)
+        self._hear_soon()
+        return link is not None and link.send(pack(report))
 
     def reply(self, peer: bytes, grant: ServerGrant) -> None:
         self._server.send(peer, grant)

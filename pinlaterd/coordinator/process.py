@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from pinlaterd.clock import Clock, until_full
+from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, Superseded, activate, load_active
 from pinlaterd.config.schema import Config
@@ -113,12 +113,12 @@ class Coordinator:
     async def follow(self) -> None:
         """Activate what changes in etc/, for as long as this runs."""
         while True:
-            await asyncio.sleep(until_full(self._reload.look_seconds, self._clock.monotonic()))
+            await asyncio.sleep(self._reload.until_look(self._clock.monotonic()))
             failure = ""
             try:
                 self._rates.look()
                 await self._reload.step()
-                if self._programs is not None:
+                if self._programs is not None and not self._programs.converged:
                     self._programs.step(self._hosted(self._config))
             except (OSError, ConfigError) as error:
                 failure = f"the configuration can't be activated: {error}; trying again"

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from pinlaterd.clock import until_full
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.layout import CONFIG_FILES, ETC, SHARDS_FILE, ConfigFiles, FileWatch
 from pinlaterd.config.load import load_config
@@ -173,12 +174,13 @@ class Reload:
         """Whether what the files say is active, or was refused."""
         return self._wanted is None or (bool(self.refusals) and not self._leaving)
 
-    @property
-    def look_seconds(self) -> float:
-        """When to take the next step; not in step with other servers, or one of them could always
-        be the last with its edits."""
-        quiet = self._watch.rests and self.converged
-        return (QUIET_LOOK_SECONDS if quiet else LOOK_SECONDS) * random.uniform(0.75, 1.25)
+    def until_look(self, now: float) -> float:
+        """Return the seconds from `now` (monotonic) to the next step: while nothing is under way
+        when other processes wake up, too; else not in step with other servers, or one of them could
+        always be the last with its edits."""
+        if self._watch.rests and self.converged:
+            return until_full(QUIET_LOOK_SECONDS, now)
+        return LOOK_SECONDS * random.uniform(0.75, 1.25)
 
     async def step(self) -> None:
         """Look whether the files have changed; do what is due. Raises OSError."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _REPORT_SECONDS = 0.2  # between reports of what is wanted
 _HEARTBEAT_SECONDS = 0.9
+_QUIET_HEARTBEAT_SECONDS = 2.9  # while nobody here wants anything
 _ANY = -1  # no member's number
 _PATIENCE_SECONDS = 10.0  # after which what is waited for is a problem
 
@@ -166,15 +167,16 @@ class ServerRates:
             return
         self._look_due = now + _REPORT_SECONDS
         share, demands = self._rates.share, self._rates.allocator.demands()
-        if same and demands == self._told_demands and now - self._told_at < _HEARTBEAT_SECONDS:
+        heartbeat = _HEARTBEAT_SECONDS if demands else _QUIET_HEARTBEAT_SECONDS
+        if same and demands == self._told_demands and now - self._told_at < heartbeat:
             return
-        self._told, self._told_demands, self._told_at = told, demands, now
         held = self._rates.allocator.held()
         over = {queue: rate for queue, rate in held.items() if rate > share.get(queue, 0.0)}
         router = RouterId(self._server, member_number(self.member), 0)
         report = RateReport(router, self._followed, share, demands, returned)
         message = ServerReport(self._term, report, over, tuple(sorted(self._view.admitted)))
-        self._peers.tell(self._view.leader, message)
+        if self._peers.tell(self._view.leader, message):
+            self._told, self._told_demands, self._told_at = told, demands, now
 
 
 class Leading:

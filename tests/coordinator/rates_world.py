@@ -110,10 +110,11 @@ class Coordinator:
 
     # --- the lines -------------------------------------------------------------------------
 
-    def tell(self, member: str, message: ServerReport) -> None:
+    def tell(self, member: str, message: ServerReport) -> bool:
         host = self.world.host_of(member)
         if host.coordinator is not None and (self.host.name, host.name) not in self.world.cuts:
             host.coordinator.up.append((f"{self.id} {member}".encode(), message))
+        return True  # as far as it knows
 
     def reply(self, peer: bytes, message: ServerGrant) -> None:
         ident, member = peer.decode().split()
