@@ -127,7 +127,7 @@ class QueueHandler:
             return LOST
         try:
             outcome = raised(error, job, self.retries, text)
-        except Exception as mistake:  # as in a subclass of Retry that forgets its base
+        except BaseException as mistake:  # as in a subclass of Retry that forgets its base
             log.exception("job %s: what its handler raised makes no outcome", job.descriptor)
             outcome = raised(mistake, job, self.retries)
         if outcome.error is not None:
@@ -167,7 +167,7 @@ class Handlers(Hooks):
         """
 
         def register(function: _Function) -> _Function:
-            place = run_in or ("tasks" if _is_async(function) else "threads")
+            place = run_in or ("tasks" if _is(inspect.iscoroutinefunction, function) else "threads")
             handler = QueueHandler(
                 name, function, place, self, concurrency, retry, time_limit_seconds
             )
@@ -209,7 +209,11 @@ def _check(handler: QueueHandler) -> None:
 def _check_run_in(what: str, handler: QueueHandler) -> None:
     if handler.run_in not in get_args(RunIn):
         raise ValueError(f"{what}: expected one of {', '.join(map(repr, get_args(RunIn)))}")
-    is_async = _is_async(handler.function)
+    is_async = _is(inspect.iscoroutinefunction, handler.function)
+    if _is(inspect.isgeneratorfunction, handler.function) or _is(
+        inspect.isasyncgenfunction, handler.function
+    ):
+        raise ValueError(f"{what}: it has a `yield`, so a call runs nothing of it; return instead")
     if is_async and handler.run_in != "tasks":
         raise ValueError(
             f"{what}: an `async def` runs in tasks; what is to run in {handler.run_in} is a plain "
@@ -221,14 +225,15 @@ def _check_run_in(what: str, handler: QueueHandler) -> None:
         )
 
 
-def _is_async(function: Callable[[RunningJob], object]) -> bool:
-    """Whether it is `async def`, or an object whose call is."""
-    call = getattr(function, "__call__", None)  # noqa: B004 - an object's own
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+def _is(kind: Callable[[object], bool], function: Callable[..., object]) -> bool:
+    """Return whether a function, or the call of an object, is of a kind that `inspect` knows."""
+    while isinstance(function, partial):
+        function = function.func
+    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004 - its own
 
 
-def _name(function: Callable[[RunningJob], object]) -> str:
-    return cast("str", getattr(function, "__qualname__", repr(function)))
+def _name(function: Callable[..., object]) -> str:
+    return cast("str", getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
 def _call(hook: Callable[..., object], job: RunningJob, *more: object) -> None:
@@ -258,12 +263,14 @@ def executor_of(
 
 
 def start_thread(
-    name: str, work: Callable[[], None], fail: Callable[[Exception], object]
+    name: str, work: Callable[[], None], fail: Callable[[BaseException], object]
 ) -> threading.Thread:
+    """Start a daemon that calls `work`, and `fail` with what that raises."""
+
     def run() -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - the worker raises it in the thread of `run`
+        except BaseException as error:  # noqa: BLE001 - the worker raises it in the thread of `run`
             fail(error)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
@@ -280,7 +287,7 @@ class Executor(ABC):
         self._concurrency = concurrency
 
     @abstractmethod
-    def start(self, work: InFlight, fail: Callable[[Exception], object]) -> None:
+    def start(self, work: InFlight, fail: Callable[[BaseException], object]) -> None:
         """Begin to take jobs; returns at once. `fail` is called, from any thread, when jobs can't
         be run here: the worker ends with this error, in order."""
 
@@ -296,7 +303,7 @@ class ThreadExecutor(Executor):
         super().__init__(handler, concurrency)
         self._threads: list[threading.Thread] = []
 
-    def start(self, work: InFlight, fail: Callable[[Exception], object]) -> None:
+    def start(self, work: InFlight, fail: Callable[[BaseException], object]) -> None:
         for number in range(1, self._concurrency + 1):
             name = f"{self._handler.queue}-{number}"
             self._threads.append(start_thread(name, partial(self._run_jobs, work, name), fail))
@@ -399,27 +406,27 @@ class ProcessPlace:
 
 
 class TaskExecutor(Executor):
-    """Tasks of an event loop, in a thread of its own; one whose claim is lost is cancelled."""
+    """Tasks of an event loop, in a thread of its own; one whose claim is lost is cancelled. If a
+    child task or a callback ends with SystemExit, asyncio stops the loop: it is started again."""
 
     def __init__(self, handler: QueueHandler, concurrency: int) -> None:
         super().__init__(handler, concurrency)
         self._function = cast("AsyncFunction", handler.function)
-        self._thread = threading.Thread(
-            target=self._run_loop, name=f"{handler.queue}-loop", daemon=True
-        )
         # Each with the job in whose handler it is.
         self._tasks: dict[asyncio.Task[None], RunningJob | None] = {}
         self._closing = False
 
-    def start(self, work: InFlight, fail: Callable[[Exception], object]) -> None:
+    def start(self, work: InFlight, fail: Callable[[BaseException], object]) -> None:
+        self._work, self._fail = work, fail
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix=TO_THREAD))
-        self._thread.start()
-        work.when_ready(lambda: self._tell(self._begin_jobs, work))
+        self._thread = start_thread(f"{self._handler.queue}-loop", self._run_loop, fail)
+        work.when_ready(lambda: self._tell(self._begin_jobs))
 
     def close(self) -> None:
         """Handlers that were cancelled may clean up, but not for long."""
-        self._tell(self._close)
+        self._closing = True
+        self._tell(self._loop.stop)
         self._thread.join(CLEAN_UP_SECONDS)
 
     def _tell(self, function: Callable[..., object], *arguments: object) -> None:
@@ -428,17 +435,27 @@ class TaskExecutor(Executor):
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+        try:
+            while self._tasks or not self._closing:
+                try:
+                    self._loop.run_forever()  # a handler may stop it, too
+                except (SystemExit, KeyboardInterrupt):
+                    log.exception("queue %s: the event loop was stopped", self._handler.queue)
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+        finally:  # if the loop has broken down, so have the handlers in it
+            for job in filter(None, self._tasks.values()):
+                self._work.finish(job, RELEASED, time.monotonic())
 
     # --- in the loop's thread ---------------------------------------------------------------
 
-    def _begin_jobs(self, work: InFlight) -> None:
-        while len(self._tasks) < self._concurrency and (job := work.begin()) is not None:
-            self._tasks[self._loop.create_task(self._run_jobs(work, job))] = None
+    def _begin_jobs(self) -> None:
+        while len(self._tasks) < self._concurrency and (job := self._work.begin()) is not None:
+            task = self._loop.create_task(self._run_jobs(job))
+            self._tasks[task] = job
+            task.add_done_callback(self._ended)
 
-    async def _run_jobs(self, work: InFlight, first: RunningJob) -> None:
+    async def _run_jobs(self, first: RunningJob) -> None:
         """Run `first`, and what waits then: one task for many jobs costs less than one for each."""
         task, hooks = asyncio.current_task(), self._handler.hooks
         assert task is not None
@@ -447,26 +464,37 @@ class TaskExecutor(Executor):
             hooks.begin(job)
             outcome = await self._run(task, job)
             hooks.end(job, outcome)
-            work.finish(job, outcome, time.monotonic())
+            self._tasks[task] = None
+            self._work.finish(job, outcome, time.monotonic())
             await asyncio.sleep(0)  # a handler that never waits must not hold up the others
-            job = work.begin()
+            self._tasks[task] = job = self._work.begin()
         del self._tasks[task]  # at once: a job that comes now finds the place free
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Free the place of a task, whatever has ended it, such as a handler that cancels all."""
+        job = self._tasks.pop(task, None)
+        if job is not None:
+            self._work.finish(job, RELEASED, time.monotonic())
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+        self._begin_jobs()
         if self._closing and not self._tasks:
             self._loop.stop()
 
     async def _run(self, task: asyncio.Task[None], job: RunningJob) -> Outcome:
-        self._tasks[task] = job
         job.when_lost(lambda: self._tell(self._cancel, task, job))
         try:
             async with asyncio.timeout(self._handler.time_limit_seconds):
-                return self._handler.outcome_of_value(job, await self._function(job))
-        except GeneratorExit:  # the loop is gone
-            raise
-        except BaseException as error:  # noqa: BLE001 - it is the job's outcome, whatever it is
+                value = await self._function(job)
+                while value is not None and inspect.isawaitable(value):
+                    value = await value
+                return self._handler.outcome_of_value(job, value)
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and self._loop.is_closed():
+                raise
             return self._handler.outcome_of(job, error)
         finally:
-            # It is too late to be cancelled: that would end the task, and so take a place.
-            self._tasks[task] = None
+            # It is too late to be cancelled.
             job.when_lost(None)
             while task.cancelling():
                 task.uncancel()
@@ -474,8 +502,3 @@ class TaskExecutor(Executor):
     def _cancel(self, task: asyncio.Task[None], job: RunningJob) -> None:
         if self._tasks.get(task) is job:
             task.cancel()
-
-    def _close(self) -> None:
-        self._closing = True
-        if not self._tasks:
-            self._loop.stop()

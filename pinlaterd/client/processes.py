@@ -385,7 +385,7 @@ class CarriedError(NamedTuple):
     def of(cls, error: BaseException) -> CarriedError:
         text = "".join(traceback.format_exception(error))
         for candidate in _candidates(error):
-            with contextlib.suppress(Exception):  # a user's class may do anything when pickled
+            with contextlib.suppress(BaseException):  # a user's class may do anything when pickled
                 pickled = pickle.dumps(candidate)
                 _unpickled(pickled)
                 return cls(pickled, error_text(error), text)
@@ -407,7 +407,7 @@ def _candidates(error: BaseException) -> Iterator[object]:
     yield error
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001 - a user's code
+    except BaseException:  # noqa: BLE001 - a user's code
         message = ""
     state = {name: value for name, value in vars(error).items() if _can_be_pickled(value)}
     for kind in type(error).__mro__:
@@ -430,6 +430,6 @@ def _unpickled(pickled: bytes) -> BaseException:
 def _can_be_pickled(value: object) -> bool:
     try:
         pickle.dumps(value)
-    except Exception:  # noqa: BLE001 - a user's class
+    except BaseException:  # noqa: BLE001 - a user's class
         return False
     return True

@@ -7,12 +7,15 @@ remain. Nothing here does I/O but what a handler asks of its job.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import math
 import random
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +32,9 @@ MAX_ERROR_CHARS = 500
 _MAX_PLACES = 3
 # A claim is renewed when this part of its time-out is over, so that two renewals may fail.
 _RENEW_AFTER = 1 / 3
+
+# What a handler may return by mistake: of a coroutine, generator, `map` nothing has run yet.
+_TO_BE_RUN = (Awaitable, AsyncIterator, Iterator, Future, functools.partial)
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +219,7 @@ def delay_after(error: BaseException, attempt: int, retries: Retries) -> float |
         if seconds is None:
             return None
         _check("delay", seconds)
-    except Exception:
+    except BaseException:
         log.exception("the retry policy for %s failed; the default is used", type(error).__name__)
         seconds = DEFAULT_POLICY(attempt, error)
         assert seconds is not None
@@ -320,9 +326,16 @@ RELEASED = Outcome(Ending.POSTPONED)
 
 
 def returned(value: object) -> Outcome:
-    """The outcome of a handler that returned `value`."""
+    """The outcome of a handler that returned `value`. Raises TypeError if that has still to be run:
+    then nothing of the handler may have run."""
     if value is None:
         return SUCCEEDED
+    for part in value if isinstance(value, list | tuple | set) else [value]:
+        if isinstance(part, _TO_BE_RUN) or inspect.isroutine(part):
+            raise TypeError(
+                f"the handler returned a {type(part).__name__}, which nobody runs: await or call "
+                "it in the handler, or make that `async def`"
+            )
     return Outcome(Ending.SUCCEEDED, sayable(str(value)))
 
 
@@ -374,7 +387,7 @@ def error_text(error: BaseException) -> str:
     where = where[: MAX_ERROR_CHARS // 2]
     try:
         message = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - a user's exception may have code of its own
+    except BaseException:  # noqa: BLE001 - a user's exception may have code of its own
         message = type(error).__name__
     return sayable(message[: MAX_ERROR_CHARS - len(where)] + where)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import pytest
 
@@ -11,6 +13,16 @@ from pinlaterd.client import Client, Handlers, Worker, constant, never
 
 def plain(job: object) -> None: ...
 async def waits(job: object) -> None: ...
+def yields(job: object) -> Iterator[None]:
+    yield
+
+
+async def yields_async(job: object) -> AsyncIterator[None]:
+    yield
+
+
+class Waits:
+    async def __call__(self, job: object) -> None: ...
 
 
 def test_functions_stay_what_they_are():
@@ -29,6 +41,9 @@ def test_functions_stay_what_they_are():
         (waits, {"run_in": "processes"}, "a plain function, which may call asyncio.run"),
         (waits, {"run_in": "threads"}, "an `async def` runs in tasks"),
         (waits, {"time_limit_seconds": 0}, "above 0"),
+        (yields, {}, "it has a `yield`"),
+        (partial(yields_async), {}, "it has a `yield`"),
+        (partial(Waits()), {"run_in": "threads"}, "an `async def` runs in tasks"),
         (plain, {"retry": 5}, "5 is no policy"),
         (plain, {"retry": {OSError: constant(1), ValueError: 5}}, "5 is no policy"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import Future
+
 import pytest
 
 from pinlaterd.client import ClaimedJob, Client, RunningJob, constant, exponential, linear, never
@@ -59,11 +62,14 @@ def test_the_nearest_base_class_decides_and_the_default_takes_the_rest():
     assert is_the_default(delay_after(KeyError(), 1, by_class))
 
 
-@pytest.mark.parametrize("answer", [-1.0, float("nan"), float("inf"), "soon", ZeroDivisionError])
+@pytest.mark.parametrize(
+    "answer",
+    [-1.0, float("nan"), float("inf"), "soon", ZeroDivisionError, SystemExit, GeneratorExit],
+)
 def test_a_policy_that_answers_nonsense_is_replaced(answer):
     def policy(attempt, error):
-        if answer is ZeroDivisionError:
-            raise ZeroDivisionError
+        if isinstance(answer, type):
+            raise answer
         return answer
 
     assert is_the_default(delay_after(OSError(), 1, policy))
@@ -93,6 +99,27 @@ def test_what_is_returned_is_the_status():
     assert returned(12).status == "12"
 
 
+async def waits() -> None: ...
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize(
+    "make",
+    [
+        waits,
+        lambda: [waits()],
+        lambda: (each for each in "ab"),
+        lambda: map(print, "ab"),
+        lambda: functools.partial(print),
+        lambda: print,
+        Future,
+    ],
+)
+def test_what_has_still_to_be_run_is_no_result(make):
+    with pytest.raises(TypeError, match=r"the handler returned a .*, which nobody runs"):
+        returned(make())
+
+
 def test_retry_says_when_or_leaves_it_to_the_policy():
     assert outcome_of(Retry(3, "not yet")).delay_seconds == 3
     assert outcome_of(Retry(status="not yet")).delay_seconds == 7
@@ -118,6 +145,15 @@ def test_an_error_is_told_with_its_place_and_cut():
     assert status.startswith("ValueError: half a pair ? xxx")
     assert "in deep < test_outcomes.py:" in status
     assert len(status) == MAX_ERROR_CHARS
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def test_an_error_that_can_not_be_put_into_words_is_told_by_its_class():
+    assert outcome_of(Unspeakable()).status == "Unspeakable; "
 
 
 def is_the_default(delay: float | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -203,6 +204,7 @@ RAISED: dict[bytes, tuple[Callable[[], BaseException], str]] = {
     b"interrupt": (KeyboardInterrupt, "KeyboardInterrupt: .*"),
     b"cancelled": (asyncio.CancelledError, "CancelledError: .*"),
     b"no exception": (NoException, "NoException: .*"),
+    b"generator": (GeneratorExit, "GeneratorExit: .*"),
 }
 
 
@@ -225,6 +227,108 @@ def test_whatever_a_handler_raises_ends_its_job_alone(client, queue, work_until_
     for record, (_, status) in zip(bad, RAISED.values(), strict=True):
         assert re.fullmatch(status, record.custom_status)
     assert {(r.state, r.custom_status) for r in good} == {(JobState.SUCCEEDED, "fine")}
+
+
+async def exits() -> None:
+    raise SystemExit(3)
+
+
+async def wait_for_one_that_exits() -> None:
+    await asyncio.wait_for(exits(), 60)
+
+
+async def gather_one_that_exits() -> None:
+    await asyncio.gather(exits(), asyncio.sleep(0))
+
+
+async def group_one_that_is_interrupted() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(interrupted())
+
+
+async def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+async def close_the_generator() -> None:
+    raise GeneratorExit
+
+
+async def exit_in_a_callback() -> None:
+    asyncio.get_running_loop().call_soon(sys.exit, 3)
+    await asyncio.sleep(0.01)
+
+
+async def stop_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.01)
+
+
+async def cancel_all() -> None:
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.sleep(60)
+
+
+async def return_a_coroutine() -> object:
+    return exits()
+
+
+@pytest.mark.parametrize(
+    ("harm", "status"),
+    [
+        (wait_for_one_that_exits, "SystemExit: 3"),
+        (gather_one_that_exits, "SystemExit: 3"),
+        (group_one_that_is_interrupted, "KeyboardInterrupt"),
+        (close_the_generator, "GeneratorExit"),
+        (return_a_coroutine, "SystemExit: 3"),
+        (cancel_all, "CancelledError"),
+        (exit_in_a_callback, "done"),
+        (stop_the_loop, "done"),
+    ],
+)
+def test_what_harms_the_event_loop_costs_its_own_attempt_alone(
+    client, queue, wait_until, harm, status
+):
+    async def handle(job: RunningJob) -> object:
+        if job.body == b"bad":
+            return await harm() or "done"
+        if job.body == b"innocent":
+            await later.wait()
+        return "done"
+
+    later = asyncio.Event()
+    handlers = handlers_of(queue, handle, concurrency=3)
+    single = [Job(body, attempts_allowed=1) for body in (b"innocent", b"bad")]
+    if harm is cancel_all:
+        single = single[1:]
+    descriptors = client.enqueue(queue, single)
+    with running(Worker(client, handlers, max_wait_ms=100)) as thread:
+        wait_until(lambda: have_ended(client, descriptors[-1:]))
+        handlers.by_queue[queue].hooks.before(lambda job: later.set())
+        descriptors += client.enqueue(queue, [b"good"] * 20)
+        wait_until(lambda: have_ended(client, descriptors))
+        assert thread.is_alive()
+
+    records = records_of(client, descriptors)
+    assert records.pop(len(single) - 1).custom_status.startswith(status)
+    assert {(record.state, record.custom_status) for record in records} == {
+        (JobState.SUCCEEDED, "done")
+    }
+
+
+def test_a_loop_that_is_closed_ends_the_worker_and_costs_no_attempt(client, queue):
+    async def handle(job: RunningJob) -> None:
+        loop = asyncio.get_running_loop()
+        loop.stop()
+        loop.is_running = lambda: False  # type: ignore[method-assign]
+        loop.close()
+
+    descriptors = client.enqueue(queue, [b"x"])
+    with pytest.raises(RuntimeError, match="Event loop is closed"):
+        Worker(client, handlers_of(queue, handle), max_wait_ms=100).run()
+
+    assert books(client, descriptors)["IN_PROGRESS", 2] == 0
 
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
