@@ -23,18 +23,14 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from benchmarks.deployment import BenchmarkFailed, Deployment
 from benchmarks.load import START_SECONDS, Outcome, Window, percentile
 from benchmarks.report import Case, Measurement
 from benchmarks.sections import Bench, sleep_until
 from pinlaterd.client import Client, Handlers, RunningJob, Worker
-from pinlaterd.client.calls import PreparedCall
 from pinlaterd.client.in_flight import FETCHERS
-from pinlaterd.model import Method
-
-T = TypeVar("T")
 
 SECTION = "worker"
 THREADS = 16
@@ -88,17 +84,6 @@ def _throughput_of_worker(bench: Bench, run: int, service: Deployment) -> int:
     return jobs_a_dequeue
 
 
-class CountingClient(Client):
-    """Counts the dequeues that were answered."""
-
-    dequeues = 0
-
-    def run(self, call: PreparedCall[T]) -> T:
-        result = super().run(call)
-        self.dequeues += call.method is Method.DEQUEUE
-        return result
-
-
 def work_through(port: int, queue: str, window: Window) -> Outcome:
     """Run a worker in this process, and count its dequeues and jobs within the window."""
     handlers = Handlers()
@@ -109,10 +94,11 @@ def work_through(port: int, queue: str, window: Window) -> Outcome:
         next(begun)
 
     def seen() -> tuple[float, int, int, float]:
+        [figures] = running.queue_figures()
         # To look at the count counts as a job: two in all are not worth a lock for each.
-        return time.monotonic(), next(begun), client.dequeues, time.process_time()
+        return time.monotonic(), next(begun), figures.dequeues, time.process_time()
 
-    with CountingClient(port=port, source="bench:worker") as client:
+    with Client(port=port, source="bench:worker") as client:
         running = Worker(client, handlers)
         thread = threading.Thread(target=running.run, kwargs={"handle_signals": False})
         sleep_until(window.begin)

@@ -33,13 +33,12 @@ from pinlaterd.client import (
     Worker,
 )
 from pinlaterd.client.handlers import CLEAN_UP_SECONDS, TO_THREAD
-from pinlaterd.client.worker import CONNECTIONS_A_QUEUE
 from pinlaterd.config.schema import LOG_LEVELS
 from pinlaterd.errors import DeploymentError, RequestError
 from pinlaterd.lifecycle import STOP_SIGNALS, ExitCode, StopSignal, end_with_parent, set_up_log
 
 _PAUSE_SECONDS = 1.0
-_CONNECTIONS = 16  # for handlers, beside those that each queue needs
+_CONNECTIONS = 16  # for handlers
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
     set_up_log("worker", log_level)
     handlers = load_handlers(module, Path.cwd())
     names = _chosen(handlers, queues)
-    with command.connect(max_connections=_CONNECTIONS + CONNECTIONS_A_QUEUE * len(names)) as client:
+    with command.connect(max_connections=_CONNECTIONS) as client:
         try:
             made = Worker(
                 client,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import select
 import socket
@@ -19,7 +20,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from pinlaterd.client import calls
 from pinlaterd.client.addresses import Address, Endpoint
@@ -27,6 +28,7 @@ from pinlaterd.client.calls import PreparedCall
 from pinlaterd.client.pool import (
     RECEIVE_BYTES,
     BaseClient,
+    CallGivenUp,
     Connection,
     answer_length,
     call_failed,
@@ -37,6 +39,11 @@ from pinlaterd.model import JobRecord, ScanResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+# The event loops in which a worker runs handlers, until a blocking call was made in one.
+HANDLER_LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 # --- blocking -----------------------------------------------------------------------------
 
@@ -71,6 +78,7 @@ class Client(BaseClient):
     """
 
     _free: threading.BoundedSemaphore
+    _of_loops: dict[asyncio.AbstractEventLoop, AsyncClient]
 
     def __reduce__(self) -> tuple[Callable[[], Client], tuple[()]]:
         """Pickled as what it was made with: another process has connections of its own."""
@@ -79,15 +87,7 @@ class Client(BaseClient):
                 "a Client with ssl= can't be handed to another process, as its SSLContext can't; "
                 "make one there"
             )
-        make = functools.partial(
-            type(self),
-            *self._hosts,
-            source=self._source,
-            timeout_seconds=self._timeout_seconds,
-            connect_timeout_seconds=self._connect_timeout_seconds,
-            max_connections=self.max_connections,
-        )
-        return make, ()
+        return functools.partial(type(self), **self._settings()), ()
 
     def __enter__(self) -> Self:
         return self
@@ -116,11 +116,41 @@ class Client(BaseClient):
 
     def run(self, call: PreparedCall[T]) -> T:
         """Make a call and return its result; what the methods above do."""
+        loop = asyncio._get_running_loop()  # noqa: SLF001 - it is public, whatever its name
+        if loop is not None and loop in HANDLER_LOOPS:
+            HANDLER_LOOPS.discard(loop)
+            log.warning(
+                "%s blocks the event loop of an `async def` handler, and all jobs in it: await "
+                "job.asave, or a method of job.aclient; this is logged once",
+                call.method.value,
+            )
         return _finish(self._run(call))
+
+    def asynchronous(self, **changes: Any) -> AsyncClient:
+        """Make an AsyncClient of the same service, with the same settings but for `changes`."""
+        return AsyncClient(**(self._settings() | {"ssl": self._ssl} | changes))
+
+    def of_running_loop(self) -> AsyncClient:
+        """Return the AsyncClient with the same settings that all tasks of this event loop share."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            found = self._of_loops.get(loop)
+            if found is None:
+                for closed in [each for each in self._of_loops if each.is_closed()]:
+                    del self._of_loops[closed]
+                found = self._of_loops[loop] = self.asynchronous()
+            return found
+
+    async def leave_loop(self) -> None:
+        """Close the AsyncClient of the running loop, if it has one."""
+        client = self._of_loops.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.close()
 
     def _begin(self) -> None:
         super()._begin()
         self._free = threading.BoundedSemaphore(self.max_connections)
+        self._of_loops = {}
         _clients.add(self)
 
     async def _take_place(self, deadline: float) -> None:
@@ -315,6 +345,16 @@ class AsyncClient(BaseClient):
             )
         return await self._run(call)
 
+    def hang_up(self, call: PreparedCall[Any]) -> bool:
+        """Have the server end its wait for a call under way; return False if that can't be asked.
+
+        The call returns what the server had answered by then; else it raises ConnectionFailed, and
+        the server releases what it has claimed. To cancel the call instead would lose an answer
+        that has arrived and was not read yet.
+        """
+        carriers = [each for each in self._connections if each.carries is call]
+        return any(cast("_StreamConnection", each).hang_up() for each in carriers)
+
     def _begin(self) -> None:
         super()._begin()
         self._free = asyncio.BoundedSemaphore(self.max_connections)
@@ -372,6 +412,7 @@ class _StreamConnection(Connection):
         self._is_tls = writer.get_extra_info("ssl_object") is not None
         self._poll = select.poll()
         self._poll.register(writer.get_extra_info("socket").fileno(), select.POLLIN)
+        self._is_hung_up = False
         # With nothing below the mark, `drain` ends when all has left.
         writer.transport.set_write_buffer_limits(high=0)
 
@@ -379,9 +420,17 @@ class _StreamConnection(Connection):
         """Close at once, dropping what was not sent."""
         self._writer.transport.abort()
 
+    def hang_up(self) -> bool:
+        """Send no more; what the server has sent is still read. False if the kind of connection
+        has no such end."""
+        self._is_hung_up = self._writer.can_write_eof() and not self._writer.is_closing()
+        if self._is_hung_up:
+            self._writer.write_eof()
+        return self._is_hung_up
+
     def is_stale(self) -> bool:
-        """Whether the server closed it, seen by the loop or not yet."""
-        if self._reader.at_eof() or self._writer.is_closing():
+        """Whether the server closed it, seen by the loop or not yet, or we hung up."""
+        if self._is_hung_up or self._reader.at_eof() or self._writer.is_closing():
             return True
         if self._is_tls:  # what is there to be read may be TLS's own
             return False
@@ -398,4 +447,6 @@ class _StreamConnection(Connection):
                 length = answer_length(await self._reader.readexactly(4))
                 return await self._reader.readexactly(length)
         except (OSError, EOFError) as error:
+            if self._is_hung_up:
+                raise CallGivenUp("the wait for an answer was ended") from error
             raise call_failed(self.address, error, may_have_left=may_have_left) from error

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar, cast, get_args
 
-from pinlaterd.client.client import Client
+from pinlaterd.client.client import HANDLER_LOOPS, Client
 from pinlaterd.client.in_flight import InFlight
 from pinlaterd.client.processes import Child, ChildPlan, ProcessDied, ProcessNotStarted
 from pinlaterd.client.running_job import (
@@ -254,7 +254,7 @@ def executor_of(
 ) -> Executor:
     """Not started yet. Raises ValueError if the handler can't run where it is to run."""
     if handler.run_in == "tasks":
-        return TaskExecutor(handler, concurrency)
+        return LoopExecutor(handler, concurrency)
     if handler.run_in == "threads":
         return ThreadExecutor(handler, concurrency)
     return ProcessExecutor(
@@ -406,8 +406,7 @@ class ProcessPlace:
 
 
 class TaskExecutor(Executor):
-    """Tasks of an event loop, in a thread of its own; one whose claim is lost is cancelled. If a
-    child task or a callback ends with SystemExit, asyncio stops the loop: it is started again."""
+    """Tasks of the event loop that starts it; one whose claim is lost is cancelled."""
 
     def __init__(self, handler: QueueHandler, concurrency: int) -> None:
         super().__init__(handler, concurrency)
@@ -417,35 +416,12 @@ class TaskExecutor(Executor):
         self._closing = False
 
     def start(self, work: InFlight, fail: Callable[[BaseException], object]) -> None:
-        self._work, self._fail = work, fail
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix=TO_THREAD))
-        self._thread = start_thread(f"{self._handler.queue}-loop", self._run_loop, fail)
-        work.when_ready(lambda: self._tell(self._begin_jobs))
-
-    def close(self) -> None:
-        """Handlers that were cancelled may clean up, but not for long."""
-        self._closing = True
-        self._tell(self._loop.stop)
-        self._thread.join(CLEAN_UP_SECONDS)
+        self._loop, self._work, self._fail = asyncio.get_running_loop(), work, fail
+        work.when_ready(self._begin_jobs)
 
     def _tell(self, function: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # it is closed: nobody is there to be told
             self._loop.call_soon_threadsafe(function, *arguments)
-
-    def _run_loop(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            while self._tasks or not self._closing:
-                try:
-                    self._loop.run_forever()  # a handler may stop it, too
-                except (SystemExit, KeyboardInterrupt):
-                    log.exception("queue %s: the event loop was stopped", self._handler.queue)
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-        finally:  # if the loop has broken down, so have the handlers in it
-            for job in filter(None, self._tasks.values()):
-                self._work.finish(job, RELEASED, time.monotonic())
 
     # --- in the loop's thread ---------------------------------------------------------------
 
@@ -502,3 +478,37 @@ class TaskExecutor(Executor):
     def _cancel(self, task: asyncio.Task[None], job: RunningJob) -> None:
         if self._tasks.get(task) is job:
             task.cancel()
+
+
+class LoopExecutor(TaskExecutor):
+    """Tasks of an event loop in a thread of its own: a handler that blocks it holds up no other
+    queue. If a child task or a callback ends with SystemExit, asyncio stops the loop: it is started
+    again."""
+
+    def start(self, work: InFlight, fail: Callable[[BaseException], object]) -> None:
+        self._loop, self._work, self._fail = asyncio.new_event_loop(), work, fail
+        self._loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix=TO_THREAD))
+        HANDLER_LOOPS.add(self._loop)
+        self._thread = start_thread(f"{self._handler.queue}-loop", self._run_loop, fail)
+        work.when_ready(lambda: self._tell(self._begin_jobs))
+
+    def close(self) -> None:
+        """Handlers that were cancelled may clean up, but not for long."""
+        self._closing = True
+        self._tell(self._loop.stop)
+        self._thread.join(CLEAN_UP_SECONDS)
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            while self._tasks or not self._closing:
+                try:
+                    self._loop.run_forever()  # a handler may stop it, too
+                except (SystemExit, KeyboardInterrupt):
+                    log.exception("queue %s: the event loop was stopped", self._handler.queue)
+            self._loop.run_until_complete(self._work.client.leave_loop())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+        finally:  # if the loop has broken down, so have the handlers in it
+            for job in filter(None, self._tasks.values()):
+                self._work.finish(job, RELEASED, time.monotonic())

@@ -1,12 +1,13 @@
 """What a worker holds of one queue: jobs that wait, jobs that run, and ends yet to be reported.
 
 Threads meet here alone: fetchers add jobs and take acks along, handlers begin and finish jobs, the
-reporter takes what it has to report. Nothing here does I/O; times are monotonic seconds.
+reporter takes what it has to report. Nothing here does I/O; times are monotonic seconds. Only a
+handler's thread ever waits here: fetchers and reporter are woken by what `wake` was given.
 
 Beginning and finishing a job takes no lock while jobs wait: handlers use two deques, whose `append`
-and `popleft` are atomic. A thread that is about to sleep notes that *before* it looks once more,
-and one that has changed something looks at the note *after*: so no wake-up is lost, and few are
-made. Everything else is under the lock.
+and `popleft` are atomic. Who is about to sleep notes that *before* it looks once more, and one that
+has changed something looks at the note *after*: so no wake-up is lost, and few are made. Everything
+else is under the lock.
 """
 
 from __future__ import annotations
@@ -118,6 +119,10 @@ class Runs:
         return max(0, min(LARGEST_CLAIM, free + self.ahead - waiting))
 
 
+def _nobody() -> None:
+    """Wake nobody: no fetcher or reporter is at work yet."""
+
+
 def takes_checkpoint(job: RunningJob, outcome: Outcome) -> bool:
     """Whether more than an ack is needed to report it."""
     if outcome.ending is Ending.DISCARDED:
@@ -145,6 +150,8 @@ class InFlight:
         self.stopping = threading.Event()
         self.abandoned = False
         self._tell_ready: Callable[[], None] | None = None
+        self._tell_room: Callable[[], object] = _nobody  # fetchers
+        self._tell_due: Callable[[], object] = _nobody  # the reporter
         self._waiting: deque[RunningJob] = deque()
         # With the outcome, or None if the claim was lost before it began.
         self._ended: deque[tuple[RunningJob, Outcome | None]] = deque()
@@ -164,30 +171,33 @@ class InFlight:
         self._job_waits = threading.Condition(self._lock)  # handlers wait for it
         self._idle = 0  # so many do
         self._waking = False  # one was woken and is on its way
-        self._room = threading.Condition(self._lock)  # fetchers wait for it
         self._fetch_at = _NEVER  # with so few jobs waiting
         self._asked = 0  # so many jobs are asked for by dequeues under way
         self._plenty = False  # the last dequeue brought all that it asked for
-        self._due = threading.Condition(self._lock)  # the reporter waits for it
         self._reporter_sleeps_until = -math.inf
         self._given_up = False
 
     # --- fetchers -------------------------------------------------------------------------
 
-    def wait_for_room(self) -> int:
-        """Block until it is time for a dequeue; return for how many jobs, 0 once stopped. What it
-        brings must be handed to `add`. While one is under way there is a second one only if the
-        last one brought all that it asked for."""
+    def wake(self, *, room: Callable[[], object], due: Callable[[], object]) -> None:
+        """Call `room` when it may be time for a dequeue, and `due` when something may have to be
+        reported sooner than `due_at` said. Any thread calls them; they must not block."""
+        self._tell_room = room
+        self._tell_due = due
+
+    def take_room(self) -> int:
+        """Return for how many jobs a dequeue should ask now; 0: for none yet. What it brings must
+        be handed to `add`. While one is under way there is a second one only if the last one
+        brought all that it asked for."""
         with self._lock:
-            while not self.stopping.is_set():
+            if self.stopping.is_set():
+                return 0
+            self._watch_room()
+            if room := self._claimable():
+                self._asked += room
+                self._dequeues += 1
                 self._watch_room()
-                if room := self._claimable():
-                    self._asked += room
-                    self._dequeues += 1
-                    self._watch_room()
-                    return room
-                self._room.wait()
-            return 0
+            return room
 
     def add(
         self, jobs: Iterable[ClaimedJob], now: float, *, asked: int, failed: bool = False
@@ -199,7 +209,7 @@ class InFlight:
             self._asked -= asked
             self._plenty = len(claimed) >= asked
             if self._plenty:
-                self._room.notify()
+                self._tell_room()
             if self.stopping.is_set():
                 self._release(claimed)
             if self.stopping.is_set() or not claimed:
@@ -230,13 +240,13 @@ class InFlight:
             with self._lock:
                 if waiting <= self._fetch_at:
                     self._fetch_at = _NEVER
-                    self._room.notify()
+                    self._tell_room()
                 self._wake_handler()
         if job is not None:
             job.began_at = time.monotonic()
         elif self.stopping.is_set():
             with self._lock:
-                self._due.notify()  # what was lost before it was begun has ended, too
+                self._tell_due()  # what was lost before it was begun has ended, too
         return job
 
     def wait(self) -> RunningJob | None:
@@ -277,21 +287,18 @@ class InFlight:
 
     # --- the reporter ---------------------------------------------------------------------
 
-    def wait_until_due(self, now: float) -> bool:
-        """Block until there may be something to report; False once all is, and stopped."""
+    def due_at(self) -> float | None:
+        """Return when there is something to report next; None once all is reported, and stopped.
+        The reporter is woken for what comes sooner."""
         with self._lock:
             self._reporting = 0
             self._reporter_sleeps_until = math.inf
             self._sort_ended()
             is_empty = not (self._asked or self._held or self._acks or self._reports)
             if self._given_up or (self.stopping.is_set() and is_empty):
-                return False
-            due_at = self._next_due()
-            if due_at > now:
-                self._reporter_sleeps_until = due_at
-                self._due.wait(None if due_at == math.inf else due_at - now)
-            self._reporter_sleeps_until = -math.inf
-            return True
+                return None
+            self._reporter_sleeps_until = self._next_due()
+            return self._reporter_sleeps_until
 
     def take_reports(self, now: float) -> list[RunningJob]:
         """Take the ended jobs that are to be reported now."""
@@ -308,13 +315,15 @@ class InFlight:
             self._reporting = len(due)
             return due
 
-    def repeat_later(self, jobs: Sequence[RunningJob], now: float) -> list[RunningJob]:
+    def repeat_later(
+        self, jobs: Sequence[RunningJob], now: float, *, after_seconds: float = REPEAT_SECONDS
+    ) -> list[RunningJob]:
         """Keep what could not be reported for another try; return those that it is too late for."""
         with self._lock:
             if self._given_up:
                 return []
             late = [job for job in jobs if job.expires_at <= now]
-            at = now + REPEAT_SECONDS
+            at = now + after_seconds
             self._reports += [(at, job) for job in jobs if job.expires_at > now]
             self._wake_reporter(at)
             return late
@@ -345,9 +354,9 @@ class InFlight:
             self.stopping.set()
             self._ack_seconds = -math.inf
             self._release_waiting()
-            self._room.notify_all()
             self._job_waits.notify_all()
-            self._due.notify()
+            self._tell_room()
+            self._tell_due()
 
     def abandon(self) -> None:
         """Release what still runs; what it returns or raises is dropped."""
@@ -366,7 +375,7 @@ class InFlight:
             self._given_up = True
             forgotten = self._reporting + len(self._acks) + len(self._reports)
             self._acks, self._reports = [], []
-            self._due.notify()
+            self._tell_due()
             return forgotten
 
     def facts(self) -> QueueFigures:
@@ -396,7 +405,7 @@ class InFlight:
         """Unless it wakes by then anyway."""
         if due_at < self._reporter_sleeps_until:
             self._reporter_sleeps_until = -math.inf
-            self._due.notify()
+            self._tell_due()
 
     def _watch_room(self) -> None:
         """Note with how few waiting jobs a fetcher is to be woken."""

@@ -24,7 +24,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from pinlaterd.client import calls
 from pinlaterd.client.addresses import (
@@ -145,6 +145,18 @@ class BaseClient(ABC):
     async def _open(self, server: Address, endpoint: Endpoint, deadline: float) -> Connection:
         """Connect, and with TLS check the server's certificate. Raises OSError."""
 
+    def _settings(self) -> dict[str, Any]:
+        """Return what another client of the same service is made with."""
+        host, port = self._hosts
+        return {
+            "host": host,
+            "port": port,
+            "source": self._source,
+            "timeout_seconds": self._timeout_seconds,
+            "connect_timeout_seconds": self._connect_timeout_seconds,
+            "max_connections": self.max_connections,
+        }
+
     @abstractmethod
     def _start_probe(self, server: Address) -> None:
         """Have `_probe` run beside the calls."""
@@ -202,7 +214,7 @@ class BaseClient(ABC):
             try:
                 # As much time to connect is left to each of the other servers.
                 return await self._send(call, server, connect_share=1 / (1 + len(untried)))
-            except _ClientClosed as error:
+            except CallGivenUp as error:
                 failures.append(error)
                 break
             except ConnectionFailed as error:
@@ -228,6 +240,7 @@ class BaseClient(ABC):
         connection = self._take_idle(server)
         if connection is None:
             connection = await self._connect(server, call.deadline, connect_share)
+        connection.carries = call.prepared
         try:
             answer = await connection.call(call.message, deadline=call.deadline)
             result = call.prepared.decode(call.seqid, answer, server=server)
@@ -349,6 +362,7 @@ def _default_source() -> str:
 
 class Connection(ABC):
     address: Address
+    carries: PreparedCall[Any] | None = None  # the last call that it was given
 
     @abstractmethod
     async def call(self, message: bytes, *, deadline: float) -> bytes:
@@ -406,8 +420,12 @@ class CannotConnect(ConnectionFailed):
         super().__init__(f"cannot connect to pinlaterd at {server}: {reason}")
 
 
-class _ClientClosed(ConnectionFailed):
-    """No call is made any more; this says nothing of any server."""
+class CallGivenUp(ConnectionFailed):
+    """The client itself has ended the call; this says nothing of any server."""
+
+
+class _ClientClosed(CallGivenUp):
+    """No call is made any more."""
 
     def __init__(self) -> None:
         super().__init__("this client was closed")

@@ -37,6 +37,8 @@ from pinlaterd.client.running_job import ClaimLost, RunningJob, error_text, retu
 from pinlaterd.lifecycle import STOP_SIGNALS, begin_process, end_with_parent
 from pinlaterd.model import ClaimedJob
 
+# SIGHUP comes when a terminal is closed, SIGQUIT from a key of it.
+WORKER_STOP_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGQUIT)
 # How long a handler may go on after it could see that its claim is lost.
 LOST_GRACE_SECONDS = 5.0
 # How long an idle child may take to end in order, as for its atexit functions.
@@ -257,7 +259,7 @@ def _start(child: process.BaseProcess) -> tuple[int, int]:
     died whenever it starts another: the PID of one that we have not killed yet could be reused."""
     with _starting:
         resource_tracker.ensure_running()  # multiprocessing's own; starting it unblocks signals
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, WORKER_STOP_SIGNALS)
         try:
             child.start()
         finally:
@@ -306,16 +308,16 @@ def _leave_signals_to_parent() -> None:
     """The parent ends its jobs in order. Stop signals are caught, not ignored, so that programs
     that a handler starts have them as usual."""
     os.setpgid(0, 0)
-    for number in STOP_SIGNALS:
+    for number in WORKER_STOP_SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WORKER_STOP_SIGNALS)
 
 
 def _leave_child(connection: Connection) -> None:
     """In a copy that a handler made by `os.fork`: it is none of the parent's children, answers
     nothing, and heeds signals."""
     connection.close()
-    for number in STOP_SIGNALS:
+    for number in WORKER_STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pinlaterd.client.client import Client
+from pinlaterd.client.client import AsyncClient, Client
 from pinlaterd.model import CheckpointInfo, ClaimedJob, JobRecord, JobState
 
 RetryPolicy = Callable[[int, BaseException], float | None]
@@ -98,19 +98,35 @@ class RunningJob:
         the custom status. It renews the claim, too.
 
         Returns once that is durable. Raises ClaimLost if the claim has ended (nothing was stored),
-        and what Client.checkpoint raises. It blocks: `await asyncio.to_thread(job.save, …)`.
+        and what Client.checkpoint raises. It blocks: in `async def` handlers await `asave`.
         """
+        asked_at, progress = time.monotonic(), self._progress(body, status)
+        self.client.checkpoint(self.queue, [progress])
+        self._saved(self.client.lookup([self.descriptor]), asked_at, body)
+
+    async def asave(self, body: bytes | None = None, status: str | None = None) -> None:
+        """Store progress as `save` does, without blocking the event loop."""
+        asked_at, progress = time.monotonic(), self._progress(body, status)
+        await self.aclient.checkpoint(self.queue, [progress])
+        self._saved(await self.aclient.lookup([self.descriptor]), asked_at, body)
+
+    @property
+    def aclient(self) -> AsyncClient:
+        """An AsyncClient with the settings of `client`, which all jobs in this event loop share."""
+        return self.client.of_running_loop()
+
+    def _progress(self, body: bytes | None, status: str | None) -> CheckpointInfo:
         self.raise_if_lost()
-        asked_at = time.monotonic()
-        info = CheckpointInfo(
+        return CheckpointInfo(
             self.descriptor,
             new_body=body,
             prepend_custom_status=None if status is None else sayable(status),
             claim_descriptor=self.claim_descriptor,
         )
-        self.client.checkpoint(self.queue, [info])
+
+    def _saved(self, records: Mapping[str, JobRecord], asked_at: float, body: bytes | None) -> None:
         # A checkpoint whose claim has ended changes nothing and is no error.
-        if not self.is_held(self.client.lookup([self.descriptor]).get(self.descriptor)):
+        if not self.is_held(records.get(self.descriptor)):
             self.lose()
         self.raise_if_lost()
         self.renewed(asked_at)

@@ -68,7 +68,6 @@ def test_a_queue_has_one_handler():
         ({"max_wait_ms": 0}, "max_wait_ms must be at least 1"),
         ({"grace_seconds": float("nan")}, "grace_seconds must be at least 0"),
         ({"queues": ["post"]}, "no handler for queue 'post'; there are: mail"),
-        ({"client": Client(max_connections=2)}, "1 queues need 3 connections, 3 each"),
         ({"handlers": Handlers()}, "no handlers"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 
@@ -64,6 +65,13 @@ def in_thread(results: list[object], function: Callable[[], object]) -> threadin
     return thread
 
 
+def wakes_of(flight: InFlight) -> list[str]:
+    """What fetchers and the reporter are woken for from now on."""
+    woken: list[str] = []
+    flight.wake(room=lambda: woken.append("room"), due=lambda: woken.append("due"))
+    return woken
+
+
 @pytest.fixture
 def flight() -> InFlight:
     return InFlight("q", Client(), 2, ahead_seconds=0.1, ack_seconds=ACK_SECONDS)
@@ -73,7 +81,7 @@ def flight() -> InFlight:
 
 
 def test_jobs_are_claimed_for_free_places_and_begin_in_the_order_they_came(flight):
-    assert flight.wait_for_room() == 2
+    assert flight.take_room() == 2
 
     assert begun(flight, claimed(1), claimed(2)).claimed == claimed(1)
     assert begun(flight).claimed == claimed(2)
@@ -83,44 +91,40 @@ def test_jobs_are_claimed_for_free_places_and_begin_in_the_order_they_came(fligh
 def test_with_every_place_taken_the_fetcher_waits_for_a_free_one(flight):
     first = begun(flight, claimed(1), claimed(2))
     begun(flight)
-    room: list[object] = []
-    fetcher = in_thread(room, flight.wait_for_room)
+    assert flight.take_room() == 0
+    woken = wakes_of(flight)
 
     flight.finish(first, SUCCEEDED, T0 + 60)  # jobs of a minute: none are claimed ahead
     assert flight.begin() is None
 
-    fetcher.join(20)
-    assert room == [1]
+    assert woken == ["room"]
+    assert flight.take_room() == 1
 
 
 def test_with_plenty_in_the_queue_a_second_dequeue_is_under_way_beside_the_first(flight):
     jobs_take(flight, 0)
-    first = flight.wait_for_room()
+    first = flight.take_room()
     flight.add([claimed(number) for number in range(first)], T0, asked=first)
-    rooms: list[object] = []
-    fetchers = [in_thread(rooms, flight.wait_for_room) for _ in range(2)]
+    rooms = [flight.take_room()]
+    woken = wakes_of(flight)
 
     while flight.begin() is not None:
-        pass
+        if woken:
+            rooms.append(flight.take_room())
+            woken.clear()
 
-    for fetcher in fetchers:
-        fetcher.join(20)
-    assert rooms == [LARGEST_CLAIM, LARGEST_CLAIM]
+    assert [room for room in rooms if room] == [LARGEST_CLAIM, LARGEST_CLAIM]
 
 
 def test_while_a_dequeue_may_wait_for_jobs_there_is_no_second_one(flight):
     jobs_take(flight, 0)
-    first = flight.wait_for_room()
+    first = flight.take_room()
     flight.add([claimed(number) for number in range(first - 1)], T0, asked=first)
     while flight.begin() is not None:
         pass
 
-    assert flight.wait_for_room() == LARGEST_CLAIM
-    second: list[object] = []
-    fetcher = in_thread(second, flight.wait_for_room)
-    flight.stop()
-    fetcher.join(20)
-    assert second == [0]
+    assert flight.take_room() == LARGEST_CLAIM
+    assert flight.take_room() == 0
 
 
 def test_every_handler_gets_its_job_though_each_wakes_only_the_next(flight):
@@ -185,30 +189,28 @@ def test_discarding_the_last_attempt_takes_an_ack_only(flight):
 
 def test_the_reporter_wakes_for_the_first_end_and_is_done_when_all_was_told(flight):
     job = begun(flight, claimed(1, timeout_seconds=600))
-    woken: list[object] = []
-    reporter = in_thread(woken, lambda: flight.wait_until_due(T0))
+    woken = wakes_of(flight)
+    assert flight.due_at() == T0 + 200  # its claim is renewed then
     flight.finish(job, SUCCEEDED, T0)
-    reporter.join(20)
-    assert woken == [True]
+    assert woken == ["due"]
+    assert flight.due_at() == T0 + ACK_SECONDS
 
     flight.stop()
-    assert flight.wait_until_due(T0) is True
+    assert flight.due_at() == -math.inf
     assert flight.take_reports(T0) == [job]
-    assert flight.wait_until_due(T0) is False
+    assert flight.due_at() is None
 
 
-def test_the_reporter_is_not_done_while_a_dequeue_may_bring_jobs(flight, wait_until):
-    room = flight.wait_for_room()
+def test_the_reporter_is_not_done_while_a_dequeue_may_bring_jobs(flight):
+    room = flight.take_room()
     flight.stop()
-    woken: list[object] = []
-    reporter = in_thread(woken, lambda: flight.wait_until_due(T0))
-    wait_until(lambda: woken or flight._due._waiters)
+    woken = wakes_of(flight)
+    assert flight.due_at() == math.inf
     flight.add([claimed(1)], T0, asked=room)
-    reporter.join(20)
 
-    assert woken == [True]
+    assert woken == ["due"]
     assert claims_of(flight.take_reports(T0)) == [claimed(1)]
-    assert flight.wait_until_due(T0) is False
+    assert flight.due_at() is None
 
 
 # --- renewals, and claims that are lost -----------------------------------------------------
@@ -248,7 +250,7 @@ def test_a_claim_that_was_lost_while_it_waited_is_not_begun(flight):
 
 def test_jobs_that_wait_for_long_are_released_and_none_are_claimed_ahead(flight):
     jobs_take(flight, 0.001)
-    assert flight.wait_for_room() > 100
+    assert flight.take_room() > 100
     begun(flight, claimed(21), claimed(22), claimed(23))
     begun(flight)
 
@@ -268,7 +270,7 @@ def test_stopping_wakes_everyone_and_releases_what_was_not_begun(flight):
 
     assert results == [None]
     assert flight.stopping.is_set()
-    assert flight.wait_for_room() == 0
+    assert flight.take_room() == 0
     assert flight.begin() is None
     assert claims_of(flight.take_reports(T0)) == [claimed(1)]
 
@@ -293,7 +295,7 @@ def test_once_given_up_nothing_is_reported_any_more(flight):
 
     assert flight.give_up() == 2  # one that is being reported, and one that is not
     assert flight.repeat_later(reports, T0 + 1) == []
-    assert flight.wait_until_due(T0 + 2) is False
+    assert flight.due_at() is None
 
 
 # --- how many are claimed ahead --------------------------------------------------------------

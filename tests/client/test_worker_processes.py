@@ -259,7 +259,7 @@ handlers = Handlers()
 class Mine(Exception):
     pass
 
-@handlers.queue({queue!r}, run_in="processes", concurrency=2)
+@handlers.queue({queue!r}, run_in="processes", concurrency=3)
 def work(job: RunningJob) -> object:
     if job.body == b"mine":
         raise Mine("of the program")
@@ -317,14 +317,14 @@ def test_ctrl_c_ends_a_script_in_order_and_what_runs_is_finished(
     wait_until(lambda: have_ended(client, failed), seconds=60)
     waiting = client.enqueue(queue, [b"wait_for %s" % os.fsencode(go)] * 2)
     wait_until(lambda: len(list(tmp_path.glob("go.*"))) == 2, seconds=60)
-    unbegun = client.enqueue(queue, [b"pid"] * 3)
     all_of_it, threads = started_by(program), psutil.Process(program.pid).num_threads()
 
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does
     for child in all_of_it:  # and as a supervisor that signals every process of a service
         child.send_signal(signal.SIGTERM)
-    # Python may see the signal half a second later. Then the threads that fetch jobs end.
+    # Python may see the signal half a second later. Then the thread of the idle place ends.
     wait_until(lambda: psutil.Process(program.pid).num_threads() < threads, seconds=60)
+    unbegun = client.enqueue(queue, [b"pid"] * 3)
     go.touch()
 
     output, errors = program.communicate(timeout=60)
@@ -338,6 +338,8 @@ def test_ctrl_c_ends_a_script_in_order_and_what_runs_is_finished(
     ("grace_seconds", "signals", "state"),
     [
         pytest.param(0, [signal.SIGTERM], "PENDING", id="stopped"),
+        pytest.param(0, [signal.SIGHUP], "PENDING", id="its terminal is closed"),
+        pytest.param(0, [signal.SIGQUIT], "PENDING", id="told to quit"),
         pytest.param(600, [signal.SIGTERM, signal.SIGINT], "PENDING", id="stopped by two signals"),
         pytest.param(600, [signal.SIGKILL], "IN_PROGRESS", id="killed"),
     ],
