@@ -112,7 +112,7 @@ def _engine_steps(engine: StorageEngine, load: EngineLoad) -> Iterator[Step]:
         keys: list[PendingKey] = []
         while len(keys) < load.stored_jobs:
             keys += _stored(engine, _enqueue(FILL_JOBS))
-        payload = None if load.work == "dequeue" else (frames.body(), 2, 2)
+        payload = None if load.work == "dequeue" else Payload(frames.body(), 2, 2)
         batches = _claims(keys, size, payload)
     return ((partial(_apply, engine, batch), size) for batch in batches)
 
@@ -132,7 +132,7 @@ def _claims(keys: list[PendingKey], size: int, payload: Payload | None) -> Itera
 
 def _cycles(engine: StorageEngine, size: int) -> Iterator[Step]:
     """Enqueue, then claim with the acks of those before; what is fresh is in memory."""
-    enqueue, payload = _enqueue(size), (frames.body(), 2, 2)
+    enqueue, payload = _enqueue(size), Payload(frames.body(), 2, 2)
     acks: list[Acks] = []
 
     def cycle() -> None:

@@ -104,7 +104,7 @@ class AckOp(NamedTuple):
 
     @property
     def jobs(self) -> int:
-        return sum([len(acks[1]) for acks in (*self.succeeded, *self.failed)])
+        return sum([len(acks.local_ids) for acks in (*self.succeeded, *self.failed)])
 
 
 class Checkpoint(NamedTuple):
@@ -124,6 +124,10 @@ class CheckpointOp(NamedTuple):
     source: str
     checkpoints: Sequence[Checkpoint]
 
+    @property
+    def jobs(self) -> int:
+        return len(self.checkpoints)
+
 
 class Release(NamedTuple):
     """A claim that was never delivered: back to PENDING as it was, if that claim still holds."""
@@ -135,6 +139,10 @@ class Release(NamedTuple):
 class ReleaseOp(NamedTuple):
     queue: str
     releases: Sequence[Release]
+
+    @property
+    def jobs(self) -> int:
+        return len(self.releases)
 
 
 class EnqueueOp(NamedTuple):
@@ -175,7 +183,7 @@ class ClaimOp(NamedTuple):
     @property
     def payloads(self) -> list[Payload | None]:
         """Those that are given, of all jobs in order."""
-        return [payload for claims in self.claims for payload in claims[2]]
+        return [payload for claims in self.claims for payload in claims.payloads]
 
 
 class ClaimRoom(NamedTuple):

@@ -39,11 +39,11 @@ class AckActions(NamedTuple):
 
 
 def local_ids_of(acks: Iterable[Acks]) -> list[int]:
-    return [local_id for alike in acks for local_id in alike[1]]
+    return [local_id for alike in acks for local_id in alike.local_ids]
 
 
 class _Ends(NamedTuple):
-    """What the ops of a batch do in one place."""
+    """The acks of one place, or of one op in a round."""
 
     succeeded: list[Acks]
     failed: list[Acks]
@@ -64,15 +64,12 @@ def apply_acks(ops: Sequence[AckOp], actions: AckActions) -> list[AckResult]:
 
 
 def _by_place(ops: Sequence[AckOp]) -> dict[_Place, _Ends]:
-    found: dict[_Place, _Ends] = {}
-    for queue, *both in ops:
-        for which, acks in enumerate(both):
-            for alike in acks:
-                place = (queue, alike[0])
-                ends = found.get(place)
-                if ends is None:
-                    ends = found[place] = _Ends([], [])
-                ends[which].append(alike)
+    found: defaultdict[_Place, _Ends] = defaultdict(lambda: _Ends([], []))
+    for op in ops:
+        for acks in op.succeeded:
+            found[op.queue, acks.priority].succeeded.append(acks)
+        for acks in op.failed:
+            found[op.queue, acks.priority].failed.append(acks)
     return found
 
 
@@ -81,22 +78,23 @@ def _rounds(ops: Sequence[AckOp]) -> list[list[AckOp]]:
     second, and so on. Of the acks of one job under one claim only the first can apply: either it
     ends the claim, or that is not held. The others are in no round."""
     seen: defaultdict[tuple[str, int, int], list[str | None]] = defaultdict(list)
-    rounds: list[list[tuple[list[Acks], list[Acks]]]] = []
+    rounds: list[list[_Ends]] = []
     for number, op in enumerate(ops):
-        for which, acks in enumerate((op.succeeded, op.failed)):
+        for acks in (op.succeeded, op.failed):
             for alike in acks:
                 for local_id in alike.local_ids:
                     claims = seen[op.queue, alike.priority, local_id]
                     if alike.claim_descriptor in claims:
                         continue
                     if len(claims) == len(rounds):
-                        rounds.append([([], []) for _ in ops])
-                    part = rounds[len(claims)][number][which]
+                        rounds.append([_Ends([], []) for _ in ops])
+                    ends = rounds[len(claims)][number]
+                    part = ends.succeeded if acks is op.succeeded else ends.failed
                     part.append(alike._replace(local_ids=(local_id,)))
                     claims.append(alike.claim_descriptor)
     return [
-        [AckOp(op.queue, *part) for op, part in zip(ops, of_round, strict=True)]
-        for of_round in rounds
+        [AckOp(op.queue, ends.succeeded, ends.failed) for op, ends in zip(ops, part, strict=True)]
+        for part in rounds
     ]
 
 
@@ -122,7 +120,7 @@ def _together(
                 missed[place] = missed.get(place, _NOBODY) | done.missed
             requeued[place] = {job.key.local_id: job for job in done.requeued}
     return [
-        _result(op, missed, requeued) if missed or op[2] else AckResult(op.jobs, 0, 0, ())
+        _result(op, missed, requeued) if missed or op.failed else AckResult(op.jobs, 0, 0, ())
         for op in ops
     ]
 
@@ -133,18 +131,18 @@ def _result(
     requeued: Mapping[_Place, Mapping[int, Requeued]],
 ) -> AckResult:
     def applied(acks: Sequence[Acks]) -> int:
-        jobs = sum([len(alike[1]) for alike in acks])
-        for priority, local_ids, *_ in acks if missed else ():
-            lost = missed.get((op.queue, priority), _NOBODY)
-            jobs -= sum([local_id in lost for local_id in local_ids])
+        jobs = sum([len(alike.local_ids) for alike in acks])
+        for alike in acks if missed else ():
+            lost = missed.get((op.queue, alike.priority), _NOBODY)
+            jobs -= sum([local_id in lost for local_id in alike.local_ids])
         return jobs
 
     succeeded, failed = applied(op.succeeded), applied(op.failed)
     again = [
         job
-        for priority, local_ids, *_ in op.failed
-        for local_id in local_ids
-        if (job := requeued[op.queue, priority].get(local_id)) is not None
+        for alike in op.failed
+        for local_id in alike.local_ids
+        if (job := requeued[op.queue, alike.priority].get(local_id)) is not None
     ]
     return AckResult(succeeded, failed, op.jobs - succeeded - failed, again)
 
@@ -178,7 +176,7 @@ def fitting_payloads(
             found.append(())
             continue
         payloads: Sequence[Payload | None] = op.payloads
-        used = room.job_bytes * len(payloads) + sum([len(p[0]) for p in payloads if p])
+        used = room.job_bytes * len(payloads) + sum([len(p.body) for p in payloads if p])
         if None in payloads or used > min(left, op.most_bytes):
             stored = stored or _Stored(ops, read)
             payloads, used = _first_fitting(op, room.job_bytes, left, stored, alone=first_of_batch)
@@ -197,14 +195,14 @@ def _first_fitting(
     has place for the first job if it is `alone` there."""
     payloads: list[Payload | None] = []
     used, first, room = 0, True, min(left, op.most_bytes)
-    for priority, local_ids, given, *_ in op.claims:
-        known = stored.known[op.queue, priority]
-        for local_id, held in zip(local_ids, given, strict=True):
+    for claims in op.claims:
+        known = stored.known[op.queue, claims.priority]
+        for local_id, held in zip(claims.local_ids, claims.payloads, strict=True):
             if held is None and local_id not in known:
-                stored.read(op.queue, priority, local_id, most_bytes=room - used)
+                stored.read(op.queue, claims.priority, local_id, most_bytes=room - used)
             payload = held or known[local_id]
             if payload is not None:
-                size = len(payload[0]) + job_bytes
+                size = len(payload.body) + job_bytes
                 if used + size > room:
                     fits_op = used + size <= op.most_bytes or (first and op.at_least_one)
                     if not fits_op or (used + size > left and not (first and alone)):
@@ -223,11 +221,11 @@ class _Stored:
         self._read = read
         self._missing: defaultdict[_Place, dict[int, None]] = defaultdict(dict)  # in order
         for op in ops:
-            for priority, local_ids, given, *_ in op.claims:
-                if None in given:
-                    pairs = zip(local_ids, given, strict=True)
+            for claims in op.claims:
+                if None in claims.payloads:
+                    pairs = zip(claims.local_ids, claims.payloads, strict=True)
                     missing = {local_id: None for local_id, payload in pairs if payload is None}
-                    self._missing[op.queue, priority] |= missing
+                    self._missing[op.queue, claims.priority] |= missing
 
     def read(self, queue: str, priority: int, local_id: int, *, most_bytes: int) -> None:
         """From this one on."""
@@ -242,12 +240,11 @@ def first_claims(op: ClaimOp, count: int) -> Sequence[Claims]:
     """The claims on the first `count` jobs of `op`."""
     first: list[Claims] = []
     for claims in op.claims:
-        priority, local_ids, payloads, claimer, number = claims
-        jobs = len(local_ids)
+        jobs = len(claims.local_ids)
         if jobs > count:
             if count:
-                columns = local_ids[:count], payloads[:count]
-                first.append(Claims(priority, *columns, claimer, number))
+                local_ids, payloads = claims.local_ids[:count], claims.payloads[:count]
+                first.append(claims._replace(local_ids=local_ids, payloads=payloads))
             return first
         first.append(claims)
         count -= jobs

@@ -8,9 +8,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 
-from pinlaterd.model import ClaimedJob, DequeueResult, Payload
+from pinlaterd.model import ClaimedJob, DequeueResult, Payload, defaults_behind, new_record
 from pinlaterd.rpc.interface import U32, headers, pack_u32
 from pinlaterd.rpc.peek import Unusual
 from pinlaterd.rpc.structs import SHORT_TEXT, sized
@@ -18,14 +19,17 @@ from pinlaterd.rpc.structs import SHORT_TEXT, sized
 DESCRIPTORS: Final = b"\x0c\x00\x00\x0f\x00\x01\x0b"
 _JOBS: Final = b"\x0c\x00\x00\x0d\x00\x01\x0b\x0b"
 _METADATA: Final = b"\x0d\x00\x02\x0b\x0c"
-_METADATA_HEADERS: Final = headers("PinLaterDequeueMetadata")
-_ALLOWED, _REMAINING, _CLAIM, _TIMEOUT = _METADATA_HEADERS
+_IN_ORDER: Final = headers(
+    "PinLaterDequeueMetadata",
+    *("attempts_allowed", "attempts_remaining", "claim_descriptor", "claim_timeout_seconds"),
+)
+_ALLOWED, _REMAINING, _CLAIM, _TIMEOUT = _IN_ORDER
+_attempts_of: Final = attrgetter("attempts_allowed", "attempts_remaining")
+_OTHERS_OF_CLAIMED: Final = defaults_behind(ClaimedJob, "claim_timeout_seconds")
 _BEFORE_CLAIM: Final = struct.Struct(">3si3si3s")
 _BEHIND_CLAIM: Final = struct.Struct(">3siB")
 _TAG5_U32: Final = struct.Struct(">5sI").unpack_from
 _END_ALL: Final = b"\0\0"  # of the response and of the result
-
-_new: Final = tuple.__new__  # a NamedTuple's own constructor costs three times as much
 
 
 class DequeueAnswer:
@@ -46,10 +50,11 @@ class DequeueAnswer:
         payloads: Sequence[Payload],
         claims: Sequence[str],
         timeout_seconds: int,
-    ) -> None:
-        """Jobs that were claimed together; the columns are of the same length."""
+    ) -> int:
+        """Add jobs that were claimed together; the columns are of the same length. Returns how many
+        bytes their bodies take."""
         keys = _keys(descriptors)
-        attempts = self._add_bodies(keys, payloads)
+        attempts, body_bytes = self._add_bodies(keys, payloads)
         before = {each: _before_claim(each) for each in set(attempts)}
         self._metadata += _interleave(
             keys,
@@ -57,6 +62,7 @@ class DequeueAnswer:
             _keys(claims),
             [_BEHIND_CLAIM.pack(_TIMEOUT, timeout_seconds, 0)] * len(keys),
         )
+        return body_bytes
 
     def add_counted(
         self,
@@ -66,18 +72,18 @@ class DequeueAnswer:
         claimer: str,
         first_claim: int,
         timeout_seconds: int,
-    ) -> None:
-        """The same of jobs of one queue and priority: `prefix` begins their descriptors, `claimer`
-        those of their claims, whose numbers count up."""
+    ) -> int:
+        """Do the same with jobs of one queue and priority: `prefix` begins their descriptors,
+        `claimer` those of their claims, whose numbers count up."""
         claims = range(first_claim, first_claim + len(local_ids))
         key = counted_text(prefix, min(local_ids), max(local_ids))
         claim = counted_text(claimer, first_claim, claims[-1])
         if key is None or claim is None:
             descriptors = [f"{prefix}{local_id}" for local_id in local_ids]
             named = [f"{claimer}{number}" for number in claims]
-            self.add(descriptors, payloads, named, timeout_seconds)
-            return
-        attempts = self._add_bodies([key % local_id for local_id in local_ids], payloads)
+            return self.add(descriptors, payloads, named, timeout_seconds)
+        keys = [key % local_id for local_id in local_ids]
+        attempts, body_bytes = self._add_bodies(keys, payloads)
         texts = {each: _metadata_text(key, each, claim, timeout_seconds) for each in set(attempts)}
         alike = len(texts) == 1  # as most of the time
         text = (
@@ -88,15 +94,17 @@ class DequeueAnswer:
         numbers = [0] * (2 * len(claims))
         numbers[::2], numbers[1::2] = local_ids, claims
         self._metadata.append(text % tuple(numbers))
+        return body_bytes
 
     def _add_bodies(
         self, keys: list[bytes], payloads: Sequence[Payload]
-    ) -> Sequence[tuple[int, int]]:
-        """Returns the attempts allowed and remaining of each."""
-        bodies, allowed, remaining = zip(*payloads, strict=True)
+    ) -> tuple[Sequence[tuple[int, int]], int]:
+        """Return the attempts allowed and remaining of each, and how many bytes the bodies take."""
+        bodies = [payload.body for payload in payloads]
+        sizes = list(map(len, bodies))
         self._jobs += len(keys)
-        self._bodies += _interleave(keys, [pack_u32(len(body)) for body in bodies], bodies)
-        return list(zip(allowed, remaining, strict=True))
+        self._bodies += _interleave(keys, list(map(pack_u32, sizes)), bodies)
+        return list(map(_attempts_of, payloads)), sum(sizes)
 
     def encode(self) -> bytes:
         count = pack_u32(self._jobs)
@@ -181,11 +189,11 @@ def read_dequeue_result(message: bytes, at: int) -> DequeueResult:
         begin = at + 21
         at = begin + U32(message, at + 17)[0]
         tag4, timeout, stop = _BEHIND_CLAIM.unpack_from(message, at)
-        if stop or (tag1, tag2, tag3, tag4) != _METADATA_HEADERS:
+        if stop or (tag1, tag2, tag3, tag4) != _IN_ORDER:
             raise Unusual
         claim = message[begin:at].decode()
-        job = (descriptor.decode(), body, allowed, remaining, claim, timeout)
-        jobs.append(_new(ClaimedJob, job))
+        fields = (descriptor.decode(), body, allowed, remaining, claim, timeout)
+        jobs.append(new_record(ClaimedJob, fields + _OTHERS_OF_CLAIMED))
         at += 8
     if message[at:] != _END_ALL:
         raise Unusual

@@ -25,7 +25,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from typing import Final, NamedTuple, NoReturn, cast
 
 from pinlaterd.errors import (
@@ -48,6 +48,7 @@ from pinlaterd.model import (
     Payload,
     Request,
     Result,
+    new_record,
 )
 from pinlaterd.rpc import tuned
 from pinlaterd.rpc.answers import (
@@ -126,7 +127,6 @@ _write_application_error: Final = struct_writer(APPLICATION_ERROR)
 _USUAL_CONTEXT_CHARS: Final = 200
 _UNKNOWN_METHOD: Final = 1  # of the types of a TApplicationException
 
-_new: Final = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
 _ERROR_FIELD: Final = b"\x0c\x00\x01"
 _ERROR_CODE: Final = _ERROR_FIELD + b"\x08\x00\x01"
 
@@ -144,7 +144,7 @@ def decode_call(message: bytes, most_elements: int = UNLIMITED) -> Call:
     if read is not None:
         try:
             context, request = read(message, at, most_elements)
-            return _new(Call, (head, context, request))
+            return new_record(Call, (head, context, request))
         except UNUSUAL:
             pass
     return _decode_arguments(head, method, message, at, most_elements)
@@ -194,8 +194,8 @@ _remembered_context = lru_cache(maxsize=256)(_context)
 
 def _as_arguments(method: Method, context: CallContext, request: Request) -> CallArguments:
     if METHODS[method].fields_of is not None:
-        return CallArguments(context, None, *request)
-    return _new(CallArguments, (context, request, "", ""))
+        return CallArguments(context, **request._asdict())
+    return CallArguments(context, request)
 
 
 def _invalid(method: Method) -> type[InvalidRequest | InvalidEnqueue]:
@@ -215,16 +215,17 @@ def encode_reply(head: Head, result: Result) -> bytes:
         _write_descriptors(parts, result)
         parts.append(b"\0\0")
     else:
-        _WRITE_RESULT[method_name](parts, _new(ResultBody, (result, None)))
+        _WRITE_RESULT[method_name](parts, ResultBody(result))
     return b"".join(parts)
 
 
 def _dequeued(result: DequeueResult) -> DequeueAnswer:
     answer = DequeueAnswer()
-    for timeout_seconds, group in groupby(result.jobs, itemgetter(5)):
-        descriptors, bodies, allowed, remaining, claims, _ = zip(*group, strict=True)
-        payloads = cast("list[Payload]", list(zip(bodies, allowed, remaining, strict=True)))
-        answer.add(descriptors, payloads, claims, timeout_seconds)
+    for timeout_seconds, group in groupby(result.jobs, attrgetter("claim_timeout_seconds")):
+        jobs = list(group)
+        payloads = [Payload(job.body, job.attempts_allowed, job.attempts_remaining) for job in jobs]
+        claims = [job.claim_descriptor for job in jobs]
+        answer.add([job.descriptor for job in jobs], payloads, claims, timeout_seconds)
     return answer
 
 
@@ -291,12 +292,13 @@ def _decode_result(method: Method, message: bytes, at: int) -> Result:
     """The general way, whatever the layout."""
     declared = METHODS[method].result
     try:
-        success, error = read_struct(message, at, declared)
+        body: ResultBody = read_struct(message, at, declared)
     except Mismatch as mismatch:
         raise ProtocolError(f"the answer to {method.value}: {mismatch}") from None
+    success, error = body.success, body.e
     if error is not None:
-        raise error_from_code(*error)
-    if declared.fields[0].id == 0 and success is None:
+        raise error_from_code(error.code, error.message, error.descriptors)
+    if success is None and any(field.key == "success" for field in declared.fields):
         raise ProtocolError(f"the answer to {method.value} has neither a result nor an error")
     match method:
         case Method.ENQUEUE:
@@ -311,7 +313,7 @@ def _dequeue_result(response: DequeueResponse) -> DequeueResult:
     unknown = DequeueMetadata()
     return DequeueResult(
         [
-            ClaimedJob(descriptor, body, *response.metadata.get(descriptor, unknown))
+            ClaimedJob(descriptor, body, **response.metadata.get(descriptor, unknown)._asdict())
             for descriptor, body in response.jobs.items()
         ]
     )

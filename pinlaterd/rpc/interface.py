@@ -374,9 +374,10 @@ _BINARY: Final = {("PinLaterCheckpointJobRequest", "newBody")}
 STRUCTS: Final[dict[str, Struct]] = {}
 
 
-def headers(name: str) -> tuple[bytes, ...]:
-    """Of the fields of a struct, by their ids."""
-    return tuple(field.header for field in STRUCTS[name].fields)
+def headers(name: str, *keys: str) -> tuple[bytes, ...]:
+    """Return the headers of these fields of a struct, by what the model calls them."""
+    found = {field.key: field.header for field in STRUCTS[name].fields}
+    return tuple([found[key] for key in keys])
 
 
 def _load_struct(parsed: Any, make: type[Any]) -> Struct:
@@ -389,10 +390,13 @@ def _load_struct(parsed: Any, make: type[Any]) -> Struct:
 def _load_fields(
     name: str, make: type[Any], parsed: Any, annotations: Mapping[str, Any]
 ) -> list[Field]:
+    """Return those fields of a struct that `make`, the model's, has, too."""
     defaults = dict(getattr(parsed, "default_spec", ()))
     fields = []
     for number, (code, field_name, *detail, required) in parsed.thrift_spec.items():
         key = _KEYS.get(field_name) or re.sub("([A-Z])", r"_\1", field_name).lower()
+        if key not in make._fields:
+            continue  # nothing here uses it: it is skipped, as one that the interface lacks
         model = _model_in(annotations[key])
         declared = _load_type((code, *detail), model, binary=(name, field_name) in _BINARY)
         place, default = make._fields.index(key), defaults.get(field_name)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.model import Method
+from pinlaterd.model import Method, new_record
 from pinlaterd.rpc.interface import (
     I32,
     METHODS,
@@ -46,8 +46,10 @@ FIRST_TEXT: Final = b"\x0b\x00\x01"  # of a job, an ack, a checkpoint
 JOBS: Final = b"\x0f\x00\x02\x0c"  # of an enqueue; the checkpoints of a call
 SUCCEEDED: Final = b"\x0f\x00\x02\x0c"
 FAILED: Final = b"\x0f\x00\x03\x0c"
-_, REQUEST_ID = headers("RequestContext")
-_, LIMIT, _acks, DRY_RUN, COVERAGE, MAX_WAIT = headers("PinLaterDequeueRequest")
+(REQUEST_ID,) = headers("RequestContext", "request_id")
+LIMIT, _acks, DRY_RUN, COVERAGE, MAX_WAIT = headers(
+    "PinLaterDequeueRequest", "limit", "acks", "dry_run", "coverage", "max_wait_ms"
+)
 ACKS: Final = _acks + FIRST_TEXT
 
 _LOOSE_TAIL: Final = struct.Struct(">Bi")
@@ -55,8 +57,6 @@ _TAG3_U32: Final = struct.Struct(">3sI").unpack_from
 TAG3_I32: Final = struct.Struct(">3si").unpack_from
 TAG4_U32: Final = struct.Struct(">4sI").unpack_from
 TAG6_U32: Final = struct.Struct(">6sI").unpack_from
-
-_new: Final = tuple.__new__  # a NamedTuple's own constructor costs three times as much
 
 # Strict calls and replies as they begin, up to the sequence number.
 CALL_HEADS: Final = {
@@ -102,7 +102,7 @@ def read_message_head(message: bytes) -> MessageHead:
             (seqid,) = I32(message, at)
             # A name that is no text is no method either: it is answered like one that is unknown.
             name = message[8:at].decode("utf-8", "replace")
-            return _new(MessageHead, (name, first & 0xFF, seqid, True, at + 4))
+            return new_record(MessageHead, (name, first & 0xFF, seqid, True, at + 4))
         if first >> 31:
             raise ProtocolError(f"unknown version {first >> 16:#06x}; Thrift's is {VERSION_1:#06x}")
         at = 4 + first
@@ -121,20 +121,21 @@ def read_call_head(message: bytes) -> tuple[Head, Method | None, int]:
         method = _USUAL_CALLS.get(message[:at])
         if method is not None:
             (seqid,) = I32(message, at)
-            return _new(Head, (method, seqid, False, True)), method, at + 4
+            return new_record(Head, (method, seqid, False, True)), method, at + 4
     except (IndexError, struct.error):
         pass  # too short: the careful way says what it is
-    name, kind, seqid, strict, at = read_message_head(message)
-    if kind not in (MessageType.CALL, MessageType.ONEWAY):
-        raise ProtocolError(f"expected a call, got a message of type {kind}")
-    head = Head(name, seqid, kind == MessageType.ONEWAY, strict)
-    return head, _METHODS.get(name), at
+    found = read_message_head(message)
+    if found.kind not in (MessageType.CALL, MessageType.ONEWAY):
+        raise ProtocolError(f"expected a call, got a message of type {found.kind}")
+    oneway = found.kind == MessageType.ONEWAY
+    head = Head(found.method_name, found.seqid, oneway, found.strict)
+    return head, _METHODS.get(found.method_name), found.at
 
 
 def reply_head(head: Head) -> bytes:
     """The head of a reply to the call, in the same form."""
-    usual = _REPLY_HEADS.get(head[0]) if head[3] else None
-    return message_head(head, MessageType.REPLY) if usual is None else usual + pack_i32(head[1])
+    usual = _REPLY_HEADS.get(head.method_name) if head.strict else None
+    return message_head(head, MessageType.REPLY) if usual is None else usual + pack_i32(head.seqid)
 
 
 def message_head(head: Head, kind: MessageType) -> bytes:
@@ -197,7 +198,7 @@ def peek(message: bytes) -> Peek:
             at = begin + length
             queue = message[begin:at].decode()
         items, limit, first = find(message, at)
-        return _new(Peek, (head, method, True, queue, items, limit, first))
+        return new_record(Peek, (head, method, True, queue, items, limit, first))
     except UNUSUAL:
         return Peek(head, method, False, None, 0, 0, None)
 

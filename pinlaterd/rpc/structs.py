@@ -15,9 +15,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any, Final
 
 from pinlaterd.errors import ProtocolError
+from pinlaterd.model import new_record
 from pinlaterd.rpc.interface import (
     FIXED_SIZE,
     FORMATS,
@@ -31,6 +33,8 @@ from pinlaterd.rpc.interface import (
     type_name,
 )
 
+# In addition to the first field: one that may change from element to element, and another.
+_LEAST_OTHERS: Final = 2
 # What the length of a list can't exceed.
 UNLIMITED: Final = 1 << 31
 
@@ -40,7 +44,6 @@ Read = Callable[[bytes, int, int], tuple[Any, int]]
 _FIELD_ID: Final = struct.Struct(">xh").unpack_from
 _LIST_HEAD: Final = struct.Struct(">BI").unpack_from
 _MAP_HEAD: Final = struct.Struct(">BBI").unpack_from
-_new: Final = tuple.__new__  # a NamedTuple's own constructor costs three times as much
 # Appends what it writes of a value.
 Write = Callable[[list[bytes], Any], None]
 
@@ -119,7 +122,7 @@ def _struct_reader(declared: Struct) -> Read:
             raise Mismatch(
                 f"is missing; {declared.name} requires a {field.type.name} in field {field.id}"
             ).within(field.name)
-        return _new(declared.make, values), at + 1
+        return new_record(declared.make, values), at + 1
 
     return read
 
@@ -347,30 +350,35 @@ def sized(text: str) -> bytes:
 
 
 def _structs_writer(head: bytes, declared: Struct) -> Write:
-    """A list of structs. If they begin with a text or bytes, and have their fields in the model's
-    order, what equals the one before is not written again: jobs of one call mostly differ in the
-    first field alone, acks in the first and the last."""
+    """Write a list of structs.
+
+    If they begin with a text or bytes, what equals the one before is not written again: jobs of one
+    call mostly differ in the first field alone, acks in the first and the last."""
     first, *others = declared.fields
-    places = [field.place for field in declared.fields]
-    if first.type.code != _STRING or places != sorted(places):
+    if first.type.code != _STRING or len(others) < _LEAST_OTHERS:
         return _plain_structs_writer(head, struct_writer(declared))
-    is_text, first_head = not first.type.binary, first.header
+    is_text, first_head, first_place = not first.type.binary, first.header, first.place
     pack_first = struct.Struct(">3sI").pack
-    *inner, (_, write_last) = [(field.place, _writer(field.type, field.header)) for field in others]
+    *inner, (last_place, write_last) = [
+        (field.place, _writer(field.type, field.header)) for field in others
+    ]
+    inner_of = itemgetter(*[place for place, _ in inner])
 
     def write(parts: list[bytes], values: Sequence[Sequence[Any]]) -> None:
         parts += (head, pack_u32(len(values)))
-        rest: Sequence[Any] = ()  # the fields behind the first one
-        middle = written = b""  # those but for the last; all of those
+        known: tuple[Any, ...] = ()  # the fields between the first and the last
+        known_last: object = None
+        middle = written = b""  # those; with the last one
         for value in values:
-            raw = value[0].encode() if is_text else value[0]
-            if value[1:] != rest:
-                if value[1:-1] != rest[:-1]:
+            raw = value[first_place].encode() if is_text else value[first_place]
+            between, last = inner_of(value), value[last_place]
+            if last != known_last or between != known or not written:
+                if between != known or not written:
                     middle = _written(inner, value)
-                rest = value[1:]
+                known, known_last = between, last
                 end = [middle]
-                if rest[-1] is not None:
-                    write_last(end, rest[-1])
+                if last is not None:
+                    write_last(end, last)
                 end.append(b"\0")
                 written = b"".join(end)
             parts += (pack_first(first_head, len(raw)), raw, written)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pinlaterd.model import (
     AckInfo,
@@ -25,6 +25,8 @@ from pinlaterd.model import (
     DequeueRequest,
     EnqueueRequest,
     Job,
+    defaults_behind,
+    new_record,
 )
 from pinlaterd.rpc.interface import I32, STRUCTS, U32, headers, pack_u32
 from pinlaterd.rpc.peek import (
@@ -54,14 +56,15 @@ _F64: Final = struct.Struct(">d").unpack_from
 _END: Final = b"\0"
 _END_ALL: Final = b"\0\0"  # of the request and of the arguments
 
-_, _PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers("PinLaterJob")
-_, _APPEND_STATUS, _RETRY_DELAY, _CLAIM = headers("PinLaterJobAckInfo")
+_PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers(
+    "PinLaterJob", "priority", "run_after_ms", "attempts_allowed", "custom_status"
+)
+_APPEND_STATUS, _RETRY_DELAY, _CLAIM = headers(
+    "PinLaterJobAckInfo", "append_custom_status", "retry_delay_ms", "claim_descriptor"
+)
 # Longer ends of enqueues, behind the last body, are not remembered.
 _USUAL_TAIL_BYTES: Final = 64
 _NEXT_ACK: Final = b"\0" + FIRST_TEXT
-
-# A tuple's own constructor: a NamedTuple's costs three times as much.
-_new: Final = tuple.__new__
 
 
 # --- calls ----------------------------------------------------------------------------------
@@ -70,11 +73,10 @@ _CONTEXT_DEFAULTS: Final = CallContext(*STRUCTS["RequestContext"].defaults)
 _ACK_REQUEST: Final = AckRequest(*STRUCTS["PinLaterJobAckRequest"].defaults)
 _DEQUEUE: Final = DequeueRequest(*STRUCTS["PinLaterDequeueRequest"].defaults)
 
-# What follows a job's body, or an ack's descriptor, as the fields of the model.
-_JobRest = tuple[int, int | None, int, str]
-_AckRest = tuple[str, int, str | None]
-_JOB_REST: Final[_JobRest] = tuple(STRUCTS["PinLaterJob"].defaults[1:])
-_ACK_REST: Final[_AckRest] = tuple(STRUCTS["PinLaterJobAckInfo"].defaults[1:])
+_JOB: Final = Job(*STRUCTS["PinLaterJob"].defaults)
+_ACK: Final = AckInfo(*STRUCTS["PinLaterJobAckInfo"].defaults)
+_OTHERS_OF_JOB: Final = defaults_behind(Job, "custom_status")
+_OTHERS_OF_ACK: Final = defaults_behind(AckInfo, "claim_descriptor")
 
 
 def read_enqueue(message: bytes, at: int, most: int) -> tuple[CallContext, EnqueueRequest]:
@@ -86,7 +88,7 @@ def read_enqueue(message: bytes, at: int, most: int) -> tuple[CallContext, Enque
     jobs, at = read_jobs(message, at + 8, count)
     if message[at:] != _END_ALL:
         raise Unusual
-    return context, _new(EnqueueRequest, (queue, jobs))
+    return context, EnqueueRequest(queue, jobs)
 
 
 def read_ack(message: bytes, at: int, most: int) -> tuple[CallContext, AckRequest]:
@@ -105,7 +107,8 @@ def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, Deque
     if tag != LIMIT:
         raise Unusual
     at += 7
-    _, _, acks, dry_run, coverage, max_wait_ms = _DEQUEUE
+    acks, dry_run = _DEQUEUE.acks, _DEQUEUE.dry_run
+    coverage, max_wait_ms = _DEQUEUE.coverage, _DEQUEUE.max_wait_ms
     if message.startswith(ACKS, at):
         begin = at + 10
         end = begin + U32(message, at + 6)[0]
@@ -121,7 +124,7 @@ def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, Deque
         at += 7
     if message[at:] != _END_ALL:
         raise Unusual
-    return context, _new(DequeueRequest, (queue, limit, acks, dry_run, coverage, max_wait_ms))
+    return context, DequeueRequest(queue, limit, acks, dry_run, coverage, max_wait_ms)
 
 
 def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
@@ -141,7 +144,7 @@ def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
         raise Unusual
     begin = at + 11
     at = begin + U32(message, at + 7)[0]
-    return _new(CallContext, (source, request_id)), message[begin:at].decode(), at
+    return CallContext(source, request_id), message[begin:at].decode(), at
 
 
 def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
@@ -149,25 +152,26 @@ def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
     jobs: list[Job] = []
     if count == 0:
         return jobs, at
-    append, startswith, new = jobs.append, message.startswith, _new
+    append, startswith, new = jobs.append, message.startswith, new_record
     if not startswith(FIRST_TEXT, at):
         raise Unusual
     at += 3
     # From behind a body up to the length of the next one.
     between = b""
-    priority, run_after_ms, attempts, status = _JOB_REST
+    rest: tuple[Any, ...] = ()
     size = 0
     for _ in range(count - 1):
         (length,) = U32(message, at)
         begin = at + 4
         end = begin + length
         if not size or not startswith(between, end):
-            (priority, run_after_ms, attempts, status), at = _job_rest(message, end)
+            rest, at = _job_rest(message, end)
             if not startswith(FIRST_TEXT, at):
                 raise Unusual
             between = message[end : at + 3]
             size = len(between)
-        append(new(Job, (message[begin:end], priority, run_after_ms, attempts, status)))
+        body = (message[begin:end],)
+        append(new(Job, body + rest))
         at = end + size
     begin = at + 4
     end = begin + U32(message, at)[0]
@@ -176,13 +180,15 @@ def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
         at = end + size
     else:
         rest, at = _job_rest(message, end)
-    append(new(Job, (message[begin:end], *rest)))
+    body = (message[begin:end],)
+    append(new(Job, body + rest))
     return jobs, at
 
 
-def _job_rest(message: bytes, at: int) -> tuple[_JobRest, int]:
-    """The fields behind the body, and where the job ends."""
-    priority, run_after_ms, attempts, status = _JOB_REST
+def _job_rest(message: bytes, at: int) -> tuple[tuple[Any, ...], int]:
+    """Return all fields of a job but its body, and where it ends."""
+    priority, run_after_ms = _JOB.priority, _JOB.run_after_ms
+    attempts, status = _JOB.attempts_allowed, _JOB.custom_status
     tag = message[at : at + 3]
     if tag == _PRIORITY:
         (priority,) = _I8(message, at + 3)
@@ -202,18 +208,18 @@ def _job_rest(message: bytes, at: int) -> tuple[_JobRest, int]:
         status = message[begin:at].decode()
     if message[at]:
         raise Unusual
-    return (priority, run_after_ms, attempts, status), at + 1
+    return (priority, run_after_ms, attempts, status, *_OTHERS_OF_JOB), at + 1
 
 
 @lru_cache(maxsize=256)
-def _last_job_rest(tail: bytes) -> tuple[_JobRest, int]:
-    """The same of a message's last job, whose body `tail` follows: mostly as in calls before."""
+def _last_job_rest(tail: bytes) -> tuple[tuple[Any, ...], int]:
+    """Return the same of a message's last job, behind whose body is `tail`, mostly as before."""
     return _job_rest(tail, 0)
 
 
 def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckRequest, int]:
     """A PinLaterJobAckRequest, from behind its queue's name on, and where it ends."""
-    _, succeeded, failed = _ACK_REQUEST
+    succeeded, failed = _ACK_REQUEST.succeeded, _ACK_REQUEST.failed
     if message.startswith(SUCCEEDED, at):
         (count,) = U32(message, at + 4)
         succeeded, at = read_acks(message, at + 8, count, most) if count else ([], at + 8)
@@ -222,14 +228,14 @@ def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckReq
         failed, at = read_acks(message, at + 8, count, most) if count else ([], at + 8)
     if message[at]:
         raise Unusual
-    return _new(AckRequest, (queue, succeeded, failed)), at + 1
+    return AckRequest(queue, succeeded, failed), at + 1
 
 
 def read_acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[AckInfo], int]:
     """So many elements, one at least, of a list of acks, and where they end. Like `read_jobs`, but
     for the claim, which differs from ack to ack."""
     acks: list[AckInfo] = []
-    append, startswith, new = acks.append, message.startswith, _new
+    append, startswith, new = acks.append, message.startswith, new_record
     if count > most or not startswith(FIRST_TEXT, at):
         raise Unusual
     if count > 1:
@@ -240,12 +246,12 @@ def read_acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[
     # From behind a descriptor up to the length of the claim; without one, of the next descriptor.
     between = b""
     size = 0
-    status, delay_ms, claim = _ACK_REST
+    status, delay_ms, claim, others = "", 0, None, _OTHERS_OF_ACK
     for _ in range(count - 1):
         begin = at + 4
         end = begin + U32(message, at)[0]
         if not size or not startswith(between, end):
-            (status, delay_ms, claim), claim_at, at = _ack_rest(message, end)
+            status, delay_ms, claim, claim_at, at = _ack_rest(message, end)
             if not startswith(FIRST_TEXT, at):
                 raise Unusual
             at += 3
@@ -260,11 +266,13 @@ def read_acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[
             if not startswith(_NEXT_ACK, at):
                 raise Unusual
             at += 4
-        append(new(AckInfo, (message[begin:end].decode(), status, delay_ms, claim)))
+        fields = (message[begin:end].decode(), status, delay_ms, claim)
+        append(new(AckInfo, fields + others))
     begin = at + 4
     end = begin + U32(message, at)[0]
-    rest, _, at = _ack_rest(message, end)
-    append(new(AckInfo, (message[begin:end].decode(), *rest)))
+    status, delay_ms, claim, _, at = _ack_rest(message, end)
+    fields = (message[begin:end].decode(), status, delay_ms, claim)
+    append(new(AckInfo, fields + others))
     return acks, at
 
 
@@ -274,7 +282,7 @@ def _alike_acks(message: bytes, at: int, count: int) -> tuple[AlikeAcks, int] | 
     begin = at + 7
     (length,) = U32(message, at + 3)
     end = begin + length
-    rest, _, after = _ack_rest(message, end)
+    status, delay_ms, claim, _, after = _ack_rest(message, end)
     cut = message.rfind(b":", begin, end) + 1
     tail = message[end:after]
     list_end = at + (after - at) * count
@@ -287,13 +295,16 @@ def _alike_acks(message: bytes, at: int, count: int) -> tuple[AlikeAcks, int] | 
         return None
     if not b"".join(digits).isdigit():
         return None
-    return AlikeAcks(message[begin:cut].decode(), digits, rest), list_end
+    head = message[begin:cut].decode()
+    alike = new_record(AckInfo, (head, status, delay_ms, claim, *_OTHERS_OF_ACK))
+    return AlikeAcks(alike, digits), list_end
 
 
-def _ack_rest(message: bytes, at: int) -> tuple[_AckRest, int, int]:
-    """The fields behind the descriptor, where the claim's length is (`at`: no claim), and
-    where the ack ends."""
-    status, delay_ms, claim = _ACK_REST
+def _ack_rest(message: bytes, at: int) -> tuple[str, int, str | None, int, int]:
+    """Return the text to append, the delay and the claim that follow a descriptor, where the
+    claim's length is (`at`: no claim), and where the ack ends."""
+    status, delay_ms = _ACK.append_custom_status, _ACK.retry_delay_ms
+    claim = _ACK.claim_descriptor
     claim_at = at
     tag = message[at : at + 3]
     if tag == _APPEND_STATUS:
@@ -312,7 +323,7 @@ def _ack_rest(message: bytes, at: int) -> tuple[_AckRest, int, int]:
         claim = message[begin:at].decode()
     if message[at]:
         raise Unusual
-    return (status, delay_ms, claim), claim_at, at + 1
+    return status, delay_ms, claim, claim_at, at + 1
 
 
 # --- long lists, some elements at a time ----------------------------------------------------
@@ -380,7 +391,7 @@ def ack_slices(message: bytes, most_elements: int) -> Iterator[tuple[CallContext
 
 def ack_parts(whole: AckRequest) -> Iterator[AckRequest]:
     """The acks of `whole` in order, at most SLICE in a part; a short one is its only part."""
-    queue, succeeded, failed = whole
+    queue, succeeded, failed = whole.queue, whole.succeeded, whole.failed
     if len(succeeded) + len(failed) <= SLICE:
         yield whole
         return

@@ -32,7 +32,6 @@ JOB_OVERHEAD_BYTES = 300
 # What a dry run reads at a time, about as much as a commit costs: those who wait don't feel it.
 _MOST_KEYS_A_READ = 200
 _MOST_BYTES_A_READ = 256 << 10
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
 
 
 class Dequeue(Acking):
@@ -98,24 +97,22 @@ class Dequeue(Acking):
         self._taken = self.state.ready.take(
             self.queue, min(self.remaining, most_jobs), self._lowest_priority, now_ms
         )
-        self.chosen = sum([len(taken[1]) for taken in self._taken])
+        self.chosen = sum([len(taken.keys) for taken in self._taken])
 
     def add_to(self, commit: Commit) -> None:
         if self.parts:
             commit.acks.append(self)
         if self._taken:
             self._leads = not commit.claims
+            take = self.state.claim_descriptors.take
             claims = [
-                _new(
-                    Claims,
-                    (
-                        priority,
-                        [key[1] for key in keys],
-                        payloads,
-                        *self.state.claim_descriptors.take(self._source, len(keys)),
-                    ),
+                Claims(
+                    taken.priority,
+                    [local_id for _, local_id in taken.keys],
+                    taken.payloads,
+                    *take(self._source, len(taken.keys)),
                 )
-                for priority, keys, payloads in self._taken
+                for taken in self._taken
             ]
             # A job too large for any answer is handed out alone.
             op = ClaimOp(self.queue, claims, self._bytes_left, not self._found)
@@ -126,14 +123,15 @@ class Dequeue(Acking):
         that was not PENDING in the store: a foreign writer's doing."""
         self.begun = True
         had_jobs, asked, had_room = bool(self._found), self.chosen, self._bytes_left
-        taken, self._taken, self.chosen = self._taken, [], 0
+        all_taken, self._taken, self.chosen = self._taken, [], 0
         at = handed_out = 0
-        for (priority, keys, known), claims in zip(taken, op.claims, strict=True):
+        for taken, claims in zip(all_taken, op.claims, strict=True):
+            keys = taken.keys
             found = payloads[at : at + len(keys)]
             fit = len(found)
             at += fit
             if fit < len(keys):
-                self._requeue([Taken(priority, keys[fit:], known[fit:])], now_ms)
+                self._requeue([Taken(taken.priority, keys[fit:], taken.payloads[fit:])], now_ms)
             handed_out += self._hand_out(keys[:fit], claims, found, now_ms)
         if at < asked and self._leads:
             own_bound = had_room <= self.state.batch_bytes
@@ -153,25 +151,23 @@ class Dequeue(Acking):
         held = [payload for payload in payloads if payload is not None]
         if not held:
             return 0
-        priority, local_ids, _, claimer, first_claim = claims
-        prefix, timeout = f"{self._facts.prefix}{priority}:", self._facts.claim_timeout_seconds
+        prefix = f"{self._facts.prefix}{claims.priority}:"
+        timeout = self._facts.claim_timeout_seconds
         if len(held) == len(keys):
-            local_ids = local_ids[: len(keys)]
-            self._found.add_counted(prefix, local_ids, held, claimer, first_claim, timeout)
+            local_ids = claims.local_ids[: len(keys)]
+            claimer, first_claim = claims.claimer, claims.first_claim
+            size = self._found.add_counted(prefix, local_ids, held, claimer, first_claim, timeout)
         else:
             kept = [payload is not None for payload in payloads]
             keys = list(compress(keys, kept))
             named = list(compress(claims.descriptors, kept))
-            self._found.add([f"{prefix}{key[1]}" for key in keys], held, named, timeout)
-        self._account(held)
-        self.state.dequeued(self.queue, [now_ms - key[0] for key in keys], held)
+            descriptors = [f"{prefix}{local_id}" for _, local_id in keys]
+            size = self._found.add(descriptors, held, named, timeout)
+        self._bytes_left -= size + JOB_OVERHEAD_BYTES * len(held)
+        self.remaining -= len(held)
+        delays_ms = [now_ms - run_after_ms for run_after_ms, _ in keys]
+        self.state.dequeued(self.queue, delays_ms, held)
         return len(held)
-
-    def _account(self, payloads: Sequence[Payload]) -> None:
-        """These are in the answer."""
-        self._bytes_left -= sum([len(payload[0]) for payload in payloads])
-        self._bytes_left -= JOB_OVERHEAD_BYTES * len(payloads)
-        self.remaining -= len(payloads)
 
     def give_up(self, now_ms: int) -> None:
         taken, self._taken, self.chosen = self._taken, [], 0
@@ -247,8 +243,10 @@ class Dequeue(Acking):
         held, prefix = list(found.values()), f"{self._facts.prefix}{priority}:"
         if held:
             descriptors = [f"{prefix}{local_id}" for local_id in found]
-            self._found.add(descriptors, held, [""] * len(held), self._facts.claim_timeout_seconds)
-            self._account(held)
+            none, timeout = [""] * len(held), self._facts.claim_timeout_seconds
+            size = self._found.add(descriptors, held, none, timeout)
+            self._bytes_left -= size + JOB_OVERHEAD_BYTES * len(held)
+            self.remaining -= len(held)
 
     def _fitting(self, payloads: Sequence[Payload | None]) -> int:
         """How many of `payloads` fit into the answer, or notes that it is full. A job too large for
@@ -257,7 +255,7 @@ class Dequeue(Acking):
         for at, payload in enumerate(payloads):
             if payload is None:
                 continue
-            left -= len(payload[0]) + JOB_OVERHEAD_BYTES
+            left -= len(payload.body) + JOB_OVERHEAD_BYTES
             if left < 0 and not empty:
                 self._full = True
                 return at

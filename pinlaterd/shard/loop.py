@@ -36,7 +36,6 @@ from pinlaterd.wire.envelope import (
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
     WIRE_VERSION,
-    CallEntry,
     Calls,
     Frame,
     Goodbye,
@@ -62,7 +61,6 @@ _REPORT_SECONDS = 1.0
 _MOST_FRAMES = 500
 _MOST_BYTES = 4 << 20
 _MOST_BACKLOG = 4_000
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each call of each client
 # Batches that a shard that stops still makes of what has arrived.
 _MOST_LAST_TURNS = 1_000
 # How long a shard that stops waits for routers to hear of it; a frozen one never does.
@@ -281,7 +279,7 @@ class ShardLoop:
                 # Meant for a predecessor: its router has given these calls up already.
                 self._stats.count("shard_calls_of_predecessors")
                 return
-            entries = [_new(CallEntry, (*call[:-1], router)) for call in frame.calls]
+            entries = [call._replace(router=router) for call in frame.calls]
             self._service.backlog.extend(entries)
         elif isinstance(frame, Hello):
             if frame.server:

@@ -40,7 +40,10 @@ from pinlaterd.model import (
     JobState,
     Method,
     Payload,
+    all_but_first,
     claim_source,
+    defaults_behind,
+    new_record,
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
@@ -57,10 +60,9 @@ BATCH_JOBS = 2_000
 PART_JOBS = SLICE
 # What is due so soon is no scheduled job any more: the ready index may know of it in a moment.
 _SOON_MS = 1_000
-_NOT_READ: Payload = (b"", 0, 0)  # so that the engine reads no body
+_NOT_READ = Payload(b"", 0, 0)  # so that the engine reads no body
 _MOST_NAMED = 10  # bad descriptors that an error message shows
 
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
@@ -106,15 +108,15 @@ class Commit:
             _hand_over_parts(self.checkpoints, result.checkpoints, state.checkpointed, now_ms)
         if self.releases:
             _hand_over_parts(self.releases, result.releases, state.released, now_ms)
-        for (queue, jobs), local_ids in zip(self.batch.enqueues, result.enqueues, strict=True):
+        for op, local_ids in zip(self.batch.enqueues, result.enqueues, strict=True):
             at = 0
-            for enqueue in self.enqueues[queue]:
+            for enqueue in self.enqueues[op.queue]:
                 end = at + len(enqueue.jobs)
                 enqueue.local_ids = local_ids[at:end]
                 at = end
-            state.stored(queue, jobs, local_ids, now_ms)
-        for (op, claimed), payloads in zip(self.claims, result.claims, strict=True):
-            claimed(op, payloads, now_ms)
+            state.stored(op.queue, op.jobs, local_ids, now_ms)
+        for (claim_op, claimed), payloads in zip(self.claims, result.claims, strict=True):
+            claimed(claim_op, payloads, now_ms)
 
 
 def _all_jobs(calls: Sequence[Enqueue]) -> list[Job]:
@@ -157,7 +159,7 @@ class Operation:
     @property
     def rows(self) -> int:
         """How many jobs it puts into its next commit; if none, it needs none."""
-        return len(self.parts[0][-1]) if self.parts else 0
+        return self.parts[0].jobs if self.parts else 0
 
     def add_to(self, commit: Commit) -> None:
         raise NotImplementedError
@@ -208,13 +210,13 @@ class Enqueue(Operation):
         commit.enqueues.setdefault(self.queue, []).append(self)
 
     def reply(self, now_ms: int) -> bool:
-        prefix, priorities = self._prefix, {job[1] for job in self.jobs}
+        prefix, priorities = self._prefix, {job.priority for job in self.jobs}
         if len(priorities) == 1:
             prefix = f"{prefix}{priorities.pop()}:"
             payload = codec.encode_enqueued(self.head, prefix, self.local_ids)
         else:
             pairs = zip(self.local_ids, self.jobs, strict=True)
-            descriptors = [f"{prefix}{job[1]}:{local_id}" for local_id, job in pairs]
+            descriptors = [f"{prefix}{job.priority}:{local_id}" for local_id, job in pairs]
             payload = codec.encode_reply(self.head, descriptors)
         self.state.replies.add(self.call, Status.DONE, payload)
         return True
@@ -241,16 +243,12 @@ class Acking(Operation):
             if failed:
                 failed = [acks for acks in failed if self._may_retry(facts, acks, now_ms)]
             if succeeded or failed:
-                parts.append(_new(AckOp, (request.queue, succeeded, failed)))
+                parts.append(AckOp(request.queue, succeeded, failed))
         if bad:
             if self.call.whole:
                 raise ForeignError
             self.problem = _bad_descriptors(bad, facts)
         self.parts = parts
-
-    @property
-    def rows(self) -> int:
-        return self.parts[0].jobs if self.parts else 0
 
     def _may_retry(self, facts: QueueFacts, acks: Acks, now_ms: int) -> bool:
         name = f"{facts.prefix}{acks.priority}:{acks.local_ids[0]}"
@@ -326,13 +324,13 @@ def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[A
     """Jobs that are acked together mostly have all but their local ids in common: what comes
     before it is understood once, as long as it stays the same."""
     if isinstance(infos, AlikeAcks):
-        known_priority = facts.priority_of(infos.head)
+        known_priority = facts.priority_of(infos.alike.descriptor)
         if known_priority is not None and is_local_id(infos.digits[0].decode()):
-            return [Acks(known_priority, list(map(int, infos.digits)), *infos.rest)]
+            return [_acks_like(infos.alike, known_priority, list(map(int, infos.digits)))]
     acks: list[Acks] = []
     known_head = known_priority = alike = alike_priority = None
     for info in infos:
-        descriptor, rest = info[0], info[1:]
+        descriptor, rest = info.descriptor, all_but_first(info)
         head, _, id_text = descriptor.rpartition(":")
         if head != known_head:
             known_head, known_priority = head, facts.priority_of(f"{head}:")
@@ -347,9 +345,19 @@ def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[A
         if rest != alike or priority != alike_priority:
             alike, alike_priority = rest, priority
             local_ids: list[int] = []
-            acks.append(_new(Acks, (priority, local_ids, *rest)))
+            acks.append(_acks_like(info, priority, local_ids))
         local_ids.append(local_id)
     return acks
+
+
+_OTHERS_OF_ACKS = defaults_behind(Acks, "claim_descriptor")
+
+
+def _acks_like(info: AckInfo, priority: int, local_ids: list[int]) -> Acks:
+    """Return the acks of these jobs, which are all as `info`."""
+    text, delay_ms = info.append_custom_status, info.retry_delay_ms
+    fields = (priority, local_ids, text, delay_ms, info.claim_descriptor)
+    return new_record(Acks, fields + _OTHERS_OF_ACKS)
 
 
 def _bad_descriptors(bad: Sequence[str], facts: QueueFacts) -> RequestError:
@@ -374,22 +382,22 @@ class CheckpointJobs(Operation):
         facts = state.queue(request.queue)
         check_source(call.context.source)
         checkpoints, bad = [], []
-        for (
-            descriptor,
-            body,
-            to_pending,
-            run_after_ms,
-            attempts,
-            text,
-            claim,
-        ) in request.checkpoints:
-            key = facts.key(descriptor)
+        for info in request.checkpoints:
+            key = facts.key(info.descriptor)
             if key is None:
-                bad.append(descriptor)
+                bad.append(info.descriptor)
                 continue
-            checkpoint = Checkpoint(key, run_after_ms, body, to_pending, attempts, text, claim)
+            checkpoint = Checkpoint(
+                key,
+                info.run_after_ms,
+                info.new_body,
+                info.move_to_pending,
+                info.attempts,
+                info.prepend_custom_status,
+                info.claim_descriptor,
+            )
             try:
-                state.rules.checkpoint(request.queue, descriptor, checkpoint)
+                state.rules.checkpoint(request.queue, info.descriptor, checkpoint)
                 checkpoints.append(checkpoint)
             except InvalidRequest as error:
                 self.problem = self.problem or error

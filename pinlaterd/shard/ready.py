@@ -145,7 +145,7 @@ class _Line:
 
 
 def _size(payloads: Iterable[Payload | None]) -> int:
-    sizes = [len(payload[0]) for payload in payloads if payload]
+    sizes = [len(payload.body) for payload in payloads if payload]
     return sum(sizes) + PAYLOAD_OVERHEAD_BYTES * len(sizes)
 
 
@@ -252,8 +252,8 @@ class ReadyIndex:
 
     def requeue(self, queue: str, taken: Iterable[Taken], now_ms: int) -> None:
         """What was taken was not claimed after all."""
-        for priority, keys, payloads in taken:
-            self.add(queue, priority, keys, now_ms, payloads)
+        for each in taken:
+            self.add(queue, each.priority, each.keys, now_ms, each.payloads)
 
     def _cut(self, line: _Line, keep: int) -> int:
         """Shorten `line`; returns by how many keys."""

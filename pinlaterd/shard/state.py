@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import compress, repeat
 from typing import Any
 
@@ -16,7 +17,15 @@ from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.engines.base import AckResult, CheckpointResult, Requeued, StorageEngine
 from pinlaterd.errors import PinLaterError, QueueNotFound, ShardConnectionFailed, StorageError
-from pinlaterd.model import Job, JobDescriptor, JobKey, Payload, PendingKey
+from pinlaterd.model import (
+    Job,
+    JobDescriptor,
+    JobKey,
+    Payload,
+    PendingKey,
+    defaults_behind,
+    new_record,
+)
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
 from pinlaterd.shard.health import QueueLocks, StoreHealth
@@ -40,10 +49,9 @@ LAST_PRIORITY = 127
 # What stands for descriptors that are well formed and whose job no store can hold: local ids
 # begin with 1.
 NO_JOB = JobKey(1, 0)
+_OTHERS_OF_PAYLOAD = list(map(repeat, defaults_behind(Payload, "attempts_remaining")))
 _ID_DIGITS = len(str(LAST_LOCAL_ID))
 _PRIORITIES = {str(priority): priority for priority in range(1, LAST_PRIORITY + 1)}
-
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
 def is_local_id(text: str) -> bool:
@@ -75,7 +83,7 @@ class QueueFacts:
             priority_text, _, id_text = descriptor[len(self.prefix) :].partition(":")
             priority = _PRIORITIES.get(priority_text)
             if priority is not None and is_local_id(id_text):
-                return _new(JobKey, (priority, int(id_text)))
+                return JobKey(priority, int(id_text))
         parsed = JobDescriptor.parse(descriptor)
         if parsed is None or parsed.queue != self.queue or parsed.shard != self.shard:
             return None
@@ -114,7 +122,8 @@ class Replies:
         self._waiting: defaultdict[bytes, list[ReplyEntry]] = defaultdict(list)
 
     def add(self, call: CallEntry, status: Status, payload: bytes, jobs: int = 0) -> None:
-        self._waiting[call.router].append(_new(ReplyEntry, (call.call_id, status, payload, jobs)))
+        reply = new_record(ReplyEntry, (call.call_id, status, payload, jobs))
+        self._waiting[call.router].append(reply)
         self.bytes += len(payload)
 
     def fail(self, call: CallEntry, head: Head, error: PinLaterError) -> None:
@@ -228,15 +237,18 @@ class ShardState:
         Once for all of a batch: with one job a call, this is a good part of what a call costs."""
         self.touched.add(queue)
         self.stats.count(f"{queue}_enqueue", len(jobs))
-        bodies, priorities, run_afters_ms, attempts, _ = zip(*jobs, strict=True)
+        bodies = [job.body for job in jobs]
         self.stats.record_each((f"{BODY_SIZE}{queue}",), list(map(len, bodies)))
-        payloads = list(zip(bodies, attempts, attempts, strict=True))
+        attempts = [job.attempts_allowed for job in jobs]
+        fields = zip(bodies, attempts, attempts, *_OTHERS_OF_PAYLOAD)  # noqa: B905 - some have no end
+        payloads = list(map(partial(new_record, Payload), fields))
+        priorities = [job.priority for job in jobs]
+        dues = [now_ms if job.run_after_ms is None else job.run_after_ms for job in jobs]
         present = set(priorities)
-        if len(present) == 1 and set(run_afters_ms) == {None}:
-            ascending = list(zip(repeat(now_ms), local_ids, strict=False))
+        if len(present) == 1 and set(dues) == {now_ms}:
+            ascending = list(zip(dues, local_ids, strict=False))
             self.ready.add(queue, priorities[0], ascending, now_ms, payloads)
             return
-        dues = [now_ms if due is None else due for due in run_afters_ms]
         keys = list(zip(dues, local_ids, strict=True))
         for priority in present:
             chosen = [each == priority for each in priorities]
@@ -251,8 +263,8 @@ class ShardState:
             return
         self.touched.add(queue)
         by_priority: dict[int, list[PendingKey]] = {}
-        for priority, key in requeued:
-            by_priority.setdefault(priority, []).append(key)
+        for job in requeued:
+            by_priority.setdefault(job.priority, []).append(job.key)
         for priority, keys in by_priority.items():
             self.ready.add(queue, priority, sorted(keys), now_ms)
 
@@ -260,15 +272,14 @@ class ShardState:
 
     def acked(self, queue: str, result: AckResult, now_ms: int) -> None:
         self.changed.add(queue)
-        succeeded, failed, noop, requeued = result
-        if succeeded:
-            self.stats.count(f"{queue}_ack_succeeded", succeeded)
-        if failed:
-            self.stats.count(f"{queue}_ack_failed", failed)
-        if noop:
-            self.stats.count(f"{queue}_ack_noop", noop)
-        if requeued:
-            self.requeue(queue, requeued, now_ms)
+        if result.succeeded:
+            self.stats.count(f"{queue}_ack_succeeded", result.succeeded)
+        if result.failed:
+            self.stats.count(f"{queue}_ack_failed", result.failed)
+        if result.noop:
+            self.stats.count(f"{queue}_ack_noop", result.noop)
+        if result.requeued:
+            self.requeue(queue, result.requeued, now_ms)
 
     def checkpointed(self, queue: str, result: CheckpointResult, now_ms: int) -> None:
         if result.done:
@@ -287,7 +298,7 @@ class ShardState:
         if delays is None:
             delays = self._delays_ms[queue] = ([], [])
         delays[0].extend(delays_ms)
-        first_attempts = [allowed == remaining for _, allowed, remaining in payloads]
+        first_attempts = [job.attempts_allowed == job.attempts_remaining for job in payloads]
         delays[1].extend(compress(delays_ms, first_attempts))
 
     def record_delays(self) -> None:

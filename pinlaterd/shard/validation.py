@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import Acks, Checkpoint, Limits, TableLimits
@@ -32,6 +33,7 @@ from pinlaterd.model import (
     RetryFailedRequest,
     ScanKey,
     ScanRequest,
+    all_but_first,
 )
 
 # A claim descriptor bears the source, and PinLater's tables hold 200 characters of it.
@@ -77,16 +79,18 @@ class Rules:
         most_body, levels = self._body_bytes, self._levels
         latest, most_status = self._limits.run_after_ms, self._limits.custom_status_chars
         too_long = False
-        for index, (body, priority, run_after_ms, attempts, status) in enumerate(request.jobs):
+        for _, group in groupby(request.jobs, all_but_first):
+            alike = list(group)
+            job = alike[0]
             if (
-                len(body) > most_body
-                or not 0 < priority <= levels
-                or not 0 < attempts <= _LARGEST_I32
-                or (run_after_ms is not None and not 0 <= run_after_ms <= latest)
+                max([len(each.body) for each in alike]) > most_body
+                or not 0 < job.priority <= levels
+                or not 0 < job.attempts_allowed <= _LARGEST_I32
+                or not 0 <= (job.run_after_ms or 0) <= latest
             ):
-                self._explain(f"jobs[{index}]", request.jobs[index])
-            if status and len(status) > most_status:
-                too_long = True
+                for index, each in enumerate(request.jobs):
+                    self._explain(f"jobs[{index}]", each)
+            too_long = too_long or len(job.custom_status) > most_status
         jobs = request.jobs
         if too_long:
             jobs = [job._replace(custom_status=job.custom_status[:most_status]) for job in jobs]
@@ -99,7 +103,7 @@ class Rules:
         return jobs
 
     def _explain(self, where: str, job: Job) -> None:
-        """Raise what is wrong with a job of an enqueue."""
+        """Raise what is wrong with a job of an enqueue, if anything is."""
         self._priority(job.priority)
         if len(job.body) > self._body_bytes:
             raise InvalidEnqueue(

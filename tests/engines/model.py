@@ -52,7 +52,7 @@ class Row:
 
     @property
     def payload(self) -> Payload:
-        return (self.body, self.attempts_allowed, self.attempts_remaining)
+        return Payload(self.body, self.attempts_allowed, self.attempts_remaining)
 
     def stored(self, *, include_body: bool) -> StoredJob:
         return StoredJob(

@@ -21,6 +21,7 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
     Method,
+    Payload,
     Request,
 )
 from pinlaterd.rpc import codec, tuned
@@ -360,7 +361,7 @@ def test_claimed_jobs_are_written_and_read_alike(jobs):
 
 
 PREFIXES = st.sampled_from(["mail:s1:p1:", "50%:s1:p1:", "k\xf6nig:s1:p2:"])
-PAYLOADS = st.tuples(st.binary(max_size=3), st.integers(1, 2), st.integers(0, 2))
+PAYLOADS = st.builds(Payload, st.binary(max_size=3), st.integers(1, 2), st.integers(0, 2))
 
 
 @given(PREFIXES, st.lists(PAYLOADS, min_size=1, max_size=5), st.integers(0, 12), st.integers(0, 12))

@@ -58,7 +58,7 @@ def ready(store: Store) -> ReadyIndex:
 
 
 def payload_of(key: Key, size: int = 10) -> Payload:
-    return (b"%d" % key[1] + bytes(size), 2, 2)
+    return Payload(b"%d" % key[1] + bytes(size), 2, 2)
 
 
 def keys_of(taken: Sequence[Taken]) -> list[tuple[int, Key]]:

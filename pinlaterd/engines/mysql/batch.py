@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count, groupby, islice, repeat
 from typing import NamedTuple
 
 from pinlaterd.engines.base import (
@@ -50,7 +50,7 @@ from pinlaterd.engines.mysql.statements import (
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import STATUS_CHARS, Table
-from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
+from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, all_but_first, claim_source
 
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
@@ -186,12 +186,13 @@ def _succeed(tx: Transaction, table: Table, acks: Sequence[Acks]) -> set[int]:
         local_ids: list[int] = []
         texts: list[str] = []
         claims: list[bytes] = []
-        for _, ids, text, _, claim in acks:
+        for alike in acks:
+            ids, claim = alike.local_ids, alike.claim_descriptor
             if compares is (claim is None or looks_first):
                 continue
             found = [local_id for local_id in ids if local_id not in missed] if missed else ids
             local_ids += found
-            texts += [text] * len(found)
+            texts += [alike.append_custom_status] * len(found)
             if compares and claim is not None:
                 claims += [claim_of(local_id, claim) for local_id in found]
         if local_ids:
@@ -267,9 +268,9 @@ def _held(
 ) -> dict[JobKey, HeldClaim]:
     tables = store.tables.of(queue)
     by_priority: defaultdict[int, set[int]] = defaultdict(set)
-    for priority, local_id in keys:
-        if priority in tables:
-            by_priority[priority].add(local_id)
+    for key in keys:
+        if key.priority in tables:
+            by_priority[key.priority].add(key.local_id)
     return {
         JobKey(priority, local_id): claim
         for priority, local_ids in by_priority.items()
@@ -316,11 +317,12 @@ def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
     held = _held(store, tx, op.queue, [release.key for release in op.releases])
     requeued = []
     by_priority: defaultdict[int, list[int]] = defaultdict(list)
-    for key, claim_descriptor in op.releases:
+    for release in op.releases:
+        key = release.key
         claim, table = held.get(key), tables.get(key.priority)
         if claim is None or table is None:
             continue
-        if table.claim(claim.claim_descriptor) == table.claim(claim_descriptor):
+        if table.claim(claim.claim_descriptor) == table.claim(release.claim_descriptor):
             del held[key]
             requeued.append(Requeued(key.priority, PendingKey(claim.run_after_ms, key.local_id)))
             by_priority[key.priority].append(key.local_id)
@@ -345,20 +347,20 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
     taken = []
     rows: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
     ids: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-    like: tuple[object, ...] = ()
-    of_queue = ""
-    for queue, jobs in ops:
-        if queue != of_queue:
-            like, of_queue = (), queue
-        local_ids = store.take_local_ids(len(jobs))
+    for op in ops:
+        tables, local_ids = store.tables.of(op.queue), store.take_local_ids(len(op.jobs))
         taken.append(local_ids)
-        for local_id, job in zip(local_ids, jobs, strict=True):
-            if job[1:] != like:  # most jobs differ in their bodies alone
-                like, place = job[1:], (queue, job.priority)
-                between = _between(tx, store.tables.of(queue)[job.priority], job)
-                add, add_id = rows[place].append, ids[place].append
-            add(b"(%d%b, _binary'%b')" % (local_id, between, escaped(job[0])))
-            add_id(local_id)
+        following = iter(local_ids)
+        for _, group in groupby(op.jobs, all_but_first):  # most jobs differ in their bodies alone
+            alike = list(group)
+            job = alike[0]
+            place, between = (op.queue, job.priority), _between(tx, tables[job.priority], job)
+            of_group = list(islice(following, len(alike)))
+            ids[place] += of_group
+            rows[place] += [
+                b"(%d%b, _binary'%b')" % (local_id, between, escaped(job.body))
+                for local_id, job in zip(of_group, alike, strict=True)
+            ]
     for (queue, priority), part in rows.items():
         tx.insert(store.tables.of(queue)[priority], _COLUMNS, part, ids[queue, priority])
     return taken
@@ -384,7 +386,8 @@ _ClaimsMade = dict[tuple[str, int], dict[int, ClaimName]]
 
 
 def _named(claims: Claims) -> Iterator[tuple[int, ClaimName]]:
-    return zip(claims[1], zip(repeat(claims.claimer), count(claims.first_claim)))  # noqa: B905
+    names = zip(repeat(claims.claimer), count(claims.first_claim))
+    return zip(claims.local_ids, names)  # noqa: B905
 
 
 def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Payload | None]]:
@@ -442,7 +445,8 @@ def _claim_in(tx: Transaction, table: Table, wanted: dict[int, ClaimName]) -> di
     for part in pieces(sorted(wanted), LISTED_IDS):
         names = wanted
         if table.plain_claims:
-            names = {i: (table.claim(wanted[i][0]), wanted[i][1]) for i in part}
+            named = [(i, *wanted[i]) for i in part]
+            names = {i: (table.claim(claimer), number) for i, claimer, number in named}
         claims = claims_of(part, names, table.claim_room)
         tx.update(table, part, JobState.PENDING, JobState.IN_PROGRESS, common + claims)
     return wanted

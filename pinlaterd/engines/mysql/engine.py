@@ -43,9 +43,8 @@ from pinlaterd.engines.mysql.statements import (
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import JOB_STATES, Table, create_database
-from pinlaterd.model import JobKey, JobState, Payload, PendingKey
+from pinlaterd.model import JobKey, JobState, Payload, PendingKey, new_record
 
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 # Dropping a queue with its files may take long.
 _DROP_SECONDS = 300.0
 # How often maintenance looks into tables in which it expects nothing: each look is a statement.
@@ -162,7 +161,7 @@ class MysqlEngine(Store, StorageEngine):
                 rows += self.db.rows(
                     head + b"%b ORDER BY %b, local_id LIMIT %d" % (where, at, limit - len(rows))
                 )
-        return [_new(PendingKey, row) for row in rows]
+        return [new_record(PendingKey, row) for row in rows]
 
     def payloads(
         self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int

@@ -10,13 +10,13 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, groupby, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import AckResult, Batch, BatchResult, CheckpointResult, Requeued
 from pinlaterd.engines.batches import first_claims
 from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.scripts import LIMITS, RUN_JOBS, is_lean, lean_head
-from pinlaterd.model import Job, JobKey, Payload, PendingKey
+from pinlaterd.model import Job, JobKey, Payload, PendingKey, all_but_first
 
 # Keys that a script writes to, or that have to be sound for it to write, by apply.lua's letters.
 _ENQUEUE, _CLAIM, _SUCCESS, _ALL = "0b", "01bx", "12x", "0123bux"
@@ -27,14 +27,24 @@ _NUMBER = re.compile(r"(0|[1-9][0-9]{0,15})\Z")
 _NUMBERS_OF_CLAIMS = 9 * 10**15  # they are less, as in runs.lua
 
 
+class _Head(NamedTuple):
+    """What acks or claims of one command have in common. Behind the priority: of acks only."""
+
+    queue: str
+    priority: int
+    retry_ms: int | str | None = None  # when those that failed are due again; "": they succeeded
+    custom_status: str | None = None
+    named: str | None = None
+
+
 class _Run:
-    """Jobs whose acks or claims have `head` in common, which begins with queue and priority. `ops`,
-    `places`: of each, the op that it is of, and where it is there; `claims`: theirs, if any, by
-    what stands before their number, and that."""
+    """Jobs whose acks or claims have `head` in common. `ops`, `places`: of each, the op that it is
+    of, and where it is there; `claims`: theirs, if any, by what stands before their number, and
+    that."""
 
     __slots__ = ("claims", "head", "ids", "ops", "places")
 
-    def __init__(self, head: tuple[Any, ...]) -> None:
+    def __init__(self, head: _Head) -> None:
         self.head = head
         self.ids: list[int] = []
         self.claims: list[tuple[str, int]] = []
@@ -150,20 +160,22 @@ class Application:
             run.sort()
         named: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         for run in together:
-            named[run.head[:2]] += run.ids
+            named[run.head.queue, run.head.priority] += run.ids
         if all(len(set(local_ids)) == len(local_ids) for local_ids in named.values()):
             return together
         return self._acks_in_runs(alone=True)
 
     def _acks_in_runs(self, *, alone: bool) -> Collection[_Run]:
         runs: dict[object, _Run] = {}
-        for at, (queue, succeeded, failed) in enumerate(self._batch.acks):
-            for of_op in (succeeded, failed):
-                for priority, local_ids, status, delay_ms, claim in of_op:
-                    retry_ms = delay_ms if of_op is failed else None
+        for at, op in enumerate(self._batch.acks):
+            for of_op in (op.succeeded, op.failed):
+                for acks in of_op:
+                    local_ids, claim = acks.local_ids, acks.claim_descriptor
+                    status, named = acks.append_custom_status, "0" if claim is None else "1"
+                    retry_ms = acks.retry_delay_ms if of_op is op.failed else None
                     claims = () if claim is None else (_numbered(claim),) * len(local_ids)
                     for ids in ([each] for each in local_ids) if alone else (local_ids,):
-                        alike = (queue, priority, retry_ms, status, "0" if claim is None else "1")
+                        alike = (op.queue, acks.priority, retry_ms, status, named)
                         key = len(runs) if alone else alike
                         run = runs.get(key)
                         if run is None:
@@ -173,11 +185,11 @@ class Application:
 
     def _ack_head(
         self, queue: str, priority: int, delay_ms: int | None, status: str, named: str
-    ) -> tuple[Any, ...]:
+    ) -> _Head:
         place, failed = (self._stored[queue], priority), delay_ms is not None
         self._keys[place].add(_ALL if failed or status else _SUCCESS)
         retry_ms = "" if delay_ms is None else min(self._now_ms + delay_ms, LIMITS.run_after_ms)
-        return (*place, retry_ms, status[:_TEXT_CHARS], named)
+        return _Head(*place, retry_ms, status[:_TEXT_CHARS], named)
 
     def _checkpoints(self) -> list[Argument]:
         ops = self._batch.checkpoints
@@ -225,31 +237,33 @@ class Application:
         arguments: list[Argument] = [len(self._jobs)]
         for queue, jobs in self._jobs.items():
             runs = [
-                (alike, whole[begin : begin + RUN_JOBS])
-                for alike, whole in [(alike, list(run)) for alike, run in groupby(jobs, _alike)]
+                whole[begin : begin + RUN_JOBS]
+                for whole in [list(run) for _, run in groupby(jobs, all_but_first)]
                 for begin in range(0, len(whole), RUN_JOBS)
             ]
             arguments += (queue, len(runs))
-            for (priority, run_after_ms, attempts, status), run in runs:
-                self._keys[queue, priority].add(_ENQUEUE)
-                due_ms, text, head = self._due(run_after_ms), status[:_TEXT_CHARS], b""
+            for run in runs:
+                first = run[0]
+                attempts, text = first.attempts_allowed, first.custom_status[:_TEXT_CHARS]
+                self._keys[queue, first.priority].add(_ENQUEUE)
+                due_ms, head = self._due(first.run_after_ms), b""
                 if is_lean(queue):
                     head = lean_head(attempts, self._now_ms, due_ms, text)
-                arguments += (len(run), priority, due_ms, attempts, text)
-                arguments += [head + job[0] for job in run]
+                arguments += (len(run), first.priority, due_ms, attempts, text)
+                arguments += [head + job.body for job in run]
         return arguments
 
     def _claim_runs(self) -> Collection[_Run]:
-        runs: dict[object, _Run] = {}
+        runs: dict[_Head, _Run] = {}
         for at, (op, payloads) in enumerate(zip(self._batch.claims, self._payloads, strict=True)):
             queue, begin = self._stored[op.queue], 0
             for claims in first_claims(op, len(payloads)):
-                priority, ids, _, claimer, number = claims
-                head = (queue, priority)
+                ids, claimer, number = claims.local_ids, claims.claimer, claims.first_claim
+                head = _Head(queue, claims.priority)
                 run = runs.get(head)
                 if run is None:
                     run = runs[head] = _Run(head)
-                    self._keys[queue, priority].add(_CLAIM)
+                    self._keys[queue, claims.priority].add(_CLAIM)
                 named: Iterable[tuple[str, int]]
                 named = zip(repeat(claimer), range(number, number + len(ids)), strict=False)
                 if number + len(ids) > _NUMBERS_OF_CLAIMS:
@@ -278,7 +292,11 @@ class Application:
                 for op in self._batch.checkpoints
                 for done in [[each for each in op.checkpoints if next(applied)]]
                 for requeued in [
-                    [_requeued(each.key, self._due(each.run_after_ms)) for each in done if each[3]]
+                    [
+                        _requeued(each.key, self._due(each.run_after_ms))
+                        for each in done
+                        if each.move_to_pending
+                    ]
                 ]
             ],
             releases=[
@@ -295,20 +313,21 @@ class Application:
 
     def _ack_results(self, answer: Sequence[Sequence[int]]) -> list[AckResult]:
         ops = self._batch.acks
-        if not any(answer) and all(run.head[2] == "" for run in self._acks):
+        if not any(answer) and all(run.head.retry_ms == "" for run in self._acks):
             return [AckResult(op.jobs, 0, 0, ()) for op in ops]
         failed, noop, requeued = [0] * len(ops), [0] * len(ops), [list[Requeued]() for _ in ops]
         for run, said in _answers(self._acks, answer):
-            _, priority, retry_ms, *_ = run.head
+            retry_ms = run.head.retry_ms
             missed, ended = {at for at in said if at > 0}, {-at for at in said if at < 0}
             for at in missed:
                 noop[run.ops[at - 1]] += 1
-            for at, (op, local_id) in enumerate(
-                zip(run.ops, run.ids, strict=True) if retry_ms != "" else (), 1
-            ):
+            if not isinstance(retry_ms, int):
+                continue
+            for at, (op, local_id) in enumerate(zip(run.ops, run.ids, strict=True), 1):
                 failed[op] += at not in missed
                 if at not in missed and at not in ended:
-                    requeued[op].append(_requeued(JobKey(priority, local_id), retry_ms))
+                    key = JobKey(run.head.priority, local_id)
+                    requeued[op].append(_requeued(key, retry_ms))
         return [
             AckResult(op.jobs - noop[at] - failed[at], failed[at], noop[at], requeued[at])
             for at, op in enumerate(ops)
@@ -317,11 +336,11 @@ class Application:
     def _given_ids(self, first_ids: Sequence[int]) -> list[range]:
         following = dict(zip(self._jobs, first_ids, strict=True))
         given = []
-        for queue, jobs in self._batch.enqueues:
-            stored = self._stored[queue]
+        for op in self._batch.enqueues:
+            stored, jobs = self._stored[op.queue], len(op.jobs)
             first = following.get(stored, 0)
-            following[stored] = first + len(jobs)
-            given.append(range(first, first + len(jobs)))
+            following[stored] = first + jobs
+            given.append(range(first, first + jobs))
         return given
 
     def _claimed(self, answer: Sequence[Sequence[int]]) -> list[list[Payload | None]]:
@@ -337,7 +356,8 @@ def _arguments(runs: Collection[_Run]) -> list[Argument]:
     arguments: list[Argument] = [sum([-(-len(run.ids) // RUN_JOBS) for run in runs])]
     for run in runs:
         for begin in range(0, len(run.ids), RUN_JOBS):
-            arguments += (*run.head, *run.ranges(begin))
+            arguments += [part for part in run.head if part is not None]
+            arguments += run.ranges(begin)
     return arguments
 
 
@@ -364,10 +384,6 @@ def _as_given(order: Sequence[int], answers: Sequence[Any]) -> Sequence[Any]:
     for at, answer in zip(order, answers, strict=True):
         found[at] = answer
     return found
-
-
-def _alike(job: Job) -> tuple[int, int | None, int, str]:
-    return job[1:]
 
 
 def _optional(value: bytes | str | int | None) -> bytes:

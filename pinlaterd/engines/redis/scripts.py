@@ -69,7 +69,6 @@ LIMITS = Limits(
 LEAN_MARK = "+"
 _LARGEST_I32 = 2**31 - 1
 _HEAD_FIELDS = 4
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 _LOCAL_ID = re.compile(rb"[1-9][0-9]{0,18}\Z")
 
 
@@ -106,9 +105,9 @@ def lean_payloads(
             body = body[status_bytes:]
         if update is not None and update.count(b" ") > 2:
             first, second, _rest = update.split(b" ", 2)
-            payloads.append((body, _attempts(first), _attempts(second)))
+            payloads.append(Payload(body, _attempts(first), _attempts(second)))
         else:
-            payloads.append((body, allowed, remaining))
+            payloads.append(Payload(body, allowed, remaining))
     return payloads
 
 
@@ -116,7 +115,7 @@ def plain_payloads(
     bodies: Sequence[bytes | None], allowed: Sequence[int], remaining: Sequence[int]
 ) -> list[Payload | None]:
     return [
-        None if body is None else (body, first, second)
+        None if body is None else Payload(body, first, second)
         for body, first, second in zip(bodies, allowed, remaining, strict=True)
     ]
 

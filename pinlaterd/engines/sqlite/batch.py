@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise, repeat
-from operator import concat, itemgetter
+from operator import concat
 from typing import NamedTuple
 
 from pinlaterd.engines.base import (
@@ -54,10 +54,11 @@ from pinlaterd.model import (
     JobKey,
     Payload,
     PendingKey,
+    all_but_first,
     claim_source,
+    defaults_behind,
+    new_record,
 )
-
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
 
 
 def apply_batch(tx: Transaction, batch: Batch) -> BatchResult:
@@ -204,14 +205,14 @@ def _fail(tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]) -> F
     held, ended, _, missed = _held_by(tx, queue, priority, acks, local_ids_of(acks))
     claims = held_claims(tx, ended)
     attempts = []
-    for _, local_ids, text, retry_delay_ms, _ in acks:
-        retry_at_ms = min(tx.now_ms + retry_delay_ms, LIMITS.run_after_ms)
-        for local_id in local_ids:
+    for alike in acks:
+        retry_at_ms = min(tx.now_ms + alike.retry_delay_ms, LIMITS.run_after_ms)
+        for local_id in alike.local_ids:
             claim = claims.get(JobKey(priority, local_id))
             if claim is None:
                 missed.add(local_id)
                 continue
-            status = _cut_status(claim.custom_status + text)
+            status = _cut_status(claim.custom_status + alike.append_custom_status)
             attempts.append(FailedAttempt(claim, retry_at_ms, status))
     return Failed(missed, fail_attempts(tx, held, ended, attempts))
 
@@ -292,10 +293,10 @@ def _job_row(
 def _release(tx: Transaction, op: ReleaseOp) -> list[Requeued]:
     runs, held = _held(tx, op.queue, [release.key for release in op.releases])
     released: list[HeldClaim] = []
-    for key, claim_descriptor in op.releases:
-        claim = held.get(key)
-        if claim is not None and claim.claim_descriptor == claim_descriptor:
-            released.append(held.pop(key))
+    for release in op.releases:
+        claim = held.get(release.key)
+        if claim is not None and claim.claim_descriptor == release.claim_descriptor:
+            released.append(held.pop(release.key))
     pending = sorted(claim.run.pending(claim.run_after_ms) for claim in released)
     tx.move(runs, sorted(claim.run for claim in released), pending)
     return [_requeued(claim.run, claim.run_after_ms) for claim in released]
@@ -307,47 +308,47 @@ def _release(tx: Transaction, op: ReleaseOp) -> list[Requeued]:
 def _enqueue(tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
     """Jobs of one queue, priority and run-after get consecutive ids, in their order: one run."""
     now_ms, most_chars = tx.now_ms, LIMITS.custom_status_chars
-    queue_ids = {queue: tx.store.queue_id(queue) for queue in {op[0] for op in ops}}
-    jobs = [
-        (
-            queue_ids[queue],
-            priority,
-            now_ms if run_after_ms is None else run_after_ms,
-            attempts,
-            now_ms,
-            status[:most_chars],
-            body,
-        )
-        for queue, of_op in ops
-        for body, priority, run_after_ms, attempts, status in of_op
-    ]
-    local_ids: Sequence[int] = tx.store.take_local_ids(len(jobs))
-    runs = _pending_runs(jobs, local_ids)
-    if len(runs) > 1 and len(runs) > len({run[2:] for run in runs}):
-        order = sorted(range(len(jobs)), key=[job[:3] for job in jobs].__getitem__)
-        runs = _pending_runs([jobs[at] for at in order], local_ids)
+    rows: list[tuple[object, ...]] = []
+    places: list[_Place] = []  # of the same jobs
+    for op in ops:
+        queue_id = tx.store.queue_id(op.queue)
+        for _, group in groupby(op.jobs, all_but_first):
+            alike = list(group)
+            job = alike[0]
+            run_after_ms = now_ms if job.run_after_ms is None else job.run_after_ms
+            place = (queue_id, job.priority, run_after_ms)
+            places += [place] * len(alike)
+            text = job.custom_status[:most_chars]
+            common = map(repeat, (*place, job.attempts_allowed, now_ms, text))
+            rows += zip([each.body for each in alike], *common)  # noqa: B905 - repeat has no end
+    local_ids: Sequence[int] = tx.store.take_local_ids(len(rows))
+    runs = _pending_runs(places, local_ids)
+    if len(runs) > 1 and len(runs) > len(set(places)):
+        order = sorted(range(len(rows)), key=places.__getitem__)
+        runs = _pending_runs([places[at] for at in order], local_ids)
         given = dict(zip(order, local_ids, strict=True))
-        local_ids = [given[at] for at in range(len(jobs))]
+        local_ids = [given[at] for at in range(len(rows))]
     tx.db.executemany(
-        "INSERT INTO jobs (local_id, queue, priority, run_after, attempts_allowed,"
-        " attempts_remaining, created_at, updated_at, custom_status, body)"
-        " VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?6, ?7, ?8)",
-        map(concat, zip(local_ids, strict=True), jobs),
+        "INSERT INTO jobs (local_id, body, queue, priority, run_after, attempts_allowed,"
+        " attempts_remaining, created_at, updated_at, custom_status)"
+        " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?7, ?8)",
+        map(concat, zip(local_ids, strict=True), rows),
     )
     tx.replace((), runs)
     if len(ops) == 1:
         return [local_ids]
-    ends = list(accumulate([len(op[1]) for op in ops], initial=0))
+    ends = list(accumulate([len(op.jobs) for op in ops], initial=0))
     return [local_ids[first:end] for first, end in pairwise(ends)]
 
 
-def _pending_runs(
-    jobs: Iterable[tuple[int, int, int, *tuple[object, ...]]], local_ids: Sequence[int]
-) -> list[Run]:
-    """`jobs`: in the order of these ids, which are consecutive."""
+_Place = tuple[int, int, int]  # queue, priority and run-after
+
+
+def _pending_runs(places: Iterable[_Place], local_ids: Sequence[int]) -> list[Run]:
+    """Return the runs of jobs in the order of these ids, which are consecutive."""
     runs = []
     first_id = local_ids[0] if local_ids else 0
-    for (queue_id, priority, run_after_ms), alike in groupby(jobs, itemgetter(0, 1, 2)):
+    for (queue_id, priority, run_after_ms), alike in groupby(places):
         last_id = first_id + sum([1 for _ in alike]) - 1
         runs.append(Run(first_id, last_id, queue_id, priority, PENDING, run_after_ms))
         first_id = last_id + 1
@@ -369,16 +370,18 @@ def _claim(tx: Transaction, batch: Batch) -> list[Sequence[Payload | None]]:
     absent: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for op, fitting in zip(batch.claims, payloads, strict=True):
         for claims in first_claims(op, len(fitting)):
-            if claims[1]:
-                by_place[op.queue, claims[0]].append(claims)
+            if claims.local_ids:
+                by_place[op.queue, claims.priority].append(claims)
         if None in fitting:
-            keys = [(claims[0], local_id) for claims in op.claims for local_id in claims[1]]
+            keys = [(claims.priority, i) for claims in op.claims for i in claims.local_ids]
             for (priority, local_id), payload in zip(keys, fitting, strict=False):
                 if payload is None:
                     absent[op.queue, priority].add(local_id)
     made = {
-        place: _claim_at(tx, tx.store.queue_id(place[0]), place[1], claims, absent[place])
-        for place, claims in by_place.items()
+        (queue, priority): _claim_at(
+            tx, tx.store.queue_id(queue), priority, claims, absent[queue, priority]
+        )
+        for (queue, priority), claims in by_place.items()
     }
     if not any(made.values()):
         return payloads
@@ -393,7 +396,7 @@ def _claim(tx: Transaction, batch: Batch) -> list[Sequence[Payload | None]]:
 
 
 def _priorities(op: ClaimOp) -> list[int]:
-    return [claims[0] for claims in op.claims for _ in claims[1]]
+    return [claims.priority for claims in op.claims for _ in claims.local_ids]
 
 
 def _claim_at(
@@ -401,7 +404,7 @@ def _claim_at(
 ) -> list[bool]:
     """Returns which of the jobs were PENDING, in order, or nothing if all were. If one is named
     twice, the first claim is made. Jobs that are `absent` have no row: they leave their run."""
-    local_ids = [local_id for alike in claims for local_id in alike[1]]
+    local_ids = [local_id for alike in claims for local_id in alike.local_ids]
     wanted = spans(local_ids)
     held = [run for run in holding(tx.db, queue_id, PENDING, wanted) if run.priority == priority]
     taken, left = split(held, wanted)
@@ -411,12 +414,13 @@ def _claim_at(
         return []
     free = {local_id for run in taken for local_id in run.local_ids}
     made, flags = [], []
-    for _, ids, _, claimer, first_claim in claims:
-        for number, local_id in enumerate(ids, first_claim):
-            flags.append(local_id in free and local_id not in absent)
+    for alike in claims:
+        for number, local_id in enumerate(alike.local_ids, alike.first_claim):
+            is_made = local_id in free and local_id not in absent
+            flags.append(is_made)
             free.discard(local_id)
-            if flags[-1]:
-                made.append(Run(local_id, local_id, *place, claimer, number))
+            if is_made:
+                made.append(Run(local_id, local_id, *place, alike.claimer, number))
     tx.replace(held, [*left, *merged(sorted(made))])
     return flags
 
@@ -424,7 +428,8 @@ def _claim_at(
 def _claim_runs(place: tuple[int, int, int, int], claims: Sequence[Claims]) -> list[Run]:
     """Mostly ids count up as claims do, within those of one op, and from one to the next."""
     runs = []
-    for _, ids, _, claimer, first_claim in claims:
+    for alike in claims:
+        ids, claimer, first_claim = alike.local_ids, alike.claimer, alike.first_claim
         first_id, last_id = ids[0], ids[-1]
         if last_id - first_id == len(ids) - 1 and list(ids) == list(range(first_id, last_id + 1)):
             runs.append(Run(first_id, last_id, *place, claimer, first_claim))
@@ -434,6 +439,9 @@ def _claim_runs(place: tuple[int, int, int, int], claims: Sequence[Claims]) -> l
             for number, local_id in enumerate(ids, first_claim)
         ]
     return list(merged(sorted(runs))) if len(runs) > 1 else runs
+
+
+_OTHERS_OF_PAYLOAD = defaults_behind(Payload, "attempts_remaining")  # which no column holds
 
 
 def read_payloads(
@@ -455,8 +463,7 @@ def read_payloads(
         (id_list(local_ids), queue_id, priority),
     )
     met = False
-    for row in rows:
-        body = row[0]
+    for body, allowed, remaining in rows:
         if body is None:
             append(None)
             continue
@@ -464,6 +471,7 @@ def read_payloads(
         if most_bytes < 0 and met:
             rows.close()
             break
-        append(row)
+        fields = (body, allowed, remaining)
+        append(new_record(Payload, fields + _OTHERS_OF_PAYLOAD))
         met = True
     return payloads

@@ -49,9 +49,7 @@ from pinlaterd.engines.sqlite.runs import (
 )
 from pinlaterd.engines.sqlite.searcher import SqliteSearcher, stored_jobs
 from pinlaterd.engines.sqlite.store import Store, Transaction
-from pinlaterd.model import JobKey, JobState, Payload, PendingKey
-
-_new = tuple.__new__  # half the cost of calling a NamedTuple, for each job of a batch
+from pinlaterd.model import JobKey, JobState, Payload, PendingKey, new_record
 
 _BEFORE_ALL = PendingKey(-(2**63), 0)
 _DELETE_JOBS = "DELETE FROM jobs WHERE local_id BETWEEN ? AND ?"
@@ -117,7 +115,7 @@ class SqliteEngine(Store, StorageEngine):
             for run_after_ms, first_id, last_id in rows:
                 from_id = max(first_id, behind_id + 1) if run_after_ms == at_ms else first_id
                 local_ids = range(from_id, last_id + 1)[: limit - len(keys)]
-                keys += [_new(PendingKey, (run_after_ms, local_id)) for local_id in local_ids]
+                keys += [new_record(PendingKey, (run_after_ms, local_id)) for local_id in local_ids]
                 if len(keys) == limit:
                     break
             return keys
@@ -197,7 +195,10 @@ class SqliteEngine(Store, StorageEngine):
                 "UPDATE jobs SET attempts_allowed = max(attempts_allowed, ?),"
                 " attempts_remaining = ?, run_after = ?, updated_at = ?"
                 " WHERE local_id BETWEEN ? AND ?",
-                [(attempts, attempts, run_after_ms, now_ms, *run[:2]) for run in failed],
+                [
+                    (attempts, attempts, run_after_ms, now_ms, run.first_id, run.last_id)
+                    for run in failed
+                ],
             )
             tx.move(held, sorted(failed), [run.pending(run_after_ms) for run in sorted(failed)])
         return [
@@ -308,4 +309,4 @@ def make_engine(shard: ShardSettings, _server: ServerSettings) -> SqliteEngine:
 def _delete(tx: Transaction, held: Sequence[Run], found: Sequence[Run]) -> None:
     """Delete the jobs of `found`, which are parts of `held`."""
     tx.move(held, sorted(found))
-    tx.db.executemany(_DELETE_JOBS, [run[:2] for run in found])
+    tx.db.executemany(_DELETE_JOBS, [(run.first_id, run.last_id) for run in found])

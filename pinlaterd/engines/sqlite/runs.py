@@ -10,14 +10,12 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS
 from pinlaterd.engines.counts import Depths
 from pinlaterd.model import JobState
-
-_new = tuple.__new__  # half the cost of calling a NamedTuple
-Span = tuple[int, int]  # local ids from and to, ends included
 
 # As plain integers, which sqlite3 binds quickly.
 PENDING, IN_PROGRESS, SUCCEEDED, FAILED = map(int, JobState)
@@ -41,6 +39,11 @@ _OLDEST = (
     " WHERE queue = ? AND state = ? AND priority = ? AND at BETWEEN ? AND ?"
     " ORDER BY at, last_id LIMIT ?"
 )
+
+
+class Span(NamedTuple):
+    first_id: int
+    last_id: int  # ends included
 
 
 class Run(NamedTuple):
@@ -73,19 +76,19 @@ class Run(NamedTuple):
         number = self.claim_number
         if number is not None:
             number += first_id - self.first_id
-        return Run(first_id, last_id, *self[2:7], number)
+        return self._replace(first_id=first_id, last_id=last_id, claim_number=number)
 
     def pending(self, run_after_ms: int) -> Run:
         """The same jobs without claim."""
-        return Run(*self[:4], PENDING, run_after_ms)
+        return self._replace(state=PENDING, at_ms=run_after_ms, claimer=None, claim_number=None)
 
 
 def claimed(run: Run, claim_descriptor: str) -> Run:
     """The same jobs, of which the first has this claim."""
     found = _CLAIM.fullmatch(claim_descriptor)
     if found is None:
-        return Run(*run[:6], claim_descriptor)
-    return Run(*run[:6], found[1], int(found[2]))
+        return run._replace(claimer=claim_descriptor, claim_number=None)
+    return run._replace(claimer=found[1], claim_number=int(found[2]))
 
 
 def spans(local_ids: Collection[int]) -> list[Span]:
@@ -96,10 +99,10 @@ def spans(local_ids: Collection[int]) -> list[Span]:
     if not ordered:
         return []
     if ordered[-1] - ordered[0] == len(ordered) - 1:
-        return [(ordered[0], ordered[-1])]
+        return [Span(ordered[0], ordered[-1])]
     gaps = [at for at in range(1, len(ordered)) if ordered[at] != ordered[at - 1] + 1]
     return [
-        (ordered[first], ordered[end - 1])
+        Span(ordered[first], ordered[end - 1])
         for first, end in zip([0, *gaps], [*gaps, len(ordered)], strict=True)
     ]
 
@@ -107,9 +110,9 @@ def spans(local_ids: Collection[int]) -> list[Span]:
 def holding(db: sqlite3.Connection, queue_id: int, state: int, wanted: Sequence[Span]) -> list[Run]:
     """The runs that hold jobs of `wanted` which are in `state`, in order."""
     held: dict[int, Run] = {}  # one may hold several of `wanted`
-    for first_id, last_id in wanted:
-        for row in db.execute(_HOLDING, (first_id, last_id, queue_id, state)):
-            held[row[0]] = _new(Run, row)
+    for span in wanted:
+        for row in db.execute(_HOLDING, (span.first_id, span.last_id, queue_id, state)):
+            held[row[0]] = Run(*row)
     return list(held.values())
 
 
@@ -155,16 +158,18 @@ def split(
     outside: list[Run] = []
     at, end = 0, len(wanted)
     for run in runs:
-        first_id, last_id = run[:2]
-        while at < end and wanted[at][1] < first_id:
+        first_id, last_id = run.first_id, run.last_id
+        while at < end and wanted[at].last_id < first_id:
             at += 1
-        while at < end and wanted[at][0] <= last_id:
-            from_id, to_id = max(wanted[at][0], first_id), min(wanted[at][1], last_id)
+        while at < end and wanted[at].first_id <= last_id:
+            from_id = max(wanted[at].first_id, first_id)
+            to_id = min(wanted[at].last_id, last_id)
             if from_id > first_id:
                 outside.append(run.cut(first_id, from_id - 1))
-            inside.append(run if to_id - from_id == last_id - run[0] else run.cut(from_id, to_id))
+            is_whole = to_id - from_id == last_id - run.first_id
+            inside.append(run if is_whole else run.cut(from_id, to_id))
             first_id = to_id + 1
-            if wanted[at][1] > last_id:
+            if wanted[at].last_id > last_id:
                 break
             at += 1
         if first_id <= last_id:
@@ -179,7 +184,7 @@ def merged(runs: Iterable[Run]) -> Iterator[Run]:
         if last is None:
             last = run
         elif _follows(last, run):
-            last = Run(last.first_id, run.last_id, *last[2:])
+            last = last._replace(last_id=run.last_id)
         else:
             yield last
             last = run
@@ -187,9 +192,12 @@ def merged(runs: Iterable[Run]) -> Iterator[Run]:
         yield last
 
 
+_in_common = attrgetter("queue_id", "priority", "state", "at_ms", "claimer")
+
+
 def _follows(run: Run, other: Run) -> bool:
     """Whether one run can hold the jobs of both."""
-    if run.last_id + 1 != other.first_id or run[2:7] != other[2:7]:
+    if run.last_id + 1 != other.first_id or _in_common(run) != _in_common(other):
         return False
     if run.claim_number is None:
         return not run.claimer

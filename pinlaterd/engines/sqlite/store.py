@@ -59,10 +59,12 @@ class Transaction:
         """Write `new` in place of `old`."""
         changes = self.depth_changes
         for run in old:
-            changes[run[2], run[3], _STATES[run[4]]] -= run[1] - run[0] + 1
+            jobs = run.last_id - run.first_id + 1
+            changes[run.queue_id, run.priority, _STATES[run.state]] -= jobs
         for run in new:
-            changes[run[2], run[3], _STATES[run[4]]] += run[1] - run[0] + 1
-        if gone := {run[0] for run in old}.difference([run[0] for run in new]):
+            jobs = run.last_id - run.first_id + 1
+            changes[run.queue_id, run.priority, _STATES[run.state]] += jobs
+        if gone := {run.first_id for run in old}.difference([run.first_id for run in new]):
             self.db.executemany(
                 "DELETE FROM runs WHERE first_id = ?", [(first_id,) for first_id in gone]
             )

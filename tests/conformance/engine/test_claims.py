@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.engines.base import Batch, Checkpoint, ClaimOp, ClaimRoom, EnqueueOp, Release
-from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey
 from tests.conformance.engine.harness import Ack, Claim, EngineHarness, ack_op, claim_op
 
 
 def test_a_payload_in_memory_is_handed_out_without_a_read(store: EngineHarness):
     store.enqueue(b"a", b"b")
     first, second = store.wanted()
-    fresh = (b"a", 2, 2)
+    fresh = Payload(b"a", 2, 2)
 
     [payloads] = store.engine.apply(
         Batch(claims=[claim_op("mail", [first._replace(payload=fresh), second])]), store.now_ms
@@ -58,7 +58,7 @@ def test_in_the_place_of_a_job_that_is_not_pending_no_other_is_claimed(
 ):
     """Of jobs whose numbers count up, with others behind them."""
     keys = store.enqueue(*[b"%d" % number for number in range(6)])
-    claims = [store.claim_on(key)._replace(payload=(b"x", 2, 2)) for key in keys[:4]]
+    claims = [store.claim_on(key)._replace(payload=Payload(b"x", 2, 2)) for key in keys[:4]]
     store.engine.delete_keys("mail", JobState.PENDING, [keys[missing]])
 
     [found] = store.engine.apply(Batch(claims=[claim_op("mail", claims)]), store.now_ms).claims
@@ -71,7 +71,7 @@ def test_in_the_place_of_a_job_that_is_not_pending_no_other_is_claimed(
 def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
     [claimed] = store.in_progress(b"old")
     retry_at = PendingKey(store.now_ms, claimed.key.local_id)
-    again = store.claim_on(claimed.key)._replace(payload=(b"old", 2, 1))
+    again = store.claim_on(claimed.key)._replace(payload=Payload(b"old", 2, 1))
     batch = Batch(
         acks=[ack_op("mail", (), [Ack(claimed.key)])],
         enqueues=[EnqueueOp("mail", [Job(b"new")])],
@@ -89,7 +89,7 @@ def test_a_batch_goes_from_acks_to_claims(store: EngineHarness):
 def test_a_job_enqueued_and_claimed_in_one_batch(store: EngineHarness):
     [key] = store.enqueue(b"first")
     coming = JobKey(1, key.local_id + 1)
-    claim = Claim(coming, "host:9010:1:worker:1", (b"second", 2, 2))
+    claim = Claim(coming, "host:9010:1:worker:1", Payload(b"second", 2, 2))
 
     result = store.engine.apply(
         Batch(
@@ -154,7 +154,7 @@ def test_claims_end_before_what_does_not_fit(
     before = [store.job(key) for key in keys]
     claims = store.wanted()
     for number in in_memory:
-        claims[number] = claims[number]._replace(payload=(bodies[number], 2, 2))
+        claims[number] = claims[number]._replace(payload=Payload(bodies[number], 2, 2))
     ops = [
         claim_op("mail", [claims[number] for number in numbers], most_bytes, at_least_one=one)
         for numbers, most_bytes, one in asked

@@ -31,7 +31,7 @@ def hashes(stranger: redis.Redis, shard: str) -> Callable[[], int]:
     return lambda: sum(1 for _ in stranger.scan_iter(f"plh_{shard}_*", count=1000))
 
 
-@pytest.mark.parametrize("payload", [None, (b"a", 2, 2)])
+@pytest.mark.parametrize("payload", [None, Payload(b"a", 2, 2)])
 def test_it_is_not_claimed(
     store: EngineHarness, evict: Evict, hashes: Callable[[], int], payload: Payload | None
 ):

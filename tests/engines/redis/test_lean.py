@@ -178,7 +178,7 @@ def test_a_job_that_a_hand_took_from_the_midst_of_a_claim_is_not_claimed(
     lean: EngineHarness, stranger: redis.Redis, shard: str
 ):
     keys = lean.enqueue(*[b"x"] * 6)
-    wanted = [claim._replace(payload=(b"x", 2, 2)) for claim in lean.wanted(limit=5)]
+    wanted = [claim._replace(payload=Payload(b"x", 2, 2)) for claim in lean.wanted(limit=5)]
     stranger.zrem(f"plq_{shard}_+{QUEUE}.p1_s0", str(keys[2].local_id))
 
     [claimed] = lean.engine.apply(Batch(claims=[claim_op(QUEUE, wanted)]), lean.now_ms).claims
@@ -383,7 +383,7 @@ def test_a_queue_that_another_writer_created_as_well_is_deleted_with_ours(
 # --- evicted and damaged ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("payload", [None, (b"a", 2, 2)])
+@pytest.mark.parametrize("payload", [None, Payload(b"a", 2, 2)])
 def test_jobs_that_were_evicted_are_not_claimed(
     lean: EngineHarness, stranger: redis.Redis, shard: str, payload: Payload | None
 ):
@@ -416,7 +416,7 @@ def test_what_is_something_else_is_told_of_and_nothing_is_written(
     [running] = lean.in_progress(b"x")
     lean.enqueue(b"y")
     before = lean.depths()
-    claims = [claim._replace(payload=(b"y", 2, 2)) for claim in lean.wanted()]
+    claims = [claim._replace(payload=Payload(b"y", 2, 2)) for claim in lean.wanted()]
     name = f"{kind}_{shard}_+{QUEUE}" + (".p1" if kind == "plx" else "")
     stranger.delete(name)
     stranger.set(name, "no such thing")
