@@ -87,7 +87,7 @@ _STATUS_COLUMNS: Sequence[command.Column] = (
 _STATUS_SHARD_COLUMNS: Sequence[command.Column] = (
     ("shard", "name"),
     ("engine", "engine"),
-    ("state", "state"),
+    ("state", lambda shard: f"{shard['state']}{', degraded' if shard['degraded'] else ''}"),
     ("enqueues", enqueues),
 )
 SERVER_COLUMNS: Sequence[command.Column] = (
@@ -101,7 +101,8 @@ SERVER_COLUMNS: Sequence[command.Column] = (
 
 
 def _print_status(status: command.Facts) -> None:
-    health = "healthy" if status["healthy"] else "NOT healthy"
+    degraded = any(shard["degraded"] for shard in status["shards"])
+    health = ("degraded" if degraded else "healthy") if status["healthy"] else "NOT healthy"
     click.echo(
         f"pinlaterd {status['version']} in {command.printable(status['deployment'])}: {health}, "
         f"Thrift {status['thrift']}, statistics {status['stats']}"

@@ -335,6 +335,8 @@ class Cluster:
             "state": state or STOPPED,
             "healthy": state == ProcessState.SERVING,
             "dequeue_only": shard.dequeue_only,
+            "degraded": "",
+            "takes_jobs": state == ProcessState.SERVING and not shard.dequeue_only,
             "warnings": [],
             "server": "",
         }

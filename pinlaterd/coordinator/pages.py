@@ -114,7 +114,11 @@ class Pages:
     async def _health(self, _request: web.Request) -> web.Response:
         found = self._status()
         return web.json_response(
-            {"healthy": found["healthy"], "problems": found["problems"]},
+            {
+                "healthy": found["healthy"],
+                "problems": found["problems"],
+                "degraded": {s["name"]: s["degraded"] for s in found["shards"] if s["degraded"]},
+            },
             status=HTTPStatus.OK if found["healthy"] else HTTPStatus.SERVICE_UNAVAILABLE,
         )
 

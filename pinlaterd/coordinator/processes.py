@@ -27,7 +27,7 @@ from pinlaterd.config.layout import (
 from pinlaterd.config.schema import Config, ShardSettings
 from pinlaterd.coordinator.placement import ShardState
 from pinlaterd.stats import StatsSnapshot, apply, empty, forget, merge, raised, totals
-from pinlaterd.wire.control import UNHEALTHY_SHARDS, ProcessState, Report
+from pinlaterd.wire.control import TAKES_JOBS, UNHEALTHY_SHARDS, ProcessState, Report
 
 SILENT_SECONDS = 3.0  # three reports missed
 
@@ -242,6 +242,8 @@ class ShardStatus(TypedDict):
     state: str
     healthy: bool
     dequeue_only: bool
+    degraded: str  # why its store can't be relied on, or takes no jobs
+    takes_jobs: bool
     warnings: Sequence[str]
     server: str  # that owns it, "" if there is only this one
 
@@ -300,6 +302,9 @@ def status(config: Config, views: Sequence[ProcessView], about: About) -> Status
     processes = _processes(config, views)
     shards = [_shard(shard, processes) for shard in config.shards.values()]
     problems = _problems(config, processes)
+    if not config.server.cluster and not any(shard["takes_jobs"] for shard in shards):
+        degraded = [shard for shard in shards if shard["degraded"]]
+        problems += [f"shard-{s['name']} takes no jobs: {s['degraded']}" for s in degraded]
     return {
         **about,
         "version": __version__,
@@ -368,12 +373,15 @@ def _process(config: Config, view: ProcessView) -> ProcessStatus:
 def _shard(shard: ShardSettings, processes: Sequence[ProcessStatus]) -> ShardStatus:
     mine = [process for process in processes if process["name"] == shard_program(shard.name)]
     serving = [process for process in mine if process["state"] == ProcessState.SERVING]
+    takes_jobs = any(process["facts"].get(TAKES_JOBS) != "no" for process in serving)
     return {
         "name": shard.name,
         "engine": shard.engine,
         "state": (serving or mine)[0]["state"],
         "healthy": bool(serving),
         "dequeue_only": shard.dequeue_only,
+        "degraded": next(filter(None, [p["facts"].get("health warning") for p in serving]), ""),
+        "takes_jobs": takes_jobs and not shard.dequeue_only,
         "warnings": [text for process in mine for text in process["warnings"]],
         "server": "",
     }

@@ -31,6 +31,7 @@ from typing import NamedTuple, Protocol
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, Times
 
 NO_BOUND = 1 << 62
+TRIED_BYTES = 60_000  # of StorageEngine.try_enqueue: what the least of tables holds
 NO_TIME_MS = -(1 << 62)  # before all that is stored
 EARLIEST_MS, LATEST_MS = -(2**63), 2**63 - 1  # as bounds of a search
 
@@ -332,6 +333,11 @@ class StorageEngine(Protocol):
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         """Carry out `batch` in one durable commit. Queues in it exist."""
         ...
+
+    def try_enqueue(self, queue: str) -> None:
+        """Write as much as an enqueue to `queue` might, and leave nothing behind: whether there is
+        room, and the store takes writes. Raises StorageError."""
+        return
 
     # queues
 

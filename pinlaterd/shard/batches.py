@@ -131,7 +131,7 @@ class Batches:
             self._conclude_empty(dequeue, batch.now_ms)
         if refusal and not isinstance(refusal, StorageFull) and not self._engine.failure:
             # Once, however many calls it refused.
-            self._state.health.failed(self._clock.monotonic())
+            self._state.health.failed(self._clock.monotonic(), refusal.message)
 
     def _fill(self, batch: _Batch) -> None:
         backlog, replies = self.backlog, self._replies
@@ -227,6 +227,7 @@ class Batches:
                 operations = others if locked else ()
                 continue
             except StorageNotCommitted as error:
+                self._state.note_refusal(error)
                 if len(operations) > 1 and not self._engine.failure:
                     return self._apart(operations, error, now_ms)
                 self._refuse(operations, error, now_ms)
@@ -246,6 +247,8 @@ class Batches:
         stats, now = self._state.stats, self._clock.monotonic()
         self._state.heard_at = started
         self._state.health.succeeded(now - started, now)
+        if batch.enqueues:
+            self._state.health.stored()
         stats.record("shard_batch_jobs", sum([operation.in_commit for operation in operations]))
         stats.record("shard_commit_ms", (now - started) * 1000)
         if self._locks.known:

@@ -4,7 +4,8 @@ Outcomes go in, a verdict comes out. A store is healthy until it fails several t
 too often within a window, or takes much longer than it is used to; then it is degraded, with the
 reason, until a few uses in a row have gone well. Routers send a degraded shard no new work as long
 as others can take it; acks still come, and a probe every second. What a store refuses beyond doubt,
-because it is full, is no failure of it: its jobs have to go, so that there is room again.
+because it is full, is no failure of it: its jobs have to go, so that there is room again. Such a
+store takes dequeues and acks as before, and what it says is told to those who run it (`no_room`).
 
 What meets a lock has changed nothing. The calls of that queue wait here, outside of any commit, and
 are tried again ten times a second. Once the lock has lasted for `PATIENCE_SECONDS`, as long as a
@@ -40,14 +41,16 @@ _RECENT_PART, _RECENT_SECONDS, _MOST_RECENT_PART = 0.1, 4.0, 0.5
 
 
 class StoreHealth:
-    """The verdict on one store. `reason` is "" while it is healthy."""
+    """The verdict on one store. `reason` is "" while it is healthy, `no_room` while it takes jobs;
+    `cause` is what the store said when it failed last."""
 
     def __init__(self, server: ServerSettings) -> None:
         """Its limits are the settings `health_…`."""
         self._settings = server
-        self.reason = ""
+        self.reason = self.cause = self.no_room = ""
         self._failures_in_row = 0
         self._good_in_row = 0
+        self._stored_in_row = 0
         self._used: Counter[int] = Counter()  # by second, within the window
         self._failed: Counter[int] = Counter()
         self._uses = 0  # that went well while it was healthy, ever
@@ -62,6 +65,8 @@ class StoreHealth:
     def succeeded(self, seconds: float, now: float) -> None:
         """A use went well, and took so long."""
         self._failures_in_row = 0
+        if not self.reason:
+            self.cause = ""
         self._note(int(now), failures=0)
         part = max(_RECENT_PART, (now - self._last_use) / _RECENT_SECONDS)
         self._recent += min(part, _MOST_RECENT_PART) * (seconds - self._recent)
@@ -81,8 +86,19 @@ class StoreHealth:
             return
         self._normal += part * (seconds - self._normal)
 
-    def failed(self, now: float) -> None:
-        """A use failed."""
+    def is_full(self, why: str) -> None:
+        """Note that the store refused jobs for lack of room."""
+        self.no_room, self._stored_in_row = why, 0
+
+    def stored(self) -> None:
+        """Note that the store took jobs."""
+        self._stored_in_row += 1
+        if self._stored_in_row >= GOOD_IN_A_ROW:
+            self.no_room = ""
+
+    def failed(self, now: float, cause: str = "") -> None:
+        """Note that a use failed."""
+        self.cause = cause
         self._failures_in_row += 1
         self._good_in_row = 0
         self._note(int(now), failures=1)

@@ -24,6 +24,7 @@ from pinlaterd.lifecycle import StopSignal, count_dropped_lines, set_up_log
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
+    TAKES_JOBS,
     ControlClient,
     ProcessState,
     Snapshot,
@@ -420,7 +421,8 @@ class ShardLoop:
         service.searches.tick()
         if service.serving:
             state = ProcessState.SERVING
-            warnings = {"health warning": service.degraded, "clock warning": self._clock.warning}
+            warnings = {"health warning": service.warning, "clock warning": self._clock.warning}
+            warnings[TAKES_JOBS] = "no" if service.refuses_jobs else ""
         else:
             state, warnings = ProcessState.STARTING, {"store warning": service.store_error}
         self._control.report(state, {**self._facts(), **warnings})

@@ -20,8 +20,9 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 from random import Random
 
-from pinlaterd.errors import StorageLocked
+from pinlaterd.errors import StorageFull, StorageLocked
 from pinlaterd.model import JobState
+from pinlaterd.shard.health import WHOLE_STORE
 from pinlaterd.shard.state import ShardState
 from pinlaterd.shard.tasks import Pace, Steps
 from pinlaterd.shard.timekeeping import Timekeeper
@@ -187,9 +188,10 @@ class Maintenance:
         self._state.stats.peak("shard_clock_step_ms", round(abs(self._clock.step_ms)))
 
     def _probe(self) -> None:
-        """Use a degraded store, so that a shard without work finds out when it is well again."""
+        """Use a degraded store, so that a shard without work finds out when it is well again, or
+        has room."""
         state = self._state
-        if not state.health.degraded:
+        if not (state.health.degraded or state.health.no_room):
             return
         queues = state.ready.queues()
         queue = next((name for name in queues if state.locks.holding([name]) is None), None)
@@ -200,6 +202,13 @@ class Maintenance:
             # A server may have waited for a lock: the next probe uses another queue.
             with contextlib.suppress(StorageLocked):
                 state.read_pending(queue, 1, after=None, until_ms=0, limit=1)
+        try:
+            with contextlib.suppress(StorageLocked), state.locks.trying(queue or WHOLE_STORE):
+                state.engine.try_enqueue(queue or "")
+                state.health.stored()
+        except StorageFull as error:
+            state.note_refusal(error)
+            return
         if queue is None or state.locks.holding([queue]) is None:
             now = self._clock.monotonic()
             state.health.succeeded(now - began, now)

@@ -145,7 +145,7 @@ class ShardService:
             raise
         except StorageError as error:
             self.store_error = error.message
-            self._state.health.failed(now)
+            self._state.health.failed(now, error.message)
             self._reopen_later(now)
             log.error("can't open its store: %s", error.message)
 
@@ -162,7 +162,7 @@ class ShardService:
         log.error("closes its store to open it again: %s", error.message)
         state = self._state
         self.serving, self.store_error = False, error.message
-        state.health.failed(self._clock.monotonic())
+        state.health.failed(self._clock.monotonic(), error.message)
         state.stats.count("shard_store_failures")
         told = f"{error.message}; whether the call was carried out is not known"
         self._abandon(ShardConnectionFailed([self.name], told))
@@ -197,6 +197,19 @@ class ShardService:
     def degraded(self) -> str:
         """Say why routers should send new work elsewhere, if they can; "" if they need not."""
         return self._state.health.reason or self.store_error
+
+    @property
+    def warning(self) -> str:
+        """Say why the store takes no jobs, or can't be relied on, in its words; "" if it can."""
+        health = self._state.health
+        cause = f": {health.cause}" if health.reason and health.cause else ""
+        return health.no_room or f"{self.degraded}{cause}"
+
+    @property
+    def refuses_jobs(self) -> bool:
+        """Return whether enqueues fail until the store is mended or has room."""
+        health = self._state.health
+        return bool(health.no_room or (health.reason and health.cause))
 
     @property
     def calls_wait(self) -> bool:
@@ -267,7 +280,7 @@ class ShardService:
         for step in self._maintenance.steps_of_tick():
             if self.serving:
                 self._guarded(step, can_wait=True)
-        self._state.stats.gauge("shard_ailing", int(bool(self.degraded)))
+        self._state.stats.gauge("shard_ailing", int(bool(self.warning)))
 
     # --- batches -------------------------------------------------------------------------------
 
@@ -309,6 +322,7 @@ class ShardService:
             if not can_wait or not isinstance(error, StorageNotCommitted):
                 self._break(error)
                 return
+            self._state.note_refusal(error)
             log.warning("its store refused what can wait: %s", error.message)
         if self._engine.failure:
             self._break(StorageError(self._engine.failure))

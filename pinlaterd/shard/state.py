@@ -16,7 +16,13 @@ from typing import Any
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.engines.base import AckResult, CheckpointResult, Requeued, StorageEngine
-from pinlaterd.errors import PinLaterError, QueueNotFound, ShardConnectionFailed, StorageError
+from pinlaterd.errors import (
+    PinLaterError,
+    QueueNotFound,
+    ShardConnectionFailed,
+    StorageError,
+    StorageFull,
+)
 from pinlaterd.model import (
     Job,
     JobDescriptor,
@@ -224,7 +230,13 @@ class ShardState:
         if self.is_shared and self.clock.monotonic() > self.heard_at + _CONFIRM_SECONDS:
             self.heartbeat()
 
+    def note_refusal(self, error: StorageError) -> None:
+        """Remember that the store is full, if that is why it refused something."""
+        if isinstance(error, StorageFull):
+            self.health.is_full(error.message)
+
     def unable(self, error: StorageError) -> ShardConnectionFailed:
+        self.note_refusal(error)
         return ShardConnectionFailed([self.name], error.message)
 
     # --- jobs come and go -----------------------------------------------------------------

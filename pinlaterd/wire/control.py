@@ -56,6 +56,7 @@ _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 1000
 Rates = Mapping[str, Annotated[float, msgspec.Meta(ge=0)]]  # by queue
 
 
+TAKES_JOBS = "takes jobs"  # a fact of shards: "no" while the store refuses them
 UNHEALTHY_SHARDS = "unhealthy shards"  # a fact of routers: names, with a comma and a space between
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from http import HTTPStatus
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -15,6 +19,7 @@ from tests.faults.small_disk import SmallDisk, fill
 pytestmark = pytest.mark.service
 
 DISK_BYTES = 12 * 1024 * 1024
+BODY = bytes(100_000)
 
 
 @pytest.fixture
@@ -40,6 +45,37 @@ def test_a_full_disk_loses_nothing_and_is_got_over(
         deployment.wait_until_serving()
 
     load.check(claims_may_be_lost=True)
+
+
+def test_shards_without_room_are_degraded_until_there_is_some(
+    deployment: Deployment, wait_until: WaitUntil
+):
+    """Without a client that writes meanwhile."""
+    filler = deployment.folder / "data/filler"
+
+    def degraded() -> list[str]:
+        return [shard["degraded"] for shard in deployment.status()["shards"] if shard["degraded"]]
+
+    with deployment.client() as client:
+        client.create_queue("mail")
+        fill(filler)
+        for _ in deployment.status()["shards"]:  # each refuses those that it is asked
+            with pytest.raises(Overloaded):
+                client.enqueue("mail", [BODY])
+        wait_until(lambda: len(degraded()) == len(deployment.status()["shards"]))
+
+        status = deployment.status()
+        assert all("the store is full" in text and "make room" in text for text in degraded())
+        assert len(status["problems"]) == len(degraded())
+        with pytest.raises(HTTPError) as unavailable:
+            urlopen(f"http://{status['stats']}/health")
+        assert unavailable.value.code == HTTPStatus.SERVICE_UNAVAILABLE
+        assert len(json.loads(unavailable.value.read())["degraded"]) == len(degraded())
+        wait_until(lambda: deployment.stats()["gauges"]["shard_ailing"] == len(degraded()))
+        filler.unlink()
+        wait_until(lambda: not degraded() and deployment.status()["healthy"])
+
+        assert client.enqueue("mail", [BODY])
 
 
 def _says_so(error: BaseException) -> bool:

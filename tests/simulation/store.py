@@ -91,6 +91,8 @@ class ModelStore(ModelEngine):
 
     def heartbeat(self) -> None: ...
 
+    def try_enqueue(self, queue: str) -> None: ...
+
     def address(self) -> str:
         return ""
 

@@ -8,6 +8,7 @@ all that FAILED, and garbage by run-after, as it did.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,9 +17,11 @@ from functools import partial
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
     NO_TIME_MS,
+    TRIED_BYTES,
     Batch,
     BatchResult,
     Durability,
+    EnqueueOp,
     Expired,
     Finding,
     Requeued,
@@ -43,7 +46,7 @@ from pinlaterd.engines.mysql.statements import (
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import JOB_STATES, Table, create_database
-from pinlaterd.model import JobKey, JobState, Payload, PendingKey, new_record
+from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, new_record
 
 # Dropping a queue with its files may take long.
 _DROP_SECONDS = 300.0
@@ -51,6 +54,10 @@ _DROP_SECONDS = 300.0
 _SWEEP_SECONDS = 30.0
 # What follows the host in a claim (`ClaimDescriptors` of the shard), if a source has 14 characters.
 _CLAIM_BEHIND_HOST = 48
+
+
+class _RolledBack(Exception):
+    """Ends a transaction of which nothing is to be kept."""
 
 
 class MysqlEngine(Store, StorageEngine):
@@ -95,6 +102,17 @@ class MysqlEngine(Store, StorageEngine):
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         return self.transact(now_ms, lambda tx: apply_batch(self, tx, batch))
+
+    def try_enqueue(self, queue: str) -> None:
+        """The room that a row takes is found before its transaction ends: it is rolled back."""
+        op = EnqueueOp(queue, [Job(b" " * TRIED_BYTES)] if queue else [])
+
+        def enqueue_in_vain(tx: Transaction) -> None:
+            apply_batch(self, tx, Batch(enqueues=[op]))
+            raise _RolledBack
+
+        with contextlib.suppress(_RolledBack):
+            self.transact(0, enqueue_in_vain)
 
     # --- queues ------------------------------------------------------------------------------
 

@@ -96,6 +96,16 @@ function scripts.heartbeat()
   return begin_write(false) or { 'OK' }
 end
 
+-- Write what needs memory, and change nothing. Arguments: token, lease in ms.
+function scripts.try_enqueue()
+  local problem = begin_write(true)
+  local written = not problem and redis.pcall('APPEND', LEASE, '')
+  if type(written) == 'table' then
+    return { 'REFUSED', written.err }
+  end
+  return problem or { 'OK' }
+end
+
 -- Take a shard from its owner without becoming one, and keep others from it for a time: its server
 -- is about to be replaced. Arguments: a token that names us, for how many ms. The owner finds with
 -- its next write that it was deposed. What is held is free after that time.

@@ -42,9 +42,11 @@ def _scripts(file: str, *names: str, writes: bool = True) -> list[Script]:
 
 
 [APPLY] = _scripts("apply", "apply")
-OPEN, CLOSE, HEARTBEAT, HOLD, RELEASE_LEASE, CREATE_QUEUE, DELETE_QUEUE, VACUUM = _scripts(
-    *("owner", "open", "close", "heartbeat", "hold", "release_lease"),
-    *("create_queue", "delete_queue", "vacuum"),
+OPEN, CLOSE, HEARTBEAT, TRY_ENQUEUE, HOLD, RELEASE_LEASE, CREATE_QUEUE, DELETE_QUEUE, VACUUM = (
+    _scripts(
+        *("owner", "open", "close", "heartbeat", "try_enqueue", "hold", "release_lease"),
+        *("create_queue", "delete_queue", "vacuum"),
+    )
 )
 RESCORE, FORGET, RETRY_FAILED, DELETE_FIRST, DELETE_KEYS, RELEASE_EXPIRED = _scripts(
     *("slices", "rescore", "forget", "retry_failed", "delete_first", "delete_keys"),

@@ -251,6 +251,9 @@ class Store:
         except StorageNotCommitted as error:
             raise StorageError(error.message) from error
 
+    def try_enqueue(self, _queue: str) -> None:
+        self.write(scripts.TRY_ENQUEUE)
+
     # --- queues ------------------------------------------------------------------------------
 
     def queues(self) -> frozenset[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
     NO_TIME_MS,
+    TRIED_BYTES,
     Batch,
     BatchResult,
     Durability,
@@ -70,6 +71,14 @@ class SqliteEngine(Store, StorageEngine):
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         with self.commit(now_ms) as tx:
             return apply_batch(tx, batch)
+
+    def try_enqueue(self, queue: str) -> None:
+        """The room that it takes is found when the transaction is committed."""
+        with self.commit(now_ms=0) as tx:
+            put = "INSERT OR REPLACE INTO meta (key, value) VALUES ('room', zeroblob(?))"
+            tx.db.execute(put, (TRIED_BYTES,))
+        with self.commit(now_ms=0) as tx:
+            tx.db.execute("DELETE FROM meta WHERE key = 'room'")
 
     # --- queues ------------------------------------------------------------------------------
 

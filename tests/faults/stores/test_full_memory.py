@@ -69,19 +69,21 @@ def alone(
     free_port: FreePort,
     tmp_path_factory: pytest.TempPathFactory,
     new_deployment: Callable[..., Deployment],
-) -> Iterator[tuple[RedisServer, Client]]:
+) -> Iterator[tuple[RedisServer, Client, Deployment]]:
     """A server of one shard, and a client of the service that has no other."""
     server = RedisServer(redis_program, tmp_path_factory.mktemp("r"), free_port())
     server.start()
     deployment = new_deployment({"redis": shard_settings("redis", server.port)})
     deployment.up()
     with deployment.client() as client:
-        yield server, client
+        yield server, client, deployment
     server.stop()
 
 
-def test_the_only_shard_rejects_enqueues_and_goes_on(alone: tuple[RedisServer, Client]):
-    server, client = alone
+def test_the_only_shard_rejects_enqueues_and_goes_on(
+    alone: tuple[RedisServer, Client, Deployment], wait_until: WaitUntil
+):
+    server, client, deployment = alone
     client.create_queue("mail")
     descriptors = client.enqueue("mail", [b"x" * 1_000] * WAITING)
     claimed: list[ClaimedJob] = client.dequeue("mail", limit=10)
@@ -95,5 +97,10 @@ def test_the_only_shard_rejects_enqueues_and_goes_on(alone: tuple[RedisServer, C
     assert len(claimed) == WAITING
     states = {job.state for job in client.lookup(descriptors).values()}
     assert states == {JobState.SUCCEEDED}
+    wait_until(lambda: not deployment.status()["healthy"])
+    [problem] = deployment.status()["problems"]
+    assert "shard-redis takes no jobs" in problem
+    assert "raise maxmemory" in problem
     _make_room(server)
+    wait_until(lambda: deployment.status()["healthy"])  # though nobody enqueues
     assert client.enqueue("mail", [b"new"])
