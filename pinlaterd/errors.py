@@ -268,3 +268,8 @@ def how_many(number: int, singular: str, plural: str | None = None) -> str:
     """In a message: `1 job`, `2,000 jobs`. `plural`: what is not the singular and an s (`job is`,
     `jobs are`)."""
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
+
+
+def address_of(host: str, port: int) -> str:
+    """Return `host:port` as it stands in a URL: with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -13,12 +13,19 @@ maximum are exact.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import log
 from typing import NamedTuple, TypedDict
+
+
+def natural(name: str) -> str:
+    """Return the key by which py2 is sorted before py10."""
+    return re.sub(r"[0-9]+", lambda digits: digits[0].zfill(20), name)
+
 
 BODY_SIZE = "job_body_size_"
 STATES = ("pending", "in_progress", "succeeded", "failed")

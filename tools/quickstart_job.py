@@ -34,7 +34,7 @@ from pinlaterd.client import Client, ConnectionFailed, Job, JobRecord, JobState,
 from pinlaterd.config.layout import ETC, SHARDS_FILE, STATS_SOCKET, SUPERVISORD_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.errors import ConfigError, how_many
+from pinlaterd.errors import ConfigError, address_of, how_many
 from pinlaterd.lifecycle import prepare_streams
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -240,7 +240,7 @@ def start_service(directory: Path, server: ServerSettings) -> None:
         ):
             if is_taken(host, port):
                 raise NotAsPromised(
-                    f"{host}:{port} is taken by another program. Change "
+                    f"{address_of(host, port)} is taken by another program. Change "
                     f"{name.replace('-', '_')} in {directory}/etc/pinlaterd.yaml, or give a new "
                     f"--dir DIR without --{name}: it gets a free port"
                 )
@@ -424,10 +424,12 @@ def check(records: Mapping[str, JobRecord], enqueued: Enqueued) -> None:
 def show_results(client: Client, server: ServerSettings, records: Mapping[str, JobRecord]) -> None:
     print(f"\nJobs in queue {QUEUE}, earlier runs included:")
     for state in JobState:
-        count = client.count(QUEUE, state)
+        counts = [client.count(QUEUE, state)]
         if state is JobState.PENDING:
-            count += client.count(QUEUE, state, future=True)
-        print(f"  {state.name:<12} {count:>8}")
+            counts.append(client.count(QUEUE, state, future=True))
+        # A count ends at the server's limit for each shard.
+        bound = ">=" if max(counts) >= server.count_limit else ""
+        print(f"  {state.name:<12} {f'{bound}{sum(counts)}':>8}")
 
     longest = sorted(records, key=lambda d: figures_of(records[d]).lines, reverse=True)[:10]
     print("\nThe ten longest files, looked up by descriptor:")
@@ -462,7 +464,7 @@ def show_results(client: Client, server: ServerSettings, records: Mapping[str, J
 
 def call_metrics(server: ServerSettings) -> dict[str, Mapping[str, float]]:
     """The latencies of calls, from /stats.json."""
-    url = f"http://{server.stats_host}:{server.stats_port}/stats.json"
+    url = f"http://{address_of(server.stats_host, server.stats_port)}/stats.json"
     with urllib.request.urlopen(url, timeout=10) as response:
         stats: Mapping[str, Any] = json.load(response)
     prefix, suffix = "PinLaterService.", "_msec"
@@ -482,7 +484,7 @@ The service goes on running, on port {server.port}. Look around:
   {in_directory}{programs}/supervisorctl -c etc/supervisord.conf status
   {in_directory}{programs}/pinlater-admin status
   {in_directory}{programs}/pinlater-admin queue stats {QUEUE}
-  http://{server.stats_host}:{server.stats_port}/stats.txt has all figures
+  http://{address_of(server.stats_host, server.stats_port)}/stats.txt has all figures
 Stop it:
   {in_directory}{programs}/pinlaterd down
 A worker of your own is five lines away: "Your first worker" in README.md"""

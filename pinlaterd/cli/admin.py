@@ -252,8 +252,8 @@ def delete(*, name: str, password_file: IO[str] | None) -> None:
 def stats(*, name: str, seconds: float) -> None:
     """Show how many jobs are in each state, and how many come and go in a second.
 
-    SCHEDULED are the PENDING ones whose run-after is still to come. Counts stop at the server's
-    count_limit for each shard and priority.
+    SCHEDULED are the PENDING ones whose run-after is still to come. Large numbers are those of the
+    last second; they have a >= where a shard is still counting.
 
     Example: pinlater-admin queue stats mail --seconds 10
     """
@@ -262,9 +262,17 @@ def stats(*, name: str, seconds: float) -> None:
         counts |= {state.name: client.count(name, state) for state in JobState}
     with command.waiting(f"measuring for {seconds:g} s"):
         rates = _rates(name, seconds)
+    # A count ends at the server's limit for each shard and priority; gauges are a second old.
+    limit = command.server_settings().count_limit
+    cut_short = [state for state, jobs in counts.items() if jobs >= limit]
+    held = service_status.jobs_in(name) if cut_short else {}
+    counts |= {state: max(counts[state], held.get(state, 0)) for state in cut_short}
+    at_least = {*cut_short} - held.keys()
 
     def print_tables() -> None:
-        command.print_table((("state", 0), ("#jobs", 1)), counts.items())
+        bounds = {state: ">=" if state in at_least else "" for state in counts}
+        jobs: command.Column = ("#jobs", lambda state: f"{bounds[state[0]]}{state[1]}")
+        command.print_table((("state", 0), jobs), counts.items())
         click.echo()
         per_second: command.Column = ("#per second", lambda rate: f"{rate[1]:.1f}")
         command.print_table((("jobs", 0), per_second), rates.items())

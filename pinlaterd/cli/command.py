@@ -39,6 +39,7 @@ from pinlaterd.errors import (
 )
 from pinlaterd.lifecycle import ExitCode, escaped, prepare_streams
 from pinlaterd.model import JobRecord, JobState
+from pinlaterd.stats import natural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -320,15 +321,18 @@ def connect(*, max_connections: int = 1) -> Client:
     """A client of the service that is meant."""
     from pinlaterd.client import AddressInvalid, Client
 
-    host, port = _recall("host"), _recall("port")
-    server = _SERVER if host or port else _deployments_server()
+    server = server_settings()
+    host, port = _recall("host") or server.host, _recall("port") or server.port
     try:
-        return Client(host or server.host, port or server.port, max_connections=max_connections)
+        return Client(host, port, max_connections=max_connections)
     except AddressInvalid as error:
         raise click.UsageError(str(error)) from None
 
 
-def _deployments_server() -> ServerSettings:
+def server_settings() -> ServerSettings:
+    """Return the deployment's settings, or the defaults if --host or --port name the service."""
+    if _recall("host") or _recall("port"):
+        return _SERVER
     from pinlaterd.config.load import load_config
 
     try:
@@ -380,7 +384,7 @@ def show_jobs(descriptors: Sequence[str]) -> None:
 def show_queue_names() -> None:
     """One a line."""
     with connect() as client:
-        names = sorted(client.queue_names())
+        names = sorted(client.queue_names(), key=natural)
     show(names, "\n".join(map(printable, names)) if names else None)
 
 

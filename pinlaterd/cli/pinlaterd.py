@@ -23,7 +23,7 @@ from pinlaterd import __version__
 from pinlaterd.cli import command
 from pinlaterd.config.layout import ETC
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES
-from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError
+from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError, address_of
 from pinlaterd.lifecycle import ExitCode, exit_process, set_up_log
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -120,9 +120,10 @@ def up(*, directory: Path) -> None:
         result = service.up(directory, tell)
     server = result.config.server
     state = "serving" if result.changed else "already serving"
+    thrift, stats = (server.host, server.port), (server.stats_host, server.stats_port)
     click.echo(
-        f"{state}: Thrift on {server.host}:{server.port}, statistics on "
-        f"http://{server.stats_host}:{server.stats_port}, shards {', '.join(result.config.shards)}"
+        f"{state}: Thrift on {address_of(*thrift)}, statistics on http://{address_of(*stats)}, "
+        f"shards {', '.join(result.config.shards)}"
     )
 
 

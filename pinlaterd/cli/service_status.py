@@ -24,7 +24,7 @@ from pinlaterd.cli import command
 from pinlaterd.config.layout import shard_program
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.stats import Histogram, StatsSnapshot, empty, merge, percentiles, since
+from pinlaterd.stats import Histogram, StatsSnapshot, empty, merge, natural, percentiles, since
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -200,19 +200,30 @@ def find_shard(name: str) -> command.Facts | None:
 
 
 def _queue_names(stats: StatsSnapshot) -> list[str]:
-    return sorted(
-        name.removesuffix(_QUEUE_AGE) for name in stats["peaks"] if name.endswith(_QUEUE_AGE)
-    )
+    ages = (name for name in stats["peaks"] if name.endswith(_QUEUE_AGE))
+    return sorted((name.removesuffix(_QUEUE_AGE) for name in ages), key=natural)
 
 
-def _jobs_of(stats: StatsSnapshot) -> Mapping[str, int] | None:
-    """How many jobs a shard holds; None if it does not serve, or counts them."""
+def jobs_in(queue: str) -> Mapping[str, int]:
+    """Return how many jobs of a queue all shards hold, by state; nothing while one counts them."""
+    now = take_sample()
+    stats = [now.stats.get(_program_of(shard), empty()) for shard in now.status["shards"]]
+    found = [jobs for one in stats if (jobs := _jobs_of(one, queue)) is not None]
+    states = found[0] if len(found) == len(stats) else ()
+    return {state.upper(): sum(jobs[state] for jobs in found) for state in states}
+
+
+def _jobs_of(stats: StatsSnapshot, only: str = "") -> Mapping[str, int] | None:
+    """Return how many jobs a shard holds, in all queues or in the `only` one; None if it does not
+    serve, or counts them."""
     gauges = stats["gauges"]
     if gauges.get(_COUNTING, 1):
         return None
 
+    queues = [only] if only else _queue_names(stats)
+
     def total(state: str) -> int:
-        return round(sum(gauges.get(f"{queue}_{state}", 0) for queue in _queue_names(stats)))
+        return round(sum(gauges.get(f"{queue}_{state}", 0) for queue in queues))
 
     scheduled = total("scheduled")
     return {
@@ -479,4 +490,4 @@ def _screen(found: command.Facts, height: int) -> RenderableType:
 
 def _queue_busyness(queue: command.Facts) -> tuple[float, int, str]:
     moved = queue["enqueues_per_second"] + queue["dequeues_per_second"]
-    return -moved, -queue["pending"], queue["name"]
+    return -moved, -queue["pending"], natural(queue["name"])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.config.layout import FileWatch
+from pinlaterd.errors import address_of
 
 # A server that fails is left alone for so long; after each vain probe for twice as long.
 FIRST_PAUSE_SECONDS = 0.25
@@ -36,7 +37,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return address_of(self.host, self.port)
 
 
 def parse_addresses(hosts: str | Sequence[str], default_port: int) -> tuple[Address, ...]:

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from pinlaterd.client.in_flight import BOUNDS_SECONDS
 from pinlaterd.client.worker import Worker
+from pinlaterd.errors import address_of
 
 _PREFIX = "pinlaterd_worker_"
 _SILENT_SECONDS = 10.0  # of a connection
@@ -63,9 +64,8 @@ class WorkerMetrics(Collector):
         handler = cast("type", server.RequestHandlerClass)
         server.RequestHandlerClass = type("Handler", (handler,), {"timeout": _SILENT_SECONDS})
         server.handle_error = _log_error  # type: ignore[method-assign, assignment]
-        address = f"[{host}]" if ":" in host else host
         try:
-            yield f"http://{address}:{server.server_port}/metrics"
+            yield f"http://{address_of(host, server.server_port)}/metrics"
         finally:
             server.shutdown()
             server.server_close()

@@ -41,6 +41,7 @@ from pinlaterd.coordinator.zookeeper import (
     View,
     endpoint_of,
 )
+from pinlaterd.stats import natural
 from pinlaterd.wire.control import ProcessState, ShardEntry, Snapshot
 from pinlaterd.wire.curve import ClusterKey
 
@@ -357,7 +358,7 @@ class Cluster:
                 "config": alive[name].config if name in alive else 0,
                 "shards": [shard for shard, of in self.assigned.items() if of.server == name],
             }
-            for name in sorted({*alive, *nodes})
+            for name in sorted({*alive, *nodes}, key=natural)
         ]
 
 

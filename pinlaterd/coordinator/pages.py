@@ -31,6 +31,7 @@ from pinlaterd.stats import (
     Histogram,
     StatsSnapshot,
     merge,
+    natural,
     percentiles,
     summary,
 )
@@ -177,7 +178,7 @@ def together(own: Answer, others: Mapping[str, Answer | None]) -> Answer:
     """None: one that does not answer in time, which is a problem of the service. Names of processes
     are those of their server with their own behind: `jobs-1/router`."""
     found = {own.status["server"]: own, **{name: one for name, one in others.items() if one}}
-    statuses = {name: found[name].status for name in sorted(found)}
+    statuses = {name: found[name].status for name in sorted(found, key=natural)}
     shards = [_of_owner(shard, statuses) for shard in own.status["shards"]]
     processes: list[ProcessStatus] = []
     without_processes: dict[str, Status] = {}

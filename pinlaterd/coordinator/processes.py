@@ -26,7 +26,8 @@ from pinlaterd.config.layout import (
 )
 from pinlaterd.config.schema import Config, ShardSettings
 from pinlaterd.coordinator.placement import ShardState
-from pinlaterd.stats import StatsSnapshot, apply, empty, forget, merge, raised, totals
+from pinlaterd.errors import address_of
+from pinlaterd.stats import StatsSnapshot, apply, empty, forget, merge, natural, raised, totals
 from pinlaterd.wire.control import TAKES_JOBS, UNHEALTHY_SHARDS, ProcessState, Report
 
 SILENT_SECONDS = 3.0  # three reports missed
@@ -109,7 +110,9 @@ class Registry:
         """Every process that was heard of and not replaced, by name."""
         states = self._retire_replaced()
         found = [ProcessView(self._members[peer].report, state) for peer, state in states.items()]
-        return sorted(found, key=lambda view: (view.report.process, view.report.started_at_ms))
+        return sorted(
+            found, key=lambda view: (natural(view.report.process), view.report.started_at_ms)
+        )
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
         """Figures by process name, not to be changed. Of processes that have gone only totals are
@@ -311,8 +314,8 @@ def status(config: Config, views: Sequence[ProcessView], about: About) -> Status
         "healthy": not problems,
         "problems": problems,
         "warnings": [*warnings_of(processes), *about["warnings"]],
-        "thrift": f"{config.server.host}:{config.server.port}",
-        "stats": f"{config.server.stats_host}:{config.server.stats_port}",
+        "thrift": address_of(config.server.host, config.server.port),
+        "stats": address_of(config.server.stats_host, config.server.stats_port),
         "processes": processes,
         "shards": shards,
         "cluster": config.server.cluster,

@@ -376,11 +376,13 @@ def results_of(method: Method, replies: Replies) -> list[Result]:
 
 
 def failure(failed: Replies) -> ShardConnectionFailed:
-    """What to tell a caller whose shards gave no answers."""
-    whys = [_why(reply) for _, reply in failed]
-    if len(failed) > 1:
-        whys = [f"shard {shard.name}: {why}" for (shard, _), why in zip(failed, whys, strict=True)]
-    return ShardConnectionFailed([shard.name for shard, _ in failed], "; ".join(whys))
+    """Name the shards that gave no answer to a caller, and each reason once."""
+    shards_by_why: dict[str, list[str]] = {}
+    for shard, reply in failed:
+        shards_by_why.setdefault(_why(reply), []).append(shard.name)
+    whys = [f"shard {', '.join(names)}: {why}" for why, names in shards_by_why.items()]
+    told = next(iter(shards_by_why)) if len(whys) == 1 else "; ".join(whys)
+    return ShardConnectionFailed([shard.name for shard, _ in failed], told)
 
 
 def _why(reply: ReplyEntry) -> str:

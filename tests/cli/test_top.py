@@ -6,10 +6,16 @@ import time
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from pinlaterd.cli import command, service_status
+from pinlaterd.cli.admin import cli
 from pinlaterd.cli.service_status import Sample, frame
 from pinlaterd.client import Job
+from pinlaterd.config.schema import ServerSettings
 from pinlaterd.stats import Stats, empty
+from tests.cli.program import Program
+from tests.deployment import serving
 
 
 def until_shown(admin, queue, **wanted):
@@ -39,6 +45,47 @@ def test_a_frame_shows_what_is_pending_scheduled_and_running(admin, client, queu
     assert lines[0].startswith("healthy; ")
     assert any(line.startswith(f"{queue}\t") for line in lines)
     assert "shard\tengine\twhere\tstate\tenqueues\tpending" in admin("shard list").stdout
+
+
+@pytest.fixture
+def counted_to_two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("t") / "d"
+    with serving(folder, shards=1, settings={"count_limit": 2, "stats_host": "::1"}) as deployment:
+        with deployment.client() as client:
+            for name in ("py10", "py2", "py1"):
+                client.create_queue(name)
+            client.enqueue("py2", [b"a", b"b", b"c", Job(b"later", run_after_ms=2**42)])
+        yield deployment
+
+
+def test_stats_are_exact_and_py2_comes_before_py10(counted_to_two, wait_until):
+    admin = Program("admin", "--dir", counted_to_two.folder)
+
+    def is_exact():
+        """By gauges, which are a second old."""
+        return "PENDING\t3\n" in admin.output("queue stats py2 --seconds 0.1")
+
+    wait_until(is_exact)
+    assert admin.facts("queue stats py2 --seconds 0.1")["jobs"]["PENDING"] == 3
+    assert admin.output("queue stats py10 --seconds 0.1").count("\t0\n") == 5
+    assert admin.output("queue list").split() == ["py1", "py2", "py10"]
+    assert [queue["name"] for queue in admin.facts("top")["queues"]] == ["py1", "py2", "py10"]
+    assert f"statistics [::1]:{counted_to_two.stats_port}" in admin.output("status")
+    up = counted_to_two.command("up", str(counted_to_two.folder))
+    assert f"statistics on http://[::1]:{counted_to_two.stats_port}, shards 1" in up
+
+
+def test_stats_that_are_not_known_exactly_say_so(monkeypatch, service, client, queue):
+    client.enqueue(queue, [b"a"] * 3)
+    monkeypatch.setattr(command, "server_settings", lambda: ServerSettings(count_limit=3))
+    monkeypatch.setattr(service_status, "jobs_in", lambda _queue: {})
+    target = ["--dir", str(service.folder), "--port", str(service.port)]
+    options = Sample(0, STATUS, {}), Sample(1, STATUS, {})
+    monkeypatch.setattr(service_status, "take_sample", iter(options).__next__)
+
+    shown = CliRunner().invoke(cli, ["queue", "stats", queue, "--seconds", "0.1", *target]).output
+
+    assert "PENDING\t>=3\n" in shown
 
 
 def test_top_on_a_terminal_goes_on_until_q(admin):

@@ -631,6 +631,21 @@ async def test_of_shards_that_refuse_for_another_reason_that_is_told_too(site: S
         await site.enqueue(Job(b"x" * 100_000))
 
 
+@pytest.mark.site(shards=3)
+async def test_a_reason_that_several_shards_give_is_told_once(site: Site) -> None:
+    for name in "123":
+        refusal = ReplyEntry(0, Status.SILENT if name == "2" else Status.REFUSED, b"is down")
+        answer_with(refusal, site.shard(name), Method.COUNT, [1])
+
+    with pytest.raises(ShardConnectionFailed) as caught:
+        await site.call(Method.COUNT, CountRequest(QUEUE, JobState.PENDING))
+
+    assert caught.value.message == (
+        "shard 1, 2, 3: shard 1, 3: is down; nothing was done there; shard 2: does not "
+        "answer; whether the call was carried out is not known"
+    )
+
+
 @pytest.mark.site(shards=1)
 async def test_an_ack_is_told_that_the_store_is_full(site: Site) -> None:
     [descriptor] = await site.enqueue(Job(b"a"))
