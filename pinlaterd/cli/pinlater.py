@@ -108,7 +108,7 @@ def cli() -> None:
 @command.option(
     "--run-after",
     "run_after_ms",
-    type=command.Moment(),
+    type=command.moment,
     metavar="TIME",
     help="Run the jobs not before this time, such as 2026-11-21T03:00:00Z.",
 )
@@ -155,7 +155,7 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
             named.extend(descriptors)
 
     done = _run(plan, Kind.ENQUEUE, batches=source, all_or_stop=is_file, enqueued=name)
-    _report("enqueued", done, named=named if len(named) <= _NAMED_JOBS else ())
+    _report("enqueued", done, None, *(named if len(named) <= _NAMED_JOBS else ()))
 
 
 @cli.command()
@@ -204,12 +204,7 @@ def _run(plan: Plan, kind: Kind, **calls: Any) -> load.Load:
     return load.run_load(plan, make)
 
 
-def _report(
-    did: str,
-    done: load.Load,
-    verdict: callers.Verdict | None = None,
-    named: Sequence[str] = (),
-) -> None:
+def _report(did: str, done: load.Load, verdict: callers.Verdict | None = None, *named: str) -> None:
     """Print the figures of a load, or of few jobs their descriptors, `named`, in place of rates."""
     [figures] = done.kinds.values()
     figures.errors.update(map(load.name_of, done.left_claimed))

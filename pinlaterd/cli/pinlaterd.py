@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import os
 import shlex
 import socket
 import time
@@ -308,7 +309,7 @@ def shard(*, name: str, etc: Path) -> None:
 
     Example: pinlaterd shard 1 --config /srv/pinlaterd/etc
     """
-    _run_process(f"shard {name}", "shard.process", name, etc)
+    _run_process(f"shard-{name}", "shard.process", name, etc)
 
 
 @cli.command()
@@ -325,12 +326,13 @@ def _run_process(name: str, module: str, *arguments: object) -> NoReturn:
     """Run a process; log whatever ends it, and turn that into an exit code."""
     started_at = time.monotonic()
     code = ExitCode.FAILURE
-    set_up_log(name, "info")  # until the process knows its own settings
+    # There may be several routers. Until the process knows its settings:
+    set_up_log(os.environ.get("SUPERVISOR_PROCESS_NAME", name), "info")
     try:
         code = import_module(f"pinlaterd.{module}").run(*arguments)
-    except DeploymentError as error:
-        for problem in str(error).splitlines():
-            logging.getLogger(__name__).critical("%s", problem)
+    except (ConfigError, DeploymentError) as error:
+        for problem in str(error).split("\n"):
+            logging.getLogger(__name__).error("%s", problem)
         code = ExitCode.CONFIG
     except OSError as error:
         logging.getLogger(__name__).critical("%s ends: %s", name, error)

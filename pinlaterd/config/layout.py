@@ -141,16 +141,14 @@ def _open_to_others(directory: Path, name: Path) -> str | None:
         return None
     found = path.stat()
     if found.st_uid not in (0, user):
-        return (
-            f"{shown}: belongs to another user (uid {found.st_uid}), who decides what runs there; "
-            f"run this as that user, or look through it, then `chown -R {user} {quoted}`"
-        )
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return (
-            f"{shown}: other users may write to it (mode {stat.S_IMODE(found.st_mode):04o}) and so "
-            f"decide what runs there; `chmod go-w {quoted}`"
-        )
-    return None
+        why = f"another user (uid {found.st_uid}; is this to run as that one?) owns it and may"
+        cure = f"chown -R {user} {quoted}"
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        why = f"other users may write to it (mode {stat.S_IMODE(found.st_mode):04o}) and"
+        cure = f"chmod go-w {quoted}"
+    else:
+        return None
+    return f"{shown}: {why} change what runs there; look through it, then `{cure}`"
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import uvloop
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import NO_VERSION, ActiveConfig, activate, load_active
-from pinlaterd.errors import ConfigError
 from pinlaterd.lifecycle import ExitCode, StopSignal, begin_process, set_up_log
 from pinlaterd.wire.control import read_snapshot
 
@@ -28,16 +27,10 @@ log = logging.getLogger(__name__)
 
 
 def run(etc: Path) -> int:
-    """Serve until SIGTERM. Returns the exit code."""
+    """Serve until SIGTERM. Returns the exit code; raises ConfigError."""
     begin_process(layout.COORDINATOR)
     etc = layout.enter(etc)
-    try:
-        active = load_active(etc)
-    except ConfigError as error:
-        set_up_log(layout.COORDINATOR, "info")
-        for problem in error.problems:
-            log.error("%s", problem)
-        return ExitCode.CONFIG
+    active = load_active(etc)
     set_up_log(layout.COORDINATOR, active.config.server.log_level)
     try:
         sole = layout.lock(layout.COORDINATOR_LOCK, patient=False)
@@ -54,11 +47,7 @@ def run(etc: Path) -> int:
 async def _serve(etc: Path, active: ActiveConfig) -> int:
     stop = StopSignal()
     stop.catch_in(asyncio.get_running_loop())
-    try:
-        coordinator = _new_coordinator(etc, active)
-    except ConfigError as error:
-        log.error("%s", "; ".join(error.problems))
-        return ExitCode.CONFIG
+    coordinator = _new_coordinator(etc, active)
     try:
         await coordinator.start()
     except OSError as error:

@@ -110,9 +110,7 @@ class Registry:
         """Every process that was heard of and not replaced, by name."""
         states = self._retire_replaced()
         found = [ProcessView(self._members[peer].report, state) for peer, state in states.items()]
-        return sorted(
-            found, key=lambda view: (natural(view.report.process), view.report.started_at_ms)
-        )
+        return sorted(found, key=lambda it: (natural(it.report.process), it.report.started_at_ms))
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
         """Figures by process name, not to be changed. Of processes that have gone only totals are

@@ -28,13 +28,7 @@ from pinlaterd.config.layout import (
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.placement import Assignment, Member
-from pinlaterd.deployment.files import (
-    at_work_in,
-    check_depth,
-    local_text,
-    make_folders,
-    supervisord_text,
-)
+from pinlaterd.deployment import files
 from pinlaterd.deployment.service import processes_of
 from pinlaterd.errors import DeploymentError
 from pinlaterd.wire.curve import ClusterKey
@@ -70,14 +64,14 @@ def create(directory: Path, given: Mapping[str, object]) -> None:
 
     Like all of these it changes nothing if it can't be done, and raises ConfigError or
     DeploymentError."""
-    with at_work_in(directory), contextlib.ExitStack() as undo:
+    with files.at_work_in(directory), contextlib.ExitStack() as undo:
         local = ETC / LOCAL_FILE
         before = local.read_text(encoding="utf-8") if local.exists() else ""
         if not KEY.exists():
             ClusterKey.generate(KEY)
             undo.callback(KEY.unlink)
         lines = (f"{name}: {json.dumps(value)}\n" for name, value in given.items())
-        text = f"{before.rstrip()}\n{''.join(lines)}" if before else local_text(given)
+        text = f"{before.rstrip()}\n{''.join(lines)}" if before else files.local_text(given)
         replace_file(local, text.encode(), durably=True)
         undo.callback(replace_file, local, before.encode()) if before else undo.callback(
             local.unlink
@@ -88,7 +82,7 @@ def create(directory: Path, given: Mapping[str, object]) -> None:
 
 def restore(directory: Path) -> None:
     """Fill a ZooKeeper that has lost its data."""
-    with at_work_in(directory):
+    with files.at_work_in(directory):
         # Greater than all that were accepted before, which this server may not have seen.
         _fill_zookeeper(max(time.time_ns() // 1_000_000, read_base().number + 1))
 
@@ -114,7 +108,7 @@ def _fill_zookeeper(number: int) -> None:
 
 def join(directory: Path, key_file: Path, given: Mapping[str, str | int]) -> None:
     """Make a deployment of what the cluster's servers have in common."""
-    check_depth(directory)
+    files.check_depth(directory)
     hosts, name, server = (str(given[key]) for key in ("zookeeper", "cluster", "server"))
     digest = ClusterKey.load(key_file, name).digest
     key, left = directory / KEY, directory / f"{KEY}{_LEFT}"
@@ -129,9 +123,13 @@ def join(directory: Path, key_file: Path, given: Mapping[str, str | int]) -> Non
             f"gone for good, `pinlater-admin server remove {server}` on another server"
         )
     shared = unpack(view.nodes["config"].data)
-    texts = {**shared.files, LOCAL_FILE: local_text(given), SUPERVISORD_FILE: supervisord_text()}
+    texts = {
+        **shared.files,
+        LOCAL_FILE: files.local_text(given),
+        SUPERVISORD_FILE: files.supervisord_text(),
+    }
     with contextlib.ExitStack() as undo:
-        make_folders(directory)
+        files.make_folders(directory)
         for file, text in texts.items():
             path = directory / ETC / file
             if not path.exists():
@@ -139,7 +137,7 @@ def join(directory: Path, key_file: Path, given: Mapping[str, str | int]) -> Non
             take_over(directory / ETC, file, b"", text.encode())
         replace_file(key, key_file.read_bytes(), durably=True)
         undo.callback(key.unlink)
-        with at_work_in(directory):
+        with files.at_work_in(directory):
             load_config(ETC)
             write_base(shared)
         try:

@@ -62,7 +62,6 @@ def write_deployment(
 
     Never overwrites: if one is there already, or can't be written, none is left."""
     check_depth(directory)
-    check_folders(directory)
     etc = directory / ETC
     texts = {
         etc / SERVER_FILE: server_text(ports),

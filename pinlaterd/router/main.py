@@ -78,21 +78,15 @@ _ANSWER_SECONDS = 2.0
 
 
 def run(etc: Path) -> int:
-    """Serve until SIGTERM; then finish the calls in flight. Returns the exit code."""
+    """Serve until SIGTERM, finish the calls in flight, return the exit code. Raises ConfigError."""
     # There may be several routers; supervisord tells each what it is called.
     name = os.environ.get("SUPERVISOR_PROCESS_NAME", "router")
     begin_process(name)
     prefer_throughput()
     etc = layout.enter(etc)
-    try:
-        active = load_active(etc)
-        cluster = active.config.server.cluster
-        key = ClusterKey.load(etc / layout.CLUSTER_KEY_FILE, cluster) if cluster else None
-    except ConfigError as error:
-        set_up_log(name, "info")
-        for problem in error.problems:
-            log.error("%s", problem)
-        return ExitCode.CONFIG
+    active = load_active(etc)
+    cluster = active.config.server.cluster
+    key = ClusterKey.load(etc / layout.CLUSTER_KEY_FILE, cluster) if cluster else None
     settings = active.config.server
     set_up_log(name, settings.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -39,28 +39,20 @@ _COLLECT_AFTER_ALLOCATIONS = (50_000, 20, 1_000)
 
 
 def run(name: str, etc: Path, make: Callable[..., StorageEngine] = make_engine) -> int:
-    """Serve until SIGTERM; then finish the calls in flight. Returns the exit code."""
+    """Serve until SIGTERM, finish the calls in flight, return the exit code. Raises ConfigError."""
     process = layout.shard_program(name)
     begin_process(process)
     prefer_throughput()
     etc = layout.enter(etc)
-    try:
-        active = load_active(etc)
-        config = active.config
-        settings = config.shards.get(name)
-        if settings is None:
-            names = ", ".join(config.shards) or "none"
-            raise ConfigError(
-                [f"{etc / layout.SHARDS_FILE}: no shard {name!r}; there are: {names}"]
-            )
-        engine = make(settings, config.server)
-        cluster = config.server.cluster
-        key = ClusterKey.load(etc / layout.CLUSTER_KEY_FILE, cluster) if cluster else None
-    except ConfigError as error:
-        set_up_log(process, "info")
-        for problem in error.problems:
-            log.error("%s", problem)
-        return ExitCode.CONFIG
+    active = load_active(etc)
+    config = active.config
+    settings = config.shards.get(name)
+    if settings is None:
+        names = ", ".join(config.shards) or "none"
+        raise ConfigError([f"{etc / layout.SHARDS_FILE}: no shard {name!r}; there are: {names}"])
+    engine = make(settings, config.server)
+    cluster = config.server.cluster
+    key = ClusterKey.load(etc / layout.CLUSTER_KEY_FILE, cluster) if cluster else None
     set_up_log(process, config.server.log_level)
     stop = StopSignal()
     stop.catch()

@@ -310,10 +310,10 @@ def test_a_folder_that_others_may_write_to_is_refused_by_up_and_by_each_process(
             assert done.returncode == 1
             assert f"pinlaterd: {log}: other users may write to it (mode 0777)" in done.stderr
             assert f"`chmod go-w {log}`" in done.stderr
-        for process in ("router", "coordinator", "shard 1"):
-            command = f"{process} --config {serving.folder}/etc"
+        for process in ("router", "coordinator", "shard-1"):
+            command = f"{process.replace('-', ' ')} --config {serving.folder}/etc"
             refused = Program("pinlaterd").error(command, code=ExitCode.CONFIG)
-            assert f"CRITICAL {process} {log}: other users may write to it" in refused
+            assert f"ERROR {process} {log}: other users may write to it" in refused
     finally:
         log.chmod(0o700)
     assert serving.pids() == before

@@ -59,7 +59,7 @@ def test_importing_the_command_line_loads_none_of_the_processes_libraries():
         (pinlater, "enqueue --queue q --body a --from-file -", "--from-file"),
         (pinlater, "enqueue --queue q --delay 1 --run-after 1", "--run-after exclude each other"),
         (pinlater, "enqueue --queue q --run-after tomorrow", "write 2026-11-21T03:00:00Z"),
-        (pinlater, "enqueue --queue q --run-after 2026-11-21T03:00:00", "has no zone; add Z"),
+        (pinlater, "enqueue --queue q --run-after 2026-11-21T03:00:00", "no time with a zone"),
         (pinlater, "fly", "fly"),
         (pinlater, "bench enqueue", "--queue"),
         (pinlater, "bench enqueue --queue q --rate 0", "--rate"),

@@ -100,7 +100,7 @@ def test_what_is_another_users_is_refused_and_roots_is_not(deployment, name, mon
 
     [refusal] = refusals(deployment)
 
-    assert refusal.startswith(f"{path}: belongs to another user (uid 4711)")
+    assert refusal.startswith(f"{path}: another user (uid 4711;")
     assert refusal.endswith(f"`chown -R 0 {shlex.quote(str(path))}`")
     # To that user all else is root's, as files that the configuration's management wrote.
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
