@@ -19,6 +19,7 @@ from pinlaterd import __version__
 from pinlaterd.cli import command, service_status
 from pinlaterd.cli.shards import carry_out
 from pinlaterd.config import edit
+from pinlaterd.config.kinds import KINDS
 from pinlaterd.config.layout import ETC, QUEUES_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
@@ -130,54 +131,28 @@ def status() -> None:
 # --- restart ----------------------------------------------------------------------------------
 
 
-@cli.group()
-def restart() -> None:
-    """Restart processes, with what is installed now, at no client's cost."""
-
-
-@restart.command()
+@cli.command()
+@click.argument("kind", type=click.Choice([kind.name for kind in KINDS]))
+@click.argument("name", metavar="[NAME|all]", default="all")
 @command.admin_options
-def router() -> None:
-    """Restart the routers, one after the other.
+def restart(*, kind: str, name: str) -> None:
+    """Restart the processes of a kind, one after the other, with what is installed now.
 
-    A second router serves beside each while that one is restarted, on the same listening socket: no
-    connection is refused. Exit 1 if the new one does not come up; then the old one goes on.
-
-    Example: pinlater-admin restart router
-    """
-    _restart("router")
-
-
-@restart.command()
-@click.argument("name", metavar="NAME|all")
-@command.admin_options
-def shard(*, name: str) -> None:
-    """Restart a shard, or all shards, one after the other.
-
-    Calls that need it wait meanwhile, for shard_restart_grace_ms at most.
+    No client meets an error. Calls that need a shard wait meanwhile, for shard_restart_grace_ms at
+    most; NAME is one shard. A second router serves beside each while that one is restarted, on the
+    same listening socket. Exit 1 if the new one does not come up; then the old one goes on.
 
     Examples:
+      pinlater-admin restart router
       pinlater-admin restart shard 1
       pinlater-admin restart shard all
+      pinlater-admin restart coordinator
     """
-    _restart("shard", shard=name)
-
-
-@restart.command()
-@command.admin_options
-def coordinator() -> None:
-    """Restart the coordinator. Calls go on without it.
-
-    Example: pinlater-admin restart coordinator
-    """
-    _restart("coordinator")
-
-
-def _restart(kind: str, *, shard: str = "") -> None:
     from pinlaterd.deployment import restarts
 
+    [chosen] = [one for one in KINDS if one.name == kind]
     with command.waiting("restarting") as tell:
-        done = restarts.restart(command.directory(), kind, tell, shard=shard)
+        done = restarts.restart(command.directory(), chosen, tell, member=name)
     lines = [f"{one.program} is restarted, pid {one.pid}, in {one.seconds:.1f} s" for one in done]
     command.show([one._asdict() for one in done], "\n".join(lines) if lines else None)
 

@@ -22,7 +22,8 @@ import click
 
 from pinlaterd import __version__
 from pinlaterd.cli import command
-from pinlaterd.config.layout import ETC
+from pinlaterd.config.kinds import KINDS, ProcessKind
+from pinlaterd.config.layout import ETC, program_name
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES
 from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError, address_of
 from pinlaterd.lifecycle import ExitCode, exit_process, set_up_log
@@ -291,35 +292,19 @@ def _own_address(hosts: str) -> str:
 # --- what supervisord runs ----------------------------------------------------------------
 
 
-@cli.command()
-@_CONFIG
-def router(*, etc: Path) -> None:
-    """Run a router: Thrift in, shards behind it. supervisord does this.
+def _add_process_command(kind: ProcessKind) -> None:
+    def run(*, etc: Path, **member: str) -> None:
+        _run_process(program_name(kind.name, *member.values()), kind.main, *member.values(), etc)
 
-    Example: pinlaterd router --config /srv/pinlaterd/etc
-    """
-    _run_process("router", "router.main", etc)
-
-
-@cli.command()
-@click.argument("name")
-@_CONFIG
-def shard(*, name: str, etc: Path) -> None:
-    """Run the owner of the shard NAME. supervisord does this.
-
-    Example: pinlaterd shard 1 --config /srv/pinlaterd/etc
-    """
-    _run_process(f"shard-{name}", "shard.process", name, etc)
+    of_kind, example = _CONFIG(run), f"pinlaterd {kind.name}"
+    if kind.has_named_members:
+        of_kind, example = click.argument("name")(of_kind), f"{example} 1"
+    text = f"{kind.purpose} supervisord does this.\n\nExample: {example}"
+    cli.command(kind.name, help=f"{text} --config /srv/pinlaterd/etc")(of_kind)
 
 
-@cli.command()
-@_CONFIG
-def coordinator(*, etc: Path) -> None:
-    """Run the coordinator: configuration, health, statistics. supervisord does this.
-
-    Example: pinlaterd coordinator --config /srv/pinlaterd/etc
-    """
-    _run_process("coordinator", "coordinator.main", etc)
+for _kind in KINDS:
+    _add_process_command(_kind)
 
 
 def _run_process(name: str, module: str, *arguments: object) -> NoReturn:
@@ -329,7 +314,7 @@ def _run_process(name: str, module: str, *arguments: object) -> NoReturn:
     # There may be several routers. Until the process knows its settings:
     set_up_log(os.environ.get("SUPERVISOR_PROCESS_NAME", name), "info")
     try:
-        code = import_module(f"pinlaterd.{module}").run(*arguments)
+        code = import_module(module).run(*arguments)
     except (ConfigError, DeploymentError) as error:
         for problem in str(error).split("\n"):
             logging.getLogger(__name__).error("%s", problem)

@@ -15,7 +15,7 @@ import click
 
 from pinlaterd.cli import command, service_status
 from pinlaterd.clock import Clock
-from pinlaterd.config import edit
+from pinlaterd.config import edit, layout
 from pinlaterd.config.active import load_active
 from pinlaterd.config.edit_text import Value
 from pinlaterd.config.layout import CLUSTER_KEY_FILE, EDIT_LOCK, ETC, SHARDS_FILE, ConfigFiles, lock
@@ -142,7 +142,7 @@ def _wait_until_followed() -> Mapping[str, str | None]:
             behind = [
                 process["name"]
                 for process in status["processes"]
-                if process["kind"] in ("router", "shard")
+                if process["kind"] != layout.COORDINATOR
                 and process["state"] not in _DOWN
                 and process["config_version"] < status["config_version"]
             ]

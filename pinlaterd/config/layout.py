@@ -53,34 +53,13 @@ LEAVING = RUN / "leaving"  # while it is there, this server's shards go to other
 ZOOKEEPER_SESSION = RUN / "zookeeper.session"
 
 COORDINATOR = "coordinator"  # the program
-_HANDOVER = "-handover"
 
 COORDINATOR_ENDPOINT = f"ipc://{RUN}/coordinator.ipc"
 
 
-def router_programs(routers: int) -> Sequence[str]:
-    """Name the programs of supervisord that are routers."""
-    return ["router"] if routers == 1 else [f"router-{n}" for n in range(1, routers + 1)]
-
-
-def handover_program(router: str) -> str:
-    """The name of the process that serves in a router's place while that one is restarted."""
-    return f"{router}{_HANDOVER}"
-
-
-def is_handover_peer(program: str) -> bool:
-    # A shard's name may end so, too.
-    return program.startswith("router") and program.endswith(_HANDOVER)
-
-
-def counterpart(router: str) -> str:
-    """The router that a handover peer serves for, or the handover peer of a router."""
-    return router.removesuffix(_HANDOVER) if is_handover_peer(router) else handover_program(router)
-
-
-def listener_socket(router: str) -> Path:
-    """Locate the Unix socket at which a router's process hands out its listening sockets."""
-    return RUN / f"{router}.listener"
+def listener_socket(program: str) -> Path:
+    """Locate the Unix socket at which a process hands out its listening sockets."""
+    return RUN / f"{program}.listener"
 
 
 def shard_endpoint(shard: str) -> str:
@@ -98,9 +77,13 @@ def move_lock(shard: str) -> Path:
     return RUN / f"move-{shard}.lock"
 
 
+def program_name(kind: str, member: str = "") -> str:
+    """Return the name of a process in supervisord and in reports, by its kind (config.kinds)."""
+    return f"{kind}-{member}" if member else kind
+
+
 def shard_program(shard: str) -> str:
-    """The name of a shard's process, in supervisord and in reports."""
-    return f"shard-{shard}"
+    return program_name("shard", shard)
 
 
 def enter(etc: Path) -> Path:

@@ -15,9 +15,11 @@ import uvloop
 
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
-from pinlaterd.config.active import NO_VERSION, ActiveConfig, activate, load_active
-from pinlaterd.lifecycle import ExitCode, StopSignal, begin_process, set_up_log
+from pinlaterd.config.active import NO_VERSION, ActiveConfig, activate
+from pinlaterd.config.kinds import COORDINATOR_KIND
+from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.wire.control import read_snapshot
+from pinlaterd.wire.process import start_process
 
 if TYPE_CHECKING:
     from pinlaterd.coordinator.process import Coordinator
@@ -28,10 +30,7 @@ log = logging.getLogger(__name__)
 
 def run(etc: Path) -> int:
     """Serve until SIGTERM. Returns the exit code; raises ConfigError."""
-    begin_process(layout.COORDINATOR)
-    etc = layout.enter(etc)
-    active = load_active(etc)
-    set_up_log(layout.COORDINATOR, active.config.server.log_level)
+    _, etc, active, _ = start_process(COORDINATOR_KIND, etc)
     try:
         sole = layout.lock(layout.COORDINATOR_LOCK, patient=False)
     except BlockingIOError:
@@ -45,6 +44,7 @@ def run(etc: Path) -> int:
 
 
 async def _serve(etc: Path, active: ActiveConfig) -> int:
+    """Raises ConfigError."""
     stop = StopSignal()
     stop.catch_in(asyncio.get_running_loop())
     coordinator = _new_coordinator(etc, active)

@@ -20,7 +20,7 @@ from pinlaterd.config.active import ActiveConfig, Superseded, activate, load_act
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.pages import Answer, Pages
 from pinlaterd.coordinator.processes import About, ProcessView, Registry, Status, status, usage_of
-from pinlaterd.coordinator.programs import ShardPrograms, changed_programs
+from pinlaterd.coordinator.programs import LivePrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.reload import Holding, Reload
 from pinlaterd.errors import ConfigError
@@ -60,7 +60,7 @@ class Coordinator:
         self._registry = Registry(clock, process_exists)
         self._joining = self._shards_since(read_snapshot())
         self._reload = self._new_reload(active)
-        self._programs = ShardPrograms(clock.monotonic) if _SUPERVISED in os.environ else None
+        self._programs = LivePrograms(clock.monotonic) if _SUPERVISED in os.environ else None
         self._failure = ""  # why the configuration can't be followed
         self._rates = RateControl(self._config, clock, self._stats, process_exists)
         self._snapshot = self._next_snapshot()

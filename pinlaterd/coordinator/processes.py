@@ -18,12 +18,8 @@ from msgspec.structs import replace
 
 from pinlaterd import __version__
 from pinlaterd.clock import Clock
-from pinlaterd.config.layout import (
-    counterpart,
-    is_handover_peer,
-    router_programs,
-    shard_program,
-)
+from pinlaterd.config import kinds
+from pinlaterd.config.layout import shard_program
 from pinlaterd.config.schema import Config, ShardSettings
 from pinlaterd.coordinator.placement import ShardState
 from pinlaterd.errors import address_of
@@ -175,9 +171,10 @@ def shard_states(views: Sequence[ProcessView]) -> Mapping[str, ShardState]:
     found: dict[str, ShardState] = {}
     for view in views:
         report = view.report
-        if report.kind != "shard" or view.gone:
+        if report.kind != kinds.SHARD.name or view.gone:
             continue
-        shard, superseded = report.process.removeprefix("shard-"), "superseded by epoch"
+        shard = report.process.removeprefix(f"{kinds.SHARD.name}-")
+        superseded = "superseded by epoch"
         if superseded in report.facts:
             found.setdefault(shard, ShardState("superseded", int(report.facts[superseded])))
         elif shard not in found or view.state == ProcessState.SERVING:
@@ -193,7 +190,7 @@ def admitted_members(
     versions = {
         view.report.snapshot_version
         for view in views
-        if view.report.kind == "shard" and view.state != STOPPED
+        if view.report.kind == kinds.SHARD.name and view.state != STOPPED
     }
     return frozenset().union(*(published.get(version, ("",)) for version in versions))
 
@@ -203,14 +200,14 @@ def unreached_shards(views: Sequence[ProcessView]) -> Sequence[str]:
     unreached = [
         {*view.report.facts.get(UNHEALTHY_SHARDS, "").split(", ")} - {""}
         for view in views
-        if view.report.kind == "router" and view.state == ProcessState.SERVING
+        if view.report.kind == kinds.ROUTER.name and view.state == ProcessState.SERVING
     ]
     return sorted(set.intersection(*unreached)) if unreached else ()
 
 
 def routers_serve(views: Sequence[ProcessView]) -> bool | None:
     """Whether any does; None: none was heard yet."""
-    states = [view.state for view in views if view.report.kind == "router"]
+    states = [view.state for view in views if view.report.kind == kinds.ROUTER.name]
     return ProcessState.SERVING in states if states else None
 
 
@@ -293,12 +290,6 @@ class Status(About):
     shards_to_leave: Sequence[str]  # that this server owns and others could
 
 
-def expected_processes(config: Config) -> Mapping[str, str]:
-    """The processes that should report, and of what kind each is."""
-    routers = dict.fromkeys(router_programs(config.server.routers), "router")
-    return routers | {shard_program(name): "shard" for name in config.shards}
-
-
 def status(config: Config, views: Sequence[ProcessView], about: About) -> Status:
     processes = _processes(config, views)
     shards = [_shard(shard, processes) for shard in config.shards.values()]
@@ -336,7 +327,7 @@ def usage_of(pid: int) -> Usage | None:
 
 def _processes(config: Config, views: Sequence[ProcessView]) -> list[ProcessStatus]:
     """Those expected first, in their order; then any other that reported and has not ended."""
-    expected = expected_processes(config)
+    expected = {one.program: one.kind.name for one in kinds.reporting(config)}
     found = []
     for name, kind in expected.items():
         known = [view for view in views if view.report.process == name]
@@ -398,11 +389,11 @@ def warnings_of(processes: Sequence[ProcessStatus]) -> list[str]:
 
 
 def _problems(config: Config, processes: Sequence[ProcessStatus]) -> list[str]:
-    """Each expected process that does not serve, and that no handover peer serves for."""
+    """Name each process that should serve, and does not, nor does a handover peer for it."""
     serving = {p["name"] for p in processes if p["state"] == ProcessState.SERVING}
-    handed_over = {counterpart(name) for name in serving if is_handover_peer(name)}
+    handed_over = {kinds.counterpart(name) for name in serving if kinds.is_handover_peer(name)}
     problems = []
-    for name in expected_processes(config):
+    for name in (instance.program for instance in kinds.reporting(config)):
         states = [process["state"] for process in processes if process["name"] == name]
         if name not in serving | handed_over:
             problems.append(f"{name} is {', '.join(states)}")

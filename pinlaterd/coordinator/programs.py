@@ -22,7 +22,6 @@ import socket
 import sys
 import xmlrpc.client
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
@@ -30,20 +29,8 @@ from typing import BinaryIO, NamedTuple, cast
 from supervisor import xmlrpc as supervisor_xmlrpc
 
 import pinlaterd
-from pinlaterd.config.layout import (
-    COORDINATOR,
-    ETC,
-    LOGS,
-    PROGRAMS_DUE,
-    PROGRAMS_LOCK,
-    SHARD_PROGRAMS,
-    SUPERVISOR_SOCKET,
-    handover_program,
-    lock,
-    replace_file,
-    router_programs,
-    shard_program,
-)
+from pinlaterd.config import layout
+from pinlaterd.config.kinds import Instance, handover_program, instances
 from pinlaterd.config.schema import Config, ServerSettings, settings_at_start
 from pinlaterd.wire.control import read_snapshot
 
@@ -51,8 +38,6 @@ log = logging.getLogger(__name__)
 
 PROGRAM_VARIABLE = "PINLATERD_PROGRAM"
 
-# Started from low to high, stopped from high to low: the routers finish their calls first.
-_COORDINATOR_PRIORITY, _SHARD_PRIORITY, _ROUTER_PRIORITY = 100, 200, 300
 _SPARE_STOP_SECONDS = 5
 
 # A process that fails lives two seconds at least (lifecycle.exit_process), so supervisord, which
@@ -89,16 +74,8 @@ class Program(NamedTuple):
 
 
 def wanted_programs(config: Config) -> Sequence[Program]:
-    """All programs of a deployment, in the order of their start."""
-
-    server = settings_at_start(config.server)
-    seconds, own = stop_seconds(config.server), _fingerprint([server])
-    routers = router_programs(config.server.routers)
-    return [
-        _program(COORDINATOR, [COORDINATOR], _COORDINATOR_PRIORITY, seconds, own),
-        *shard_programs(config),
-        *(_program(name, ["router"], _ROUTER_PRIORITY, seconds, own) for name in routers),
-    ]
+    """Return all programs of a deployment, in the order of their start."""
+    return [_program(instance, config.server) for instance in instances(config)]
 
 
 def hosted_here(config: Config) -> Config:
@@ -111,25 +88,17 @@ def hosted_here(config: Config) -> Config:
     return config.only({entry.name for entry in entries if server in (entry.server, entry.next)})
 
 
-def shard_programs(config: Config) -> Sequence[Program]:
-    server, seconds = settings_at_start(config.server), stop_seconds(config.server)
-    return [
-        _program(
-            shard_program(name),
-            ["shard", name],
-            _SHARD_PRIORITY,
-            seconds,
-            _fingerprint([server, asdict(replace(shard, dequeue_only=False, server=""))]),
-        )
-        for name, shard in config.shards.items()
-    ]
+def live_programs(config: Config) -> Sequence[Program]:
+    """Return those that the coordinator starts and stops as the configuration changes."""
+    found = [instance for instance in instances(config) if instance.kind.is_live]
+    return [_program(instance, config.server) for instance in found]
 
 
-def handover_peer_of(router: Program) -> Program:
-    """The program that serves in a router's place: the same command, under a name of its own."""
-    name = handover_program(router.name)
-    definition = router.definition.replace(f"[program:{router.name}]", f"[program:{name}]")
-    return Program(name, definition.replace(str(log_file(router.name)), str(log_file(name))))
+def handover_peer_of(program: Program) -> Program:
+    """Return what serves in the place of `program`: the same command, under a name of its own."""
+    name = handover_program(program.name)
+    definition = program.definition.replace(f"[program:{program.name}]", f"[program:{name}]")
+    return Program(name, definition.replace(str(log_file(program.name)), str(log_file(name))))
 
 
 def stop_seconds(server: ServerSettings) -> int:
@@ -138,7 +107,7 @@ def stop_seconds(server: ServerSettings) -> int:
 
 
 def log_file(program: str) -> Path:
-    return LOGS / f"{program}.log"
+    return layout.LOGS / f"{program}.log"
 
 
 def _fingerprint(settings: Sequence[object]) -> str:
@@ -149,20 +118,21 @@ def _fingerprint(settings: Sequence[object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _program(
-    name: str, arguments: Sequence[str], priority: int, stop_seconds: int, fingerprint: str
-) -> Program:
+def _program(instance: Instance, server: ServerSettings) -> Program:
+    kind, member, name, settings = instance
+    own = [] if settings is None else [settings]
+    arguments = [kind.name, member] if kind.has_named_members else [kind.name]
     # -P: a folder named pinlaterd in DIR is not taken for the package
-    command = [sys.executable, "-P", "-m", "pinlaterd", *arguments, "--config", str(ETC)]
+    command = [sys.executable, "-P", "-m", "pinlaterd", *arguments, "--config", str(layout.ETC)]
     return Program(
         name,
         _DEFINITION.format(
             name=name,
-            fingerprint=fingerprint,
+            fingerprint=_fingerprint([settings_at_start(server), *own]),
             command=shlex.join(command).replace("%", "%%"),
             environment=_environment(),
-            priority=priority,
-            stop_seconds=stop_seconds,
+            priority=kind.priority,
+            stop_seconds=stop_seconds(server),
             log=log_file(name),
         ),
     )
@@ -261,24 +231,24 @@ def lock_programs(*, patient: bool = True) -> BinaryIO:
 
     Raises SupervisorError if one does at this moment, and this is not `patient`."""
     try:
-        return lock(PROGRAMS_LOCK, patient=patient)
+        return layout.lock(layout.PROGRAMS_LOCK, patient=patient)
     except BlockingIOError as error:
         raise SupervisorError("a command changes programs at this moment") from error
 
 
 def write_programs(wanted: Sequence[Program]) -> None:
     """Make the programs' folder hold exactly `wanted`, for a supervisord that is about to start."""
-    SHARD_PROGRAMS.mkdir(mode=0o700, parents=True, exist_ok=True)
+    layout.SHARD_PROGRAMS.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = {_file(program.name) for program in wanted}
-    for path in SHARD_PROGRAMS.glob("*.conf"):
+    for path in layout.SHARD_PROGRAMS.glob("*.conf"):
         if path not in files:
             path.unlink()
     for program in wanted:
-        replace_file(_file(program.name), program.definition.encode())
+        layout.replace_file(_file(program.name), program.definition.encode())
 
 
 def _file(program: str) -> Path:
-    return SHARD_PROGRAMS / f"{program}.conf"
+    return layout.SHARD_PROGRAMS / f"{program}.conf"
 
 
 class _Connection(http.client.HTTPConnection):
@@ -287,7 +257,7 @@ class _Connection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(SUPERVISOR_SOCKET))
+        self.sock.connect(str(layout.SUPERVISOR_SOCKET))
 
 
 class Supervisord:
@@ -327,7 +297,7 @@ class Supervisord:
     def add(self, program: Program) -> None:
         """Make it known, now and after a restart, and start it; replace one of that name."""
         self._forget(program.name)
-        replace_file(_file(program.name), program.definition.encode())
+        layout.replace_file(_file(program.name), program.definition.encode())
         self._reread()
         self._call("addProcessGroup", program.name)
 
@@ -357,7 +327,9 @@ class Supervisord:
     def _call(self, method: str, *arguments: object, tolerate: int | None = None) -> object:
         # a connection each: after a failure the transport would go on with the broken one
         seconds = _STOP_SECONDS if method == "stopProcessGroup" else _ANSWER_SECONDS
-        transport = supervisor_xmlrpc.SupervisorTransport(serverurl=f"unix://{SUPERVISOR_SOCKET}")
+        transport = supervisor_xmlrpc.SupervisorTransport(
+            serverurl=f"unix://{layout.SUPERVISOR_SOCKET}"
+        )
         transport._get_connection = lambda: _Connection("localhost", timeout=seconds)  # noqa: SLF001
         server = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
         try:
@@ -384,14 +356,12 @@ def _definition(program: str) -> str:
 
 
 def changed_programs(before: Config, after: Config) -> frozenset[str]:
-    """Names of shard programs to add, replace or remove on the way from one to the other."""
-    return frozenset(
-        program.name for program in {*shard_programs(before)} ^ {*shard_programs(after)}
-    )
+    """Return the names of live programs to add, replace or remove from `before` to `after`."""
+    return frozenset(program.name for program in {*live_programs(before)} ^ {*live_programs(after)})
 
 
-class ShardPrograms:
-    """Keeps shard programs in step with the active configuration, while all run.
+class LivePrograms:
+    """Keeps live programs in step with the active configuration, while all run.
 
     Only programs that a change concerns are touched: not those that an operator stopped by hand,
     nor those that a newer version of this software would write otherwise. Their names lie in
@@ -403,7 +373,7 @@ class ShardPrograms:
         self._monotonic = monotonic
         self._due: frozenset[str] = frozenset()
         with contextlib.suppress(OSError, ValueError, TypeError):
-            self._due = frozenset(map(str, json.loads(PROGRAMS_DUE.read_bytes())))
+            self._due = frozenset(map(str, json.loads(layout.PROGRAMS_DUE.read_bytes())))
         self._since: frozenset[str] = frozenset()  # of those, since that work began
         self._at_work: asyncio.Task[frozenset[str]] | None = None
         self._next_try = 0.0
@@ -450,9 +420,9 @@ class ShardPrograms:
 
     def _write(self) -> None:
         if self._due:
-            replace_file(PROGRAMS_DUE, json.dumps(sorted(self._due)).encode())
+            layout.replace_file(layout.PROGRAMS_DUE, json.dumps(sorted(self._due)).encode())
         else:
-            PROGRAMS_DUE.unlink(missing_ok=True)
+            layout.PROGRAMS_DUE.unlink(missing_ok=True)
 
 
 def _arrange(names: frozenset[str], config: Config) -> frozenset[str]:
@@ -462,7 +432,7 @@ def _arrange(names: frozenset[str], config: Config) -> frozenset[str]:
     # The lock's holder may wait for this process to end, so this must not wait for the lock.
     with lock_programs(patient=False):
         supervisord = Supervisord()
-        wanted = [program for program in shard_programs(config) if program.name in names]
+        wanted = [program for program in live_programs(config) if program.name in names]
         present = [program for program in supervisord.present() if program.name in names]
         actions = [one for one in plan(wanted, present) if one.step is not Step.START]
         for action in actions:

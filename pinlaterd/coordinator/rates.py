@@ -17,13 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.clock import Clock
-from pinlaterd.config.layout import (
-    SERVER_SET_COPY,
-    FileWatch,
-    is_out_of_files,
-    replace_file,
-    router_programs,
-)
+from pinlaterd.config.kinds import ROUTER
+from pinlaterd.config.layout import SERVER_SET_COPY, FileWatch, is_out_of_files, replace_file
 from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.stats import Stats
@@ -64,7 +59,7 @@ class RateControl:
             clock,
             is_running,
             [holding for holding in noted if holding.router != _SERVER_ITSELF],
-            router_programs(server.routers),
+            ROUTER.programs(config),
             on_surplus=self._keep_surplus,
         )
         self._share: Mapping[str, float] | None = None  # this server's part in its cluster

@@ -14,20 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from pinlaterd.config.layout import (
-    DATA,
-    ETC,
-    LOGS,
-    QUEUES_FILE,
-    RUN,
-    SERVER_FILE,
-    SHARDS_FILE,
-    SUPERVISOR_SOCKET,
-    SUPERVISORD_FILE,
-    check_folders,
-    enter,
-    lock,
-)
+from pinlaterd.config import layout
 from pinlaterd.config.schema import (
     Between,
     QueueSettings,
@@ -39,10 +26,10 @@ from pinlaterd.config.schema import (
 from pinlaterd.errors import DeploymentError
 
 _WIDTH = 100
-_COMMAND_LOCK = RUN / "command.lock"
+_COMMAND_LOCK = layout.RUN / "command.lock"
 
 # A Unix socket's path holds 107 bytes; supervisorctl connects to DIR/run/supervisor.sock
-_LONGEST_DIRECTORY = 107 - len(f"/{SUPERVISOR_SOCKET}")
+_LONGEST_DIRECTORY = 107 - len(f"/{layout.SUPERVISOR_SOCKET}")
 
 
 def check_depth(directory: Path) -> None:
@@ -62,12 +49,12 @@ def write_deployment(
 
     Never overwrites: if one is there already, or can't be written, none is left."""
     check_depth(directory)
-    etc = directory / ETC
+    etc = directory / layout.ETC
     texts = {
-        etc / SERVER_FILE: server_text(ports),
-        etc / SHARDS_FILE: shards_text(engine, shards),
-        etc / QUEUES_FILE: queues_text(),
-        etc / SUPERVISORD_FILE: supervisord_text(),
+        etc / layout.SERVER_FILE: server_text(ports),
+        etc / layout.SHARDS_FILE: shards_text(engine, shards),
+        etc / layout.QUEUES_FILE: queues_text(),
+        etc / layout.SUPERVISORD_FILE: supervisord_text(),
     }
     there = [path for path in texts if os.path.lexists(path)]
     if there:
@@ -94,8 +81,8 @@ def make_folders(directory: Path) -> None:
     Raises OSError, or DeploymentError for one that others may write to."""
     # Not by default: a umask of 002 would let the group write to it.
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-    check_folders(directory)
-    for folder in (ETC, RUN, DATA):
+    layout.check_folders(directory)
+    for folder in (layout.ETC, layout.RUN, layout.DATA):
         (directory / folder).mkdir(mode=0o700, exist_ok=True)
 
 
@@ -171,7 +158,7 @@ def shards_text(engine: str, shards: int) -> str:
 
 
 def supervisord_text() -> str:
-    return resources_text(SUPERVISORD_FILE)
+    return resources_text(layout.SUPERVISORD_FILE)
 
 
 def resources_text(name: str) -> str:
@@ -210,10 +197,10 @@ def at_work_in(directory: Path) -> Iterator[None]:
     """Make the deployment the current folder, and keep other commands out of it meanwhile."""
     check_depth(directory)
     with contextlib.chdir(directory):
-        enter(ETC)
-        LOGS.mkdir(mode=0o700, exist_ok=True)
+        layout.enter(layout.ETC)
+        layout.LOGS.mkdir(mode=0o700, exist_ok=True)
         try:
-            sole = lock(_COMMAND_LOCK, patient=False)
+            sole = layout.lock(_COMMAND_LOCK, patient=False)
         except BlockingIOError as error:
             raise DeploymentError(
                 f"another `pinlaterd up`, `down` or `pinlater-admin restart` works in {directory}; "

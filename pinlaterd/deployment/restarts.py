@@ -2,10 +2,11 @@
 client's cost.
 
 A process that is told to end finishes its calls in flight, and supervisord starts it again by
-itself, even if the command is killed. While a shard is away, routers keep its calls. A router's
-handover peer takes over its listening socket and serves; then the router is restarted, and takes
-the socket back. So a router that can't start (a broken installation) is found out while the old one
-serves, and a crash in the middle leaves at least one that serves. Repeating the command mends that.
+itself, even if the command is killed. While a shard is away, routers keep its calls. Where the rule
+of its kind is a handover, a peer takes over the process's listening socket and serves; then the
+process is restarted, and takes the socket back. So one that can't start (a broken installation) is
+found out while the old one serves, and a crash in the middle leaves at least one that serves.
+Repeating the command mends that.
 Meanwhile the coordinator may add, replace and remove programs: each is looked at again when its
 turn comes, under the lock of all that change programs.
 """
@@ -20,15 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.client.client import Client
+from pinlaterd.config import kinds
 from pinlaterd.config.active import load_active
-from pinlaterd.config.layout import (
-    COORDINATOR,
-    ETC,
-    LOGS,
-    ConfigFiles,
-    router_programs,
-    shard_program,
-)
+from pinlaterd.config.layout import COORDINATOR, ETC, LOGS, ConfigFiles
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.processes import Status
 from pinlaterd.coordinator.programs import (
@@ -49,7 +44,7 @@ from pinlaterd.errors import ConnectionFailed, DeploymentError, PinLaterError
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.wire.control import ProcessState
 
-ALL_SHARDS = "all"
+ALL = "all"
 _POLL_SECONDS = 0.05
 UP_SECONDS = 60.0  # for all to serve, or for one that is restarted
 _LOG_LINES = 15
@@ -66,36 +61,37 @@ class Restarted(NamedTuple):
     seconds: float  # from the first step until the last
 
 
-def restart(directory: Path, kind: str, tell: Tell, *, shard: str = "") -> Sequence[Restarted]:
-    """The routers, the coordinator, or `shard`, which may be all of them, one after the other.
+def restart(
+    directory: Path, kind: kinds.ProcessKind, tell: Tell, *, member: str = ALL
+) -> Sequence[Restarted]:
+    """Restart one member of a kind, or all, one after the other.
 
     Raises ConfigError, DeploymentError, ConnectionFailed (no coordinator)."""
     with at_work_in(directory):
         # The active configuration, not what the files say by now: a restart changes no settings.
-        config = load_active(ETC).config
-        names = [COORDINATOR] if kind == COORDINATOR else router_programs(config.server.routers)
-        if kind == "shard":
-            names = _shard_programs(config, shard)
+        chosen = _chosen(load_active(ETC).config, kind, member)
         try:
-            if COORDINATOR not in names:
+            if kind is not kinds.COORDINATOR_KIND:
                 fetch_status()  # It is asked what serves: fail before anything is stopped.
             # Each by the configuration that is active when its turn comes.
-            restarted = [_Restarts(load_active(ETC).config, tell).restart(name) for name in names]
+            restarted = [_Restarts(load_active(ETC).config, tell).restart(one) for one in chosen]
             return [found for found in restarted if found is not None]
         except SupervisorError as error:
             raise DeploymentError(f"{error}; `pinlaterd up` starts what does not run") from error
 
 
-def _shard_programs(config: Config, shard: str) -> Sequence[str]:
-    if shard not in (ALL_SHARDS, *config.shards):
-        raise DeploymentError(f"no shard {shard!r}; there are: {', '.join(config.shards)}")
-    here = hosted_here(config).shards
-    if shard not in (ALL_SHARDS, *here):
+def _chosen(config: Config, kind: kinds.ProcessKind, member: str) -> Sequence[kinds.Instance]:
+    there = kind.members(config)
+    if member not in (ALL, *there):
+        raise DeploymentError(f"no {kind.name} {member!r}; there are: {', '.join(there)}")
+    here = [one for one in kinds.instances(hosted_here(config)) if one.kind is kind]
+    chosen = [one for one in here if member in (one.member, ALL)]
+    if not chosen and member != ALL:
         raise DeploymentError(
-            f"shard {shard} has no process on this server, {config.server.server}; "
+            f"{kind.name} {member} has no process on this server, {config.server.server}; "
             "`pinlater-admin status` names its server: repeat the command there"
         )
-    return [shard_program(name) for name in here if shard in (name, ALL_SHARDS)]
+    return chosen
 
 
 class _Restarts:
@@ -107,21 +103,22 @@ class _Restarts:
         self._programs = {p.name: p for p in wanted_programs(hosted_here(config))}
         self._tell = tell
 
-    def restart(self, name: str) -> Restarted | None:
-        """None if it was removed while others were restarted."""
+    def restart(self, instance: kinds.Instance) -> Restarted | None:
+        """Restart one; return None if it was removed while others were restarted."""
         began = time.monotonic()
+        name = instance.program
         program = self._programs.get(name)
         if program is None:
             self._tell(f"{name} is no more")
             return None
-        if name in router_programs(self._config.server.routers):
+        if instance.kind.restart is kinds.RestartRule.HANDOVER:
             pid = self._restart_with_handover(program)
         else:
             pid = self._restart_alone(program)
         return Restarted(name, pid, round(time.monotonic() - began, 2))
 
-    def _restart_with_handover(self, router: Program) -> int:
-        peer = handover_peer_of(router)
+    def _restart_with_handover(self, program: Program) -> int:
+        peer = handover_peer_of(program)
         found = self._found().get(peer.name)
         if found is None or not self._serves(found):  # else a command before this one got so far
             self._tell(f"starting {peer.name}")
@@ -131,12 +128,12 @@ class _Restarts:
                 self._wait_until_serving(peer.name, startup)
             except DeploymentError as error:
                 self._supervisord.remove(peer.name)
-                raise DeploymentError(f"{router.name} was left as it is: {error}") from error
+                raise DeploymentError(f"{program.name} was left as it is: {error}") from error
         try:
-            pid = self._restart_alone(router)
+            pid = self._restart_alone(program)
         except DeploymentError as error:
             raise DeploymentError(
-                f"{peer.name} serves in the place of {router.name}; mend this, then repeat the "
+                f"{peer.name} serves in the place of {program.name}; mend this, then repeat the "
                 f"command: {error}"
             ) from error
         self._tell(f"stopping {peer.name}")
@@ -271,7 +268,9 @@ def _missing(config: Config) -> Sequence[str]:
         raise DeploymentError("\n".join(status["config_problems"]))
     server = config.server
     serving = {p["name"] for p in status["processes"] if p["state"] == ProcessState.SERVING}
-    missing = [name for name in router_programs(server.routers) if name not in serving]
+    handed_over = [kind for kind in kinds.KINDS if kind.restart is kinds.RestartRule.HANDOVER]
+    expected = [name for kind in handed_over for name in kind.programs(config)]
+    missing = [name for name in expected if name not in serving]
     if missing:  # though a handover peer serves in its place
         return missing
     try:

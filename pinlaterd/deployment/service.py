@@ -22,32 +22,16 @@ from typing import NamedTuple
 
 import psutil
 
+from pinlaterd.config import layout
 from pinlaterd.config.active import (
     Superseded,
     activate,
     environment_of,
     read_active,
 )
-from pinlaterd.config.layout import (
-    COORDINATOR,
-    ETC,
-    LEAVING,
-    LOGS,
-    PROGRAMS_DUE,
-    RATES_FILE,
-    SERVER_FILE,
-    SNAPSHOT_FILE,
-    STATS_SOCKET,
-    SUPERVISOR_PID_FILE,
-    SUPERVISOR_SOCKET,
-    SUPERVISORD_FILE,
-    check_folders,
-    is_handover_peer,
-    router_programs,
-    shard_program,
-)
+from pinlaterd.config.kinds import KINDS, is_handover_peer
 from pinlaterd.config.load import load_config
-from pinlaterd.config.schema import Config, ServerSettings
+from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.programs import (
     PROGRAM_VARIABLE,
     Supervisord,
@@ -77,8 +61,9 @@ _SHUT_DOWN_SECONDS = 60.0  # for supervisord to stop its programs, before we do
 _STOP_SECONDS = 15.0  # for orphans, which supervisord does not stop
 _POLL_SECONDS = 0.05
 _TITLE = "pinlaterd: "
+_SERVER_FILE = layout.ETC / layout.SERVER_FILE
 # supervisord expands %, [ and spaces in the paths that it makes of this one's: so none has DIR.
-_HERE = Path("/proc/self/cwd") / ETC
+_SUPERVISORD_CONF = Path("/proc/self/cwd") / layout.ETC / layout.SUPERVISORD_FILE
 
 
 class UpResult(NamedTuple):
@@ -90,13 +75,13 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
     """Start everything, or what is missing of it, and return once all serve.
 
     Raises ConfigError, DeploymentError. `tell` gets what is waited for, in short."""
-    check_folders(directory)  # before anything in them is believed
-    config = load_config(directory / ETC)
+    layout.check_folders(directory)  # before anything in them is believed
+    config = load_config(directory / layout.ETC)
     with at_work_in(directory):
         startup = Startup()
         supervisord = Supervisord()
         changed = True
-        LEAVING.unlink(missing_ok=True)
+        layout.LEAVING.unlink(missing_ok=True)
         if config.server.cluster:
             config = _accepted_config()
         if _runs(supervisord):
@@ -114,13 +99,13 @@ def _accepted_config() -> Config:
     # Only here: a single machine needs no ZooKeeper.
     from pinlaterd.coordinator.shared_config import accepted, read_base  # noqa: PLC0415
 
-    return load_config(ETC, accepted(read_base(), Path.read_bytes))
+    return load_config(layout.ETC, accepted(read_base(), Path.read_bytes))
 
 
 def down(directory: Path, tell: Tell) -> bool:
     """Let every process finish its calls in flight and stop. False: none ran."""
-    if not (directory / ETC).is_dir():
-        raise DeploymentError(f"{directory}: no deployment there (it has no {ETC} folder)")
+    if not (directory / layout.ETC).is_dir():
+        raise DeploymentError(f"{directory}: no deployment there (it has no {layout.ETC} folder)")
     with at_work_in(directory):
         supervisord = Supervisord()
         running = processes_of(Path())
@@ -151,7 +136,7 @@ def _leave_cluster(tell: Tell) -> None:
             return
         if not status["cluster"]:
             return
-        LEAVING.touch()
+        layout.LEAVING.touch()
         shards = status["shards_to_leave"]
         if not shards:
             return
@@ -181,13 +166,13 @@ def _remove_stale_files() -> None:
     before it is admitted; without the rates no router holds a share. A cluster's snapshot stays: it
     tells what to start while ZooKeeper is away."""
     for path in (
-        *(SUPERVISOR_SOCKET, SUPERVISOR_PID_FILE, STATS_SOCKET),
-        *(PROGRAMS_DUE, RATES_FILE),
+        *(layout.SUPERVISOR_SOCKET, layout.SUPERVISOR_PID_FILE, layout.STATS_SOCKET),
+        *(layout.PROGRAMS_DUE, layout.RATES_FILE),
     ):
         path.unlink(missing_ok=True)
     snapshot = read_snapshot()
     if snapshot is None or not snapshot.server:
-        SNAPSHOT_FILE.unlink(missing_ok=True)
+        layout.SNAPSHOT_FILE.unlink(missing_ok=True)
 
 
 # --- starting -----------------------------------------------------------------------------
@@ -199,8 +184,8 @@ def _runs(supervisord: Supervisord) -> bool:
         supervisord.pid()
     except SupervisorSilent as error:
         raise DeploymentError(
-            f"{error}: was it stopped? `kill -CONT $(cat {SUPERVISOR_PID_FILE})` has it go on; "
-            "`pinlaterd down` ends it, by force if need be"
+            f"{error}: was it stopped? `kill -CONT $(cat {layout.SUPERVISOR_PID_FILE})` has it go "
+            "on; `pinlaterd down` ends it, by force if need be"
         ) from error
     except SupervisorError:
         return False
@@ -229,10 +214,10 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
             # A handover peer stays until the routers serve: they may take over its socket.
             present = [found for found in supervisord.present() if not is_handover_peer(found.name)]
             actions = plan(wanted_programs(hosted_here(config)), present)
-            _check_ports(config.server, {action.program.name for action in actions})
+            _check_ports(config, {action.program.name for action in actions})
             _check_environment(config, supervisord)
             if actions:
-                kept = {shard_program(name) for name in _activate_beside_leaving(config)}
+                kept = {layout.shard_program(name) for name in _activate_beside_leaving(config)}
                 actions = [action for action in actions if action.program.name not in kept]
             for action in actions:
                 tell(f"{action.step.value} {action.program.name}")
@@ -271,10 +256,10 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     _end(processes_of(Path()), _STOP_SECONDS, tell)
     _remove_stale_files()
     wanted = wanted_programs(hosted_here(config))
-    _check_ports(config.server, {program.name for program in wanted})
+    _check_ports(config, {program.name for program in wanted})
     write_programs(wanted)
     activate(config)
-    command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(_HERE / SUPERVISORD_FILE)]
+    command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(_SUPERVISORD_CONF)]
     tell("starting supervisord")
     done = subprocess.run(
         command,
@@ -290,17 +275,17 @@ def _start(config: Config, supervisord: Supervisord, tell: Tell) -> None:
     deadline = time.monotonic() + UP_SECONDS
     while not _runs(supervisord):
         if time.monotonic() > deadline:
-            tail = last_lines(LOGS / "supervisord.log")
+            tail = last_lines(layout.LOGS / "supervisord.log")
             raise DeploymentError(f"supervisord did not start:\n{tail}")
         time.sleep(_POLL_SECONDS)
 
 
-def _check_ports(server: ServerSettings, starting: set[str]) -> None:
+def _check_ports(config: Config, starting: set[str]) -> None:
     """Say now, not in some log, if another program has a port that one of `starting` needs."""
-    if not starting.isdisjoint(router_programs(server.routers)):
-        _check_port(server.host, server.port, "port")
-    if COORDINATOR in starting:
-        _check_port(server.stats_host, server.stats_port, "stats_port")
+    for kind in KINDS:
+        if kind.address is not None and not starting.isdisjoint(kind.programs(config)):
+            host, port = (getattr(config.server, key) for key in kind.address)
+            _check_port(host, port, kind.address[1])
 
 
 def _check_port(host: str, port: int, key: str) -> None:
@@ -310,14 +295,14 @@ def _check_port(host: str, port: int, key: str) -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise DeploymentError(
-                f"can't listen on {host}:{port}: {error.strerror}; see {ETC / SERVER_FILE}"
+                f"can't listen on {host}:{port}: {error.strerror}; see {_SERVER_FILE}"
             ) from error
         holder = _holder(port)
         if holder in processes_of(Path()):
             return  # our own predecessor, which supervisord is about to replace
         by = f" by pid {holder.pid} ({name_of(holder)})" if holder else ""
         raise DeploymentError(
-            f"{key} {port} is in use{by}; stop that, or set another {key} in {ETC / SERVER_FILE}"
+            f"{key} {port} is in use{by}; stop that, or set another {key} in {_SERVER_FILE}"
         ) from error
 
 
@@ -411,4 +396,4 @@ def _is_program(process: psutil.Process) -> bool:
 def _is_supervisord(process: psutil.Process) -> bool:
     """Tell by the socket, which it binds to that name with its pid at the end, then links."""
     bound = [str(socket.laddr) for socket in process.net_connections("unix") if socket.laddr]
-    return any(f"/{SUPERVISOR_SOCKET}" in path for path in bound)
+    return any(f"/{layout.SUPERVISOR_SOCKET}" in path for path in bound)

@@ -23,19 +23,16 @@ from random import Random
 
 import uvloop
 
-from pinlaterd.clock import Clock, until_full
+from pinlaterd.clock import Clock
 from pinlaterd.config import layout
-from pinlaterd.config.active import ActiveConfig, load_active, read_active
-from pinlaterd.errors import ConfigError
+from pinlaterd.config.active import ActiveConfig
+from pinlaterd.config.kinds import ROUTER, counterpart
 from pinlaterd.lifecycle import (
     ExitCode,
     StopSignal,
     allowed_files,
-    begin_process,
-    count_dropped_lines,
     prefer_throughput,
     process_exists,
-    set_up_log,
 )
 from pinlaterd.router.call import Shared
 from pinlaterd.router.rate_limits import RateLimits, RateReporter, shares_at_start
@@ -45,20 +42,18 @@ from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
     UNHEALTHY_SHARDS,
-    ControlClient,
     ProcessState,
     RouterId,
     Snapshot,
     read_holdings,
-    read_snapshot,
 )
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import new_context
 from pinlaterd.wire.link import LinkListener, ShardLink
+from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process
 
 log = logging.getLogger(__name__)
 
-_REPORT_SECONDS = 1.0
 _WAIT_FOR_SHARDS_SECONDS = 2.0
 _LOOK_FOR_SHARDS_SECONDS = 0.02
 # In a cluster a shard is expected back for as long as another server may take to own it: a session
@@ -79,26 +74,18 @@ _ANSWER_SECONDS = 2.0
 
 def run(etc: Path) -> int:
     """Serve until SIGTERM, finish the calls in flight, return the exit code. Raises ConfigError."""
-    # There may be several routers; supervisord tells each what it is called.
-    name = os.environ.get("SUPERVISOR_PROCESS_NAME", "router")
-    begin_process(name)
     prefer_throughput()
-    etc = layout.enter(etc)
-    active = load_active(etc)
-    cluster = active.config.server.cluster
-    key = ClusterKey.load(etc / layout.CLUSTER_KEY_FILE, cluster) if cluster else None
-    settings = active.config.server
-    set_up_log(name, settings.log_level)
+    start = start_process(ROUTER, etc)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(name, active, key))
+        return runner.run(_serve(start))
 
 
-async def _serve(name: str, active: ActiveConfig, key: ClusterKey | None) -> int:
+async def _serve(start: ProcessStart) -> int:
     clock, stats, stop = Clock(), Stats(), StopSignal()
     loop = asyncio.get_running_loop()
     stop.catch_in(loop)
-    settings = active.config.server
-    router = Router(name, active, clock, stats, key)
+    settings = start.active.config.server
+    router = Router(start.name, start.active, clock, stats, start.key)
     try:
         await router.start()
     except OSError as error:
@@ -113,7 +100,7 @@ async def _serve(name: str, active: ActiveConfig, key: ClusterKey | None) -> int
     return ExitCode.OK
 
 
-class Router:
+class Router(ReportingProcess):
     """The router process: server, service, shards and what the coordinator says (a Service)."""
 
     def __init__(
@@ -125,12 +112,10 @@ class Router:
         key: ClusterKey | None = None,
     ) -> None:
         """`key`: of the cluster that the server belongs to, if any."""
+        self._context = new_context()
+        super().__init__(ROUTER, name, active, clock, stats, self._context)
         self._name = name
         self._key = key
-        self._clock = clock
-        self._stats = stats
-        self._state = ProcessState.STARTING
-        self._context = new_context()
         self._shards_planned = 1
         self._shards = ShardSet(self._connect, clock.monotonic, stats.drop_queue)
         limits, settings = RateLimits(clock), active.config.server
@@ -140,12 +125,8 @@ class Router:
         files = allowed_files(settings.max_connections + _SPARE_FILES, log.warning)
         served = replace(settings, max_connections=max(1, files - _SPARE_FILES))
         self._server = ThriftServer(self._service.handle, served, stats)
-        started_at_ms = clock.now_ms()
-        self._control = ControlClient(name, "router", stats, started_at_ms, context=self._context)
-        self._control.config_version = active.version
-        self._rates = RateReporter(
-            RouterId(name, os.getpid(), started_at_ms), limits, self._control, stats, self._hear
-        )
+        own_id = RouterId(name, os.getpid(), self._started_at_ms)
+        self._rates = RateReporter(own_id, limits, self._control, stats, self._hear)
         limited = [
             queue
             for queue, of_queue in active.config.queues.items()
@@ -153,17 +134,12 @@ class Router:
         ]
         limits.follow(shares_at_start(name, limited, read_holdings(), _is_another), {})
         self._rates.watch()
-        self._loop = asyncio.get_running_loop()
-        self._reporting: asyncio.TimerHandle | None = None
-        self._peer = layout.listener_socket(layout.counterpart(name))
+        self._peer = layout.listener_socket(counterpart(name))
         self._offer: Offer | None = None
 
     async def start(self) -> None:
         """Raises OSError if the port can't be had."""
-        self._loop.add_reader(self._control.fileno(), self._hear)
-        snapshot = read_snapshot()
-        if snapshot is not None:
-            self._follow(snapshot)
+        self._start_reporting()
         await self._wait_for_shards()
         settings = self._shared.settings
         address = f"{settings.host}:{settings.port}"
@@ -171,9 +147,8 @@ class Router:
         await self._server.start(taken)
         self._offer = Offer(layout.listener_socket(self._name), address, self._server.listeners)
         self._offer.start()
-        self._state = ProcessState.SERVING
         log.info("serving Thrift on %s%s", address, ", taken over" if taken else "")
-        self._report()
+        self._enter(ProcessState.SERVING)
 
     async def _wait_for_shards(self) -> None:
         """Listen once all shards serve, or soon: so that a restart costs no caller an error."""
@@ -182,7 +157,7 @@ class Router:
             if self._clock.monotonic() > until:
                 log.warning("not all shards serve yet; serving with those that do")
                 return
-            self._report_state()
+            self._report()
             await asyncio.sleep(_LOOK_FOR_SHARDS_SECONDS)
 
     async def stop(self) -> None:
@@ -190,11 +165,8 @@ class Router:
         has_peer = is_offered(self._peer)
         if self._offer is not None:
             self._offer.stop()
-        self._state = ProcessState.STOPPING
         log.info("stopping: finishing the calls in flight")
-        if self._reporting is not None:
-            self._reporting.cancel()
-        self._control.report(self._state, self._facts())
+        self._enter(ProcessState.STOPPING)
         until = self._clock.monotonic() + self._shared.settings.request_timeout_ms / 1000
         self._service.dequeuer.stop_waiting()
         await self._server.stop(
@@ -204,8 +176,7 @@ class Router:
         await self._service.finish_calls(max(0.0, until - self._clock.monotonic()))
         self._shards.close()
         self._rates.stop()
-        self._loop.remove_reader(self._control.fileno())
-        self._control.close()
+        self._stop_reporting()
         self._context.destroy(linger=0)
 
     def _connect(self, name: str, endpoint: str, listener: LinkListener) -> ShardLink:
@@ -225,55 +196,26 @@ class Router:
 
     # --- the coordinator -----------------------------------------------------------------------
 
-    def _hear(self) -> None:
-        """Follow what has come and answer, also what comes while we answer: the descriptor says
-        nothing of that."""
-        more = True
-        while more:
-            snapshot = self._control.receive()
-            if snapshot is not None:
-                self._follow(snapshot)
-                self._control.report(self._state, self._facts())
-                self._rates.report()
-            more = self._rates.hear() or snapshot is not None
-
-    def _follow(self, snapshot: Snapshot) -> None:
-        if snapshot.config_version != self._control.config_version:
-            self._read_config()
-        self._shards_planned = max(1, len(snapshot.shards))
-        self._shards.follow(snapshot)
-
-    def _read_config(self) -> None:
-        """Only what can change live differs from what we started with."""
-        try:
-            active = read_active()
-        except ConfigError as error:
-            log.error("%s", error)
-            return
-        if active is None:
-            log.error("%s can't be read; keeping the last configuration", layout.CONFIG_FILE)
-            return
-        self._shared.settings = active.config.server
-        set_up_log(self._name, active.config.server.log_level)
-        self._control.config_version = active.version
-
-    def _report(self) -> None:
-        seconds = until_full(_REPORT_SECONDS, self._clock.monotonic())
-        self._reporting = self._loop.call_later(seconds, self._report)
-        self._stats.gauge("router_calls_in_hand", self._service.admission.in_flight)
-        self._stats.gauge("router_calls_waiting", self._service.admission.waiting)
-        count_dropped_lines(self._stats.count)
-        self._rates.show()
-        self._report_state()
-
-    def _report_state(self) -> None:
-        self._control.report(self._state, self._facts())
-        self._hear()
-
-    def _facts(self) -> Mapping[str, str]:
+    def facts(self) -> Mapping[str, str]:
         healthy = ", ".join(sorted(shard.name for shard in self._shards.healthy()))
         unhealthy = ", ".join(sorted(self._shards.unhealthy()))
         return {"healthy shards": healthy or "none", UNHEALTHY_SHARDS: unhealthy}
+
+    def follow(self, snapshot: Snapshot, active: ActiveConfig | None) -> None:
+        if active is not None:
+            self._shared.settings = active.config.server
+        self._shards_planned = max(1, len(snapshot.shards))
+        self._shards.follow(snapshot)
+
+    def tick(self) -> None:
+        self._stats.gauge("router_calls_in_hand", self._service.admission.in_flight)
+        self._stats.gauge("router_calls_waiting", self._service.admission.waiting)
+        self._rates.show()
+
+    def hear(self, *, is_newcomer: bool) -> bool:
+        if is_newcomer:
+            self._rates.report()
+        return self._rates.hear()
 
 
 def _is_another(pid: int) -> bool:

@@ -15,12 +15,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pinlaterd.clock import Clock, until_full
-from pinlaterd.config import layout
-from pinlaterd.config.active import read_active
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import SINGLE, Term
-from pinlaterd.errors import ConfigError
-from pinlaterd.lifecycle import StopSignal, count_dropped_lines, set_up_log
+from pinlaterd.lifecycle import StopSignal, count_dropped_lines
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
@@ -54,10 +51,10 @@ from pinlaterd.wire.envelope import (
     pack,
     unpack,
 )
+from pinlaterd.wire.process import REPORT_SECONDS, newer_config
 
 log = logging.getLogger(__name__)
 
-_REPORT_SECONDS = 1.0
 # What one turn takes in. More would only wait in memory instead of in the sockets.
 _MOST_FRAMES = 500
 _MOST_BYTES = 4 << 20
@@ -112,21 +109,10 @@ class Updates:
         return self._follow_config(snapshot)
 
     def _follow_config(self, snapshot: Snapshot) -> bool:
-        control, service = self.control, self._service
-        if snapshot.config_version == control.config_version:
-            return False
-        try:
-            active = read_active()
-        except ConfigError as error:
-            log.error("%s", error)
-            return False
-        if active is None:
-            log.error("%s can't be read; keeping the last configuration", layout.CONFIG_FILE)
-            return False
-        set_up_log(layout.shard_program(service.name), active.config.server.log_level)
-        service.follow(active.config)
-        control.config_version = active.version
-        return True
+        active = newer_config(self.control, snapshot)
+        if active is not None:
+            self._service.follow(active.config)
+        return active is not None
 
 
 class ShardLoop:
@@ -411,7 +397,7 @@ class ShardLoop:
             for router in list(self._routers):
                 self._send(router, frame)
         if now >= self._next_report:
-            self._next_report = now + until_full(_REPORT_SECONDS, now)
+            self._next_report = now + until_full(REPORT_SECONDS, now)
             self._report()
 
     def _report(self) -> None:

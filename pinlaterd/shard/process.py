@@ -11,18 +11,13 @@ from pathlib import Path
 
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
-from pinlaterd.config.active import ActiveConfig, load_active
+from pinlaterd.config.active import ActiveConfig
+from pinlaterd.config.kinds import SHARD
 from pinlaterd.config.schema import ShardSettings
 from pinlaterd.engines import make_engine
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.errors import ConfigError, ShardOwned, StorageCorrupt, StorageError, Superseded
-from pinlaterd.lifecycle import (
-    ExitCode,
-    StopSignal,
-    begin_process,
-    prefer_throughput,
-    set_up_log,
-)
+from pinlaterd.lifecycle import ExitCode, StopSignal, prefer_throughput
 from pinlaterd.shard.loop import ShardLoop, Updates
 from pinlaterd.shard.service import ShardService
 from pinlaterd.shard.timekeeping import Timekeeper
@@ -30,6 +25,7 @@ from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import ShardEnd, new_context
+from pinlaterd.wire.process import start_process
 
 log = logging.getLogger(__name__)
 
@@ -40,20 +36,14 @@ _COLLECT_AFTER_ALLOCATIONS = (50_000, 20, 1_000)
 
 def run(name: str, etc: Path, make: Callable[..., StorageEngine] = make_engine) -> int:
     """Serve until SIGTERM, finish the calls in flight, return the exit code. Raises ConfigError."""
-    process = layout.shard_program(name)
-    begin_process(process)
     prefer_throughput()
-    etc = layout.enter(etc)
-    active = load_active(etc)
+    _, etc, active, key = start_process(SHARD, etc, name)
     config = active.config
     settings = config.shards.get(name)
     if settings is None:
         names = ", ".join(config.shards) or "none"
         raise ConfigError([f"{etc / layout.SHARDS_FILE}: no shard {name!r}; there are: {names}"])
     engine = make(settings, config.server)
-    cluster = config.server.cluster
-    key = ClusterKey.load(etc / layout.CLUSTER_KEY_FILE, cluster) if cluster else None
-    set_up_log(process, config.server.log_level)
     stop = StopSignal()
     stop.catch()
     return _Shard(settings, active, engine, stop, key).run()
@@ -83,7 +73,7 @@ class _Shard:
         self._context = new_context()
         self._control = ControlClient(
             layout.shard_program(settings.name),
-            "shard",
+            SHARD.name,
             self._stats,
             self._clock.now_ms(),
             context=self._context,

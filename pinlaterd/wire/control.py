@@ -35,13 +35,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import zmq
 
-from pinlaterd.config.layout import (
-    COORDINATOR_ENDPOINT,
-    RATES_FILE,
-    SNAPSHOT_FILE,
-    replace_file,
-    shard_endpoint,
-)
+from pinlaterd.config import layout
 from pinlaterd.lifecycle import process_place
 from pinlaterd.stats import Changes, Stats, StatsSnapshot
 from pinlaterd.wire.curve import ClusterKey
@@ -145,7 +139,7 @@ class Snapshot(_Message):
 
     def endpoint_of(self, entry: ShardEntry) -> str:
         """The address of the shard's owner for processes of this server; "" if there is none."""
-        return shard_endpoint(entry.name) if entry.server == self.server else entry.endpoint
+        return layout.shard_endpoint(entry.name) if entry.server == self.server else entry.endpoint
 
 
 class RateGrant(_Message):
@@ -227,11 +221,11 @@ def unpack(message: bytes) -> Message:
 # --- files ----------------------------------------------------------------------------------
 
 
-def write_snapshot(snapshot: Snapshot, path: Path = SNAPSHOT_FILE) -> None:
-    replace_file(path, pack(snapshot))
+def write_snapshot(snapshot: Snapshot, path: Path = layout.SNAPSHOT_FILE) -> None:
+    layout.replace_file(path, pack(snapshot))
 
 
-def read_snapshot(path: Path = SNAPSHOT_FILE) -> Snapshot | None:
+def read_snapshot(path: Path = layout.SNAPSHOT_FILE) -> Snapshot | None:
     """The last snapshot, for a process that starts while the coordinator is away; None if
     there is none that can be read."""
     try:
@@ -252,11 +246,11 @@ class Holding(NamedTuple):
 _HOLDINGS = msgspec.json.Decoder(tuple[str, list[Holding]])  # where they were noted
 
 
-def write_holdings(holdings: Sequence[Holding], path: Path = RATES_FILE) -> None:
-    replace_file(path, msgspec.json.encode((process_place(), holdings)))
+def write_holdings(holdings: Sequence[Holding], path: Path = layout.RATES_FILE) -> None:
+    layout.replace_file(path, msgspec.json.encode((process_place(), holdings)))
 
 
-def read_holdings(path: Path = RATES_FILE) -> Sequence[Holding]:
+def read_holdings(path: Path = layout.RATES_FILE) -> Sequence[Holding]:
     """Nothing if there is no file that can be read, or it is from before the machine or the
     container was started: all that held anything have ended, and their pids are others' by now."""
     try:
@@ -347,10 +341,11 @@ class ControlClient(PeerClient):
         stats: Stats,
         started_at_ms: int,
         *,
-        endpoint: str = COORDINATOR_ENDPOINT,
+        endpoint: str = layout.COORDINATOR_ENDPOINT,
         context: zmq.Context[Any] | None = None,
     ) -> None:
         super().__init__(endpoint, context=context)
+        self.process = process
         self.config_version = 0  # what the owner follows, for the next report
         self._snapshot_version = 0
         self._about = (process, kind, os.getpid(), started_at_ms)
@@ -401,7 +396,7 @@ class ControlServer:
     def __init__(
         self,
         *,
-        endpoint: str = COORDINATOR_ENDPOINT,
+        endpoint: str = layout.COORDINATOR_ENDPOINT,
         context: zmq.Context[Any] | None = None,
         key: ClusterKey | None = None,
     ) -> None:

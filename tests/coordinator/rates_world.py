@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
-from pinlaterd.config.layout import router_programs
+from pinlaterd.config.kinds import numbered
 from pinlaterd.config.schema import Config, ServerSettings, default_queue_settings
 from pinlaterd.coordinator.peers import Peers
 from pinlaterd.coordinator.rates import RateControl
@@ -186,7 +186,7 @@ class Host:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
-        self.names = router_programs(2)
+        self.names = [f"router-{number}" for number in numbered(2)]
         self.note: Sequence[Holding] = ()
         self.snapshot = Snapshot("", frozenset(), {})  # the file, and the last that was sent
         self.shards = ShardProcesses(self.snapshot)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from pinlaterd.client import ConnectionFailed, JobState, PinLaterError
-from pinlaterd.config.layout import handover_program
+from pinlaterd.config.kinds import handover_program
 from pinlaterd.errors import OutcomeUnknown
 from tests.deployment import Deployment, serving
 from tests.faults.callers import Callers

@@ -34,7 +34,6 @@ from pinlaterd.wire.control import (
     ControlClient,
     ControlServer,
     ProcessState,
-    read_snapshot,
     write_snapshot,
 )
 from tests.simulation.network import (
@@ -230,13 +229,9 @@ class _SimulatedRouter(Router):
     """The router without its TCP port."""
 
     async def start(self) -> None:
-        self._loop.add_reader(self._control.fileno(), self._hear)
-        snapshot = read_snapshot()
-        if snapshot is not None:
-            self._follow(snapshot)
+        self._start_reporting()
         await self._wait_for_shards()
-        self._state = ProcessState.SERVING
-        self._report()
+        self._enter(ProcessState.SERVING)
 
     def handle(self, message: bytes, connection: ThriftConnection) -> None:
         self._service.handle(message, connection)
