@@ -105,7 +105,7 @@ def free_port() -> FreePort:
 def wait_until() -> WaitUntil:
     """Waits for a condition, and fails the test if it has not come true in time."""
 
-    def wait(condition: Callable[[], object], *, seconds: float = 20.0) -> None:
+    def wait(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
         began = time.monotonic()
         while not condition():
             waited = time.monotonic() - began

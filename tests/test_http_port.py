@@ -38,14 +38,14 @@ def on_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., N
 class Served:
     def __init__(self, port: int) -> None:
         self.port = port
-        self.working = asyncio.Event()
+        self.working = asyncio.Semaphore(0)  # released by each slow request that has arrived
         self.finish = asyncio.Event()
 
     async def echo(self, request: web.Request) -> web.Response:
         return web.Response(body=await request.read() or b"nothing")
 
     async def slow(self, _request: web.Request) -> web.Response:
-        self.working.set()
+        self.working.release()
         await self.finish.wait()
         return web.Response(text="done")
 
@@ -129,7 +129,7 @@ async def test_who_does_not_take_the_answer_is_closed():
 async def test_an_answer_may_take_long():
     async with served() as port:
         asking = asyncio.create_task(port.ask(GET.replace("echo", "slow")))
-        await port.working.wait()
+        await port.working.acquire()
         await asyncio.sleep(4 * STEP_SECONDS)
         port.finish.set()
 
@@ -151,7 +151,7 @@ async def test_half_requests_keep_nobody_out():
     """Also while those that were closed come again."""
     async with served(most=20, step_seconds=SECONDS) as port:
         asking = asyncio.create_task(port.ask(GET.replace("echo", "slow")))
-        await port.working.wait()
+        await port.working.acquire()
         held = [await port.connect("GET /ec") for _ in range(100)]
         answers = [await port.ask(GET) for _ in range(3)]
         port.finish.set()
@@ -167,8 +167,8 @@ async def test_half_requests_keep_nobody_out():
 async def test_a_port_that_is_full_of_work_refuses():
     async with served(most=2) as port:
         busy = [asyncio.create_task(port.ask(GET.replace("echo", "slow"))) for _ in range(2)]
-        await port.working.wait()
-        await asyncio.sleep(0.1)
+        for _ in busy:
+            await port.working.acquire()
 
         assert await port.ask(GET) == ""
         port.finish.set()
