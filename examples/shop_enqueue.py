@@ -53,7 +53,8 @@ def enqueue(client: Client) -> dict[str, str]:
 
 
 def is_reporting(client: Client) -> bool:
-    """Whether there is a job for the reports already: one does those of all nights."""
+    """Whether there is a job for the reports already: one does those of all nights.
+    Two programs that look at the same moment both enqueue one: have a single program do this."""
     waiting, due, running = (
         client.count("reports", JobState.PENDING, future=True),
         client.count("reports", JobState.PENDING),

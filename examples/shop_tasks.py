@@ -34,6 +34,7 @@ class CardRefused(Exception):
 
 
 # --- a plain function runs in a thread; errors are retried by policy ---------------------------
+# How many attempts there are is the producer's to say: `shop_enqueue.py` gives orders five.
 
 
 @handlers.queue("orders", concurrency=4, retry={ConnectionError: exponential(0.2, most=60)})
@@ -95,8 +96,9 @@ def import_catalogue(job: RunningJob) -> str:
 
 @handlers.queue("reports")
 def report(job: RunningJob) -> None:
-    """Each night has three attempts. After the third failure the job has FAILED:
-    `pinlater-admin job retry reports` restarts it."""
+    """Each night has three attempts, which `shop_enqueue.py` gives the job. After the third failure
+    it has FAILED, and no night has a report until `pinlater-admin job retry reports` restarts it:
+    have an alarm on jobs that fail."""
     today = datetime.now(UTC).date()
     log.info("%s: the report of %s", job.descriptor, today)
     midnight = datetime.combine(today + timedelta(days=1), datetime.min.time(), UTC)

@@ -115,7 +115,6 @@ class QueueWork:
         fail: Fail,
     ) -> None:
         self.abandon = in_flight.abandon
-        self.facts = in_flight.facts
         self._in_flight = in_flight
         self._queue = in_flight.queue
         self._client = client
@@ -257,7 +256,7 @@ class QueueWork:
     # --- the reporter: how jobs ended -----------------------------------------------------
 
     async def _report_all(self) -> None:
-        """Until no job is in flight, which is the end of this work."""
+        """Report until no job is in flight, which is the end of this work."""
         while True:
             self._due.clear()
             due_at = self._in_flight.due_at()
@@ -384,7 +383,7 @@ def outcome_of(job: RunningJob) -> Outcome:
 
 
 def _refused(job: RunningJob, error: Exception) -> list[RunningJob]:
-    """The service will never take this outcome: the attempt has failed."""
+    """Fail the attempt: the service will never take this outcome."""
     log.error("%s: its outcome was refused: %s", job.descriptor, error)
     if not takes_checkpoint(job, outcome_of(job)):
         return []  # it comes back when its claim times out
@@ -393,7 +392,7 @@ def _refused(job: RunningJob, error: Exception) -> list[RunningJob]:
 
 
 def _acks_of(jobs: Sequence[RunningJob]) -> tuple[list[AckInfo], list[AckInfo]]:
-    """The acks that say how jobs ended: of those that succeeded, and of those that failed."""
+    """Return the acks of the jobs that succeeded, and of those that failed."""
     succeeded: list[AckInfo] = []
     failed: list[AckInfo] = []
     for job in jobs:

@@ -67,7 +67,7 @@ def test_queues_come_and_go_while_others_are_worked_on(client, queue, wait_until
 
     asyncio.run(come_and_go())
 
-    assert books(client, left) == {("PENDING", 2): 1, DONE: 1}
+    wait_until(lambda: books(client, left) == {("PENDING", 2): 1, DONE: 1})
     assert records_of(client, left)[0].custom_status.startswith("hangs; ")
     assert not errors
 
