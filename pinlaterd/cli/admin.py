@@ -27,6 +27,7 @@ from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError, how_m
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.model import QUEUE_NAME, JobState
 from pinlaterd.stats import merge
+from pinlaterd.status import between, jobs_in
 
 PASSWORD_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD"  # noqa: S105  a variable's name
 
@@ -240,7 +241,7 @@ def stats(*, name: str, seconds: float) -> None:
     # A count ends at the server's limit for each shard and priority; gauges are a second old.
     limit = command.server_settings().count_limit
     cut_short = [state for state, jobs in counts.items() if jobs >= limit]
-    held = service_status.jobs_in(name) if cut_short else {}
+    held = jobs_in(service_status.take_sample(), name) if cut_short else {}
     counts |= {state: max(counts[state], held.get(state, 0)) for state in cut_short}
     at_least = {*cut_short} - held.keys()
 
@@ -260,7 +261,7 @@ def _rates(name: str, seconds: float) -> dict[str, float]:
     before = service_status.take_sample()
     time.sleep(seconds)
     now = service_status.take_sample()
-    counters = merge(service_status.between(before, now).values())["counters"]
+    counters = merge(between(before, now).values())["counters"]
     return {
         what: round(counters.get(f"{name}_{counter}", 0) / (now.at - before.at), 2)
         for what, counter in _RATES.items()

@@ -337,11 +337,9 @@ def server_settings() -> ServerSettings:
         ) from error
 
 
-def ask_coordinator(*pages: str) -> list[Any]:
-    """What it answers at each of them. Raises ConnectionFailed."""
-    from pinlaterd.deployment.stats_page import fetch_json
-
-    return [fetch_json(page, directory=directory(), url=_recall("stats_url")) for page in pages]
+def stats_url() -> str | None:
+    """Return --stats-url, if it was given."""
+    return cast("str | None", _recall("stats_url"))
 
 
 # --- output -----------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from pinlaterd.model import (
     claim_source,
 )
 from pinlaterd.rpc import codec
+from pinlaterd.status import shards_of
 from pinlaterd.wire.envelope import Op, Status
 from pinlaterd.wire.shard_caller import ShardCaller, ShardCallers
 
@@ -226,10 +227,10 @@ class _Drain:
     def _takers(self) -> list[ShardCalls]:
         return [
             ShardCalls(self._callers[shard["name"]])
-            for shard in service_status.shards_of(service_status.take_sample())
+            for shard in shards_of(service_status.take_sample())
             if shard["name"] != self._name
             and shard["state"] == "serving"
-            and not (shard["dequeue_only"] or shard["ailing"])
+            and not (shard["dequeue_only"] or shard["degraded"])
         ]
 
     def latest_ms(self) -> int | None:

@@ -159,9 +159,9 @@ def status(*, directory: Path) -> None:
       pinlaterd status /srv/pinlaterd --json
     """
     from pinlaterd.cli import service_status
-    from pinlaterd.deployment import stats_page
+    from pinlaterd.client import coordinator
 
-    service_status.report(stats_page.fetch_json("/status.json", directory=directory, url=None))
+    service_status.report(coordinator.fetch_json("/status.json", directory=directory, url=None))
 
 
 # --- a cluster ----------------------------------------------------------------------------

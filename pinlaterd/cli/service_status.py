@@ -1,8 +1,7 @@
-"""What the coordinator says of the service: on one screen, in samples, and frame after frame.
+"""What an operator sees of the service (pinlaterd.status), as text: once, and frame after frame.
 
 On a terminal `top` takes the alternate screen until q or Ctrl-C; a frame that is higher than the
-screen shows the busiest. In a pipe it is one frame of tables. Rates and percentiles are of the time
-between two samples of the figures of all processes; the rest is as the later one has it.
+screen shows the busiest. In a pipe it is one frame of tables.
 """
 
 from __future__ import annotations
@@ -15,62 +14,71 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from pinlaterd.cli import command
-from pinlaterd.config.layout import shard_program
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.stats import Histogram, StatsSnapshot, empty, merge, natural, percentiles, since
+from pinlaterd.stats import natural
+from pinlaterd.status import Facts, Sample, Status, frame, shards_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _WARNING = "warning"  # a fact whose name ends so is listed among the warnings
-# Every queue that a shard has, and nothing else, has a peak whose name ends so.
-_QUEUE_AGE = "_oldest_ready_age_ms"
-_COUNTING = "shard_queues_counting"  # every shard that has looked at its store has it
 
-_WHOLE = "?servers=all"
 _SECONDS = 1.0  # between two samples of `top`; figures are no fresher
 _QUIT = (b"q", b"Q", b"\x04", b"")  # the last: the terminal has gone
 _MAX_NOTE_CHARS = 300
-_ENDED_BADLY = ("ack_failed", "timeout_retry", "timeout_done")
 
 
-def fetch(*, whole: bool = False) -> command.Facts:
-    """Of this server, or, with `whole`, of all of its cluster. Raises ConnectionFailed."""
-    [found] = command.ask_coordinator(f"/status.json{_WHOLE if whole else ''}")
-    return cast("command.Facts", found)
+def fetch(*, whole: bool = False) -> Status:
+    """Fetch the status of this server, or of the `whole` cluster. Raises ConnectionFailed."""
+    from pinlaterd.client.coordinator import ALL_SERVERS, fetch_json
+
+    page = f"/status.json{ALL_SERVERS if whole else ''}"
+    found: Status = fetch_json(page, directory=command.directory(), url=command.stats_url())
+    return found
 
 
-def report(status: command.Facts) -> None:
+def take_sample() -> Sample:
+    """Take a sample of all servers. Raises ConnectionFailed."""
+    from pinlaterd.client import coordinator
+
+    return coordinator.take_sample(command.directory(), command.stats_url())
+
+
+def find_shard(name: str) -> Facts | None:
+    """Find a shard; None if it is not part of the service. Raises ConnectionFailed."""
+    return next((shard for shard in shards_of(take_sample()) if shard["name"] == name), None)
+
+
+def report(status: Status) -> None:
     """Print it, and end the program with exit 1 if a router or shard does not serve."""
     command.show(status, lambda: _print_status(status))
     if not status["healthy"]:
         sys.exit(ExitCode.FAILURE)
 
 
-def enqueues(shard: command.Facts) -> str:
+def enqueues(shard: Facts) -> str:
     return "no (dequeue-only)" if shard["dequeue_only"] else "yes"
 
 
-def shown_state(shard: command.Facts) -> str:
-    return f"{shard['state']}, degraded" if shard["ailing"] else shard["state"]
+def shown_state(shard: Facts) -> str:
+    return f"{shard['state']}, degraded" if shard["degraded"] else shard["state"]
 
 
-def _pid(process: command.Facts) -> object:
+def _pid(process: Facts) -> object:
     return process["pid"] or "-"
 
 
-def _rss_mb(process: command.Facts) -> str:
+def _rss_mb(process: Facts) -> str:
     return f"{process['rss_bytes'] / 1_000_000:.0f}"
 
 
-def held(state: str, form: str = "") -> Callable[[command.Facts], str]:
+def held(state: str, form: str = "") -> Callable[[Facts], str]:
     """How many jobs in a state a shard has."""
     return lambda shard: "-" if shard["jobs"] is None else format(shard["jobs"][state], form)
 
@@ -100,7 +108,7 @@ SERVER_COLUMNS: Sequence[command.Column] = (
 )
 
 
-def _print_status(status: command.Facts) -> None:
+def _print_status(status: Status) -> None:
     degraded = any(shard["degraded"] for shard in status["shards"])
     health = ("degraded" if degraded else "healthy") if status["healthy"] else "NOT healthy"
     click.echo(
@@ -146,95 +154,6 @@ def _duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-# --- shards and what they hold ------------------------------------------------------------------
-
-
-class Sample(NamedTuple):
-    """What the coordinator said at one moment; `at` in monotonic seconds."""
-
-    at: float
-    status: command.Facts
-    stats: Mapping[str, StatsSnapshot]  # /snapshot.json: by process
-
-
-def take_sample() -> Sample:
-    """Raises ConnectionFailed."""
-    status, stats = command.ask_coordinator(f"/status.json{_WHOLE}", f"/snapshot.json{_WHOLE}")
-    figures = msgspec.convert(stats, Mapping[str, StatsSnapshot], str_keys=True)
-    return Sample(time.monotonic(), status, figures)
-
-
-def shards_of(sample: Sample) -> list[command.Facts]:
-    """As `shard list` shows them."""
-    processes = sample.status["processes"]
-    facts = {process["name"]: process["facts"] for process in processes if process["facts"]}
-    found: list[command.Facts] = []
-    for shard in sample.status["shards"]:
-        program = _program_of(shard)
-        about = facts.get(program, {})
-        stats = sample.stats.get(program, empty())
-        found.append(
-            {
-                "name": shard["name"],
-                "server": shard["server"],
-                "engine": shard["engine"],
-                "where": about.get("master") or about.get("file") or "",
-                "state": shard["state"],
-                "dequeue_only": shard["dequeue_only"],
-                "ailing": bool(stats["gauges"].get("shard_ailing")),
-                "jobs": _jobs_of(stats),
-            }
-        )
-    return found
-
-
-def _program_of(shard: command.Facts) -> str:
-    """The name of its process, as all servers together have it."""
-    program = shard_program(shard["name"])
-    return f"{shard['server']}/{program}" if shard["server"] else program
-
-
-def find_shard(name: str) -> command.Facts | None:
-    """None if it is not part of the service. Raises ConnectionFailed."""
-    return next((shard for shard in shards_of(take_sample()) if shard["name"] == name), None)
-
-
-def _queue_names(stats: StatsSnapshot) -> list[str]:
-    ages = (name for name in stats["peaks"] if name.endswith(_QUEUE_AGE))
-    return sorted((name.removesuffix(_QUEUE_AGE) for name in ages), key=natural)
-
-
-def jobs_in(queue: str) -> Mapping[str, int]:
-    """Return how many jobs of a queue all shards hold, by state; nothing while one counts them."""
-    now = take_sample()
-    stats = [now.stats.get(_program_of(shard), empty()) for shard in now.status["shards"]]
-    found = [jobs for one in stats if (jobs := _jobs_of(one, queue)) is not None]
-    states = found[0] if len(found) == len(stats) else ()
-    return {state.upper(): sum(jobs[state] for jobs in found) for state in states}
-
-
-def _jobs_of(stats: StatsSnapshot, only: str = "") -> Mapping[str, int] | None:
-    """Return how many jobs a shard holds, in all queues or in the `only` one; None if it does not
-    serve, or counts them."""
-    gauges = stats["gauges"]
-    if gauges.get(_COUNTING, 1):
-        return None
-
-    queues = [only] if only else _queue_names(stats)
-
-    def total(state: str) -> int:
-        return round(sum(gauges.get(f"{queue}_{state}", 0) for queue in queues))
-
-    scheduled = total("scheduled")
-    return {
-        "pending": max(0, total("pending") - scheduled),  # due by now
-        "scheduled": scheduled,
-        "in_progress": total("in_progress"),
-        "succeeded": total("succeeded"),
-        "failed": total("failed"),
-    }
-
-
 # --- top --------------------------------------------------------------------------------
 
 
@@ -258,103 +177,14 @@ def top(*, once: bool) -> None:
     command.show(found, lambda: _print_frame(found))
 
 
-# --- frames -----------------------------------------------------------------------------------
-
-
-def between(before: Sample, now: Sample) -> Mapping[str, StatsSnapshot]:
-    """By process."""
-    return {name: since(before.stats.get(name, empty()), s) for name, s in now.stats.items()}
-
-
-def frame(before: Sample, now: Sample) -> command.Facts:
-    seconds = max(now.at - before.at, 1e-3)
-    recent = between(before, now)
-    figures = merge(recent.values())
-    used = {_process_id(one): one["cpu_seconds"] for one in before.status["processes"]}
-    return {
-        "seconds": round(seconds, 3),
-        "healthy": bool(now.status["healthy"]),
-        "problems": now.status["problems"],
-        "warnings": now.status["warnings"],
-        "queues": [_queue(queue, figures, seconds) for queue in _queue_names(figures)],
-        "shards": [
-            {**shard, **_commits(recent.get(_program_of(shard), empty()), seconds)}
-            for shard in shards_of(now)
-        ],
-        "processes": [_process(process, used, seconds) for process in now.status["processes"]],
-    }
-
-
-def _queue(queue: str, recent: StatsSnapshot, seconds: float) -> command.Facts:
-    counters, gauges = recent["counters"], recent["gauges"]
-    scheduled = round(gauges.get(f"{queue}_scheduled", 0))
-
-    def per_second(*names: str) -> float:
-        return round(sum(counters.get(f"{queue}_{name}", 0) for name in names) / seconds, 2)
-
-    return {
-        "name": queue,
-        "enqueues_per_second": per_second("enqueue"),
-        "dequeues_per_second": per_second("dequeue"),
-        "acks_per_second": per_second("ack_succeeded"),
-        "failures_per_second": per_second(*_ENDED_BADLY),  # attempts
-        "limited_per_second": per_second("dequeue_requests_rate_limited"),
-        "jobs_per_second_limit": gauges.get(f"{queue}_rate_limit"),
-        "pending": max(0, round(gauges.get(f"{queue}_pending", 0)) - scheduled),  # due by now
-        "scheduled": scheduled,
-        "in_progress": round(gauges.get(f"{queue}_in_progress", 0)),
-        "oldest_ready_age_ms": recent["peaks"].get(f"{queue}{_QUEUE_AGE}", 0),
-        "dequeue_delay_p99_ms": _p99(recent["histograms"].get(f"{queue}_dequeue_delay_ms")),
-    }
-
-
-def _commits(recent: StatsSnapshot, seconds: float) -> command.Facts:
-    """Of a shard."""
-    batches = recent["histograms"].get("shard_batch_jobs")
-    commits = recent["histograms"].get("shard_commit_ms")
-    jobs = batches.sum if batches is not None else 0.0
-    count = commits.count if commits is not None else 0
-    return {
-        "jobs_per_second": round(jobs / seconds, 2),
-        "commits_per_second": round(count / seconds, 2),
-        "jobs_per_commit": round(jobs / count, 2) if count else None,
-        "commit_p99_ms": _p99(commits),
-    }
-
-
-def _process_id(process: command.Facts) -> tuple[str, int]:
-    return process["name"], process["pid"]
-
-
-def _process(
-    process: command.Facts, used: Mapping[tuple[str, int], float], seconds: float
-) -> command.Facts:
-    """`used`: CPU seconds before."""
-    cpu_seconds = process["cpu_seconds"] - used.get(_process_id(process), process["cpu_seconds"])
-    return {
-        "name": process["name"],
-        "state": process["state"],
-        "pid": process["pid"],
-        "cpu_percent": round(max(0.0, cpu_seconds) / seconds * 100, 1),  # of one core
-        "rss_bytes": process["rss_bytes"],
-    }
-
-
-def _p99(data: Histogram | None) -> float | None:
-    """None if nothing was measured."""
-    if data is None or not data.count:
-        return None
-    return round(percentiles(data, (0.99,))[0], 3)
-
-
 # --- tables -----------------------------------------------------------------------------------
 
 
-def _shown(key: str, form: str = ",.1f") -> Callable[[command.Facts], str]:
+def _shown(key: str, form: str = ",.1f") -> Callable[[Facts], str]:
     return lambda row: "-" if row[key] is None else format(row[key], form)
 
 
-def _age(key: str) -> Callable[[command.Facts], str]:
+def _age(key: str) -> Callable[[Facts], str]:
     return lambda row: "-" if row[key] is None else _duration(row[key] / 1000)
 
 
@@ -393,7 +223,7 @@ _PROCESS_COLUMNS: Sequence[command.Column] = (
 )
 
 
-def _print_frame(found: command.Facts) -> None:
+def _print_frame(found: Facts) -> None:
     click.echo(_headline(found))
     for note in (*found["problems"], *found["warnings"]):
         click.echo(f"  {command.printable(note, _MAX_NOTE_CHARS)}")
@@ -406,7 +236,7 @@ def _print_frame(found: command.Facts) -> None:
         command.print_table(columns, rows)
 
 
-def _headline(found: command.Facts) -> str:
+def _headline(found: Facts) -> str:
     enqueued = sum(queue["enqueues_per_second"] for queue in found["queues"])
     dequeued = sum(queue["dequeues_per_second"] for queue in found["queues"])
     health = "healthy" if found["healthy"] else "NOT healthy"
@@ -468,7 +298,7 @@ def _quits_within(seconds: float, keys: Sequence[int]) -> bool:
     return False
 
 
-def _screen(found: command.Facts, height: int) -> RenderableType:
+def _screen(found: Facts, height: int) -> RenderableType:
     """As much of a frame as `height` lines hold: the busiest queues and shards first."""
     from rich.console import Group
     from rich.text import Text
@@ -488,6 +318,6 @@ def _screen(found: command.Facts, height: int) -> RenderableType:
     return Group(*shown)
 
 
-def _queue_busyness(queue: command.Facts) -> tuple[float, int, str]:
+def _queue_busyness(queue: Facts) -> tuple[float, int, str]:
     moved = queue["enqueues_per_second"] + queue["dequeues_per_second"]
     return -moved, -queue["pending"], natural(queue["name"])

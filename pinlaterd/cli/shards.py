@@ -24,6 +24,7 @@ from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES, Config
 from pinlaterd.engines import make_engine
 from pinlaterd.errors import ConnectionFailed, DeploymentError, ShardOwned, StorageError
 from pinlaterd.lifecycle import ExitCode
+from pinlaterd.status import shards_of
 
 _SERVE_SECONDS = 60.0
 _FOLLOW_SECONDS = 60.0
@@ -58,7 +59,7 @@ def list_shards() -> None:
 
     Example: pinlater-admin shard list
     """
-    found = service_status.shards_of(service_status.take_sample())
+    found = shards_of(service_status.take_sample())
     command.show(found, lambda: command.print_table(_COLUMNS, found))
 
 

@@ -27,14 +27,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from pinlaterd.client import calls
-from pinlaterd.client.addresses import (
-    Address,
-    Endpoint,
-    Names,
-    ServerList,
-    Servers,
-    open_list,
-)
+from pinlaterd.client.addresses import Address, Endpoint, Names, ServerList, Servers, open_list
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, EnqueuedInPart, OutcomeUnknown, PinLaterError

@@ -29,7 +29,6 @@ from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.layout import CLUSTER_KEY_FILE, ETC, ZOOKEEPER_SESSION
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.placement import Assigned, Assignment, Member, Placement, ShardState
-from pinlaterd.coordinator.processes import STOPPED, ServerStatus, ShardStatus, Status
 from pinlaterd.coordinator.reload import Activate
 from pinlaterd.coordinator.shared_config import Ask, SharedConfig
 from pinlaterd.coordinator.zookeeper import (
@@ -42,6 +41,7 @@ from pinlaterd.coordinator.zookeeper import (
     endpoint_of,
 )
 from pinlaterd.stats import natural
+from pinlaterd.status import STOPPED, ServerStatus, ShardStatus, Status
 from pinlaterd.wire.control import ProcessState, ShardEntry, Snapshot
 from pinlaterd.wire.curve import ClusterKey
 

@@ -21,13 +21,11 @@ from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.layout import LEAVING, shard_program
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.cluster import Cluster
-from pinlaterd.coordinator.pages import Answer, together
 from pinlaterd.coordinator.peers import Peers
 from pinlaterd.coordinator.process import Coordinator
 from pinlaterd.coordinator.processes import (
     SILENT_SECONDS,
     ProcessView,
-    Status,
     admitted_members,
     routers_serve,
     shard_states,
@@ -40,6 +38,7 @@ from pinlaterd.coordinator.server_rates import ServerRates
 from pinlaterd.coordinator.shared_config import SharedConfig
 from pinlaterd.coordinator.zookeeper import View
 from pinlaterd.stats import StatsSnapshot
+from pinlaterd.status import Sample, Status, together
 from pinlaterd.wire.control import (
     HoldingQuestion,
     ProcessState,
@@ -199,7 +198,7 @@ class MemberCoordinator(Coordinator):
             self._stats.gauge(name, figure)
         return super().stats()
 
-    async def whole(self, *, statistics: bool) -> Answer:
+    async def whole(self, *, statistics: bool) -> Sample:
         own = self._own(statistics=statistics)
         others = {
             member.server: node
@@ -207,7 +206,7 @@ class MemberCoordinator(Coordinator):
             if member.server != own.status["server"]
         }
         question = StatusQuestion(statistics)
-        asked = (self._ask(node, question, Answer) for node in others.values())
+        asked = (self._ask(node, question, Sample) for node in others.values())
         found = await asyncio.gather(*asked)
         return together(own, dict(zip(others, found, strict=True)))
 

@@ -13,14 +13,13 @@ import asyncio
 import json
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
 
-from pinlaterd.coordinator.processes import ProcessStatus, ShardStatus, Status, warnings_of
 from pinlaterd.stats import (
     BODY_SIZE,
     COUNTERS,
@@ -31,10 +30,10 @@ from pinlaterd.stats import (
     Histogram,
     StatsSnapshot,
     merge,
-    natural,
     percentiles,
     summary,
 )
+from pinlaterd.status import Sample, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "pinlaterd_"
@@ -48,15 +47,8 @@ _FIGURES_AT_ONCE = {"counter": 2_000, "gauge": 2_000, "summary": 200}
 _LINES_AT_ONCE = 5_000
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """The status and the figures of one server, or of all of a cluster together."""
-
-    status: Status
-    stats: Mapping[str, StatsSnapshot]  # by process
-
-
 class Whole(Protocol):
-    async def __call__(self, *, statistics: bool) -> Answer: ...
+    async def __call__(self, *, statistics: bool) -> Sample: ...
 
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -169,63 +161,6 @@ def _error(error: web.HTTPException, what: str) -> web.Response:
     return web.Response(
         status=error.status, text=body, content_type="application/json", headers=headers
     )
-
-
-# --- all servers of a cluster -------------------------------------------------------------------
-
-
-def together(own: Answer, others: Mapping[str, Answer | None]) -> Answer:
-    """None: one that does not answer in time, which is a problem of the service. Names of processes
-    are those of their server with their own behind: `jobs-1/router`."""
-    found = {own.status["server"]: own, **{name: one for name, one in others.items() if one}}
-    statuses = {name: found[name].status for name in sorted(found, key=natural)}
-    shards = [_of_owner(shard, statuses) for shard in own.status["shards"]]
-    processes: list[ProcessStatus] = []
-    without_processes: dict[str, Status] = {}
-    for name, status in statuses.items():
-        there = status["processes"]
-        processes += [{**process, "name": f"{name}/{process['name']}"} for process in there]
-        rest = [text for text in status["warnings"] if text not in warnings_of(there)]
-        without_processes[name] = {**status, "warnings": rest}
-    problems = [
-        *_from_each(statuses, "problems"),
-        *(f"{name}: does not answer" for name, one in others.items() if one is None),
-        *(f"shard {s['name']} has no owner" for s in shards if s["server"] not in found),
-    ]
-    whole: Status = {
-        **own.status,
-        "healthy": not problems,
-        "problems": problems,
-        "config_problems": _from_each(statuses, "config_problems"),
-        "needs_restart": _from_each(statuses, "needs_restart"),
-        "warnings": [*warnings_of(processes), *_from_each(without_processes, "warnings")],
-        "processes": processes,
-        "shards": shards,
-    }
-    stats = {
-        f"{name}/{process}": snapshot
-        for name in statuses
-        for process, snapshot in found[name].stats.items()
-    }
-    return Answer(whole, stats)
-
-
-def _from_each(statuses: Mapping[str, Status], key: str) -> Sequence[str]:
-    """Collect the texts of all servers, with names in front of what not all of them report."""
-    texts: dict[str, list[str]] = {}
-    for name, status in statuses.items():
-        for text in status[key]:  # type: ignore[literal-required]
-            texts.setdefault(text, []).append(name)
-    return [
-        text if len(names) == len(statuses) else f"{', '.join(names)}: {text}"
-        for text, names in texts.items()
-    ]
-
-
-def _of_owner(shard: ShardStatus, statuses: Mapping[str, Status]) -> ShardStatus:
-    """Return the status of the shard as the server that owns it reports it."""
-    known = statuses[shard["server"]]["shards"] if shard["server"] in statuses else ()
-    return next((one for one in known if one["name"] == shard["name"]), shard)
 
 
 # --- Ostrich's layout, and JSON ---------------------------------------------------------------

@@ -18,8 +18,8 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, Superseded, activate, load_active
 from pinlaterd.config.schema import Config
-from pinlaterd.coordinator.pages import Answer, Pages
-from pinlaterd.coordinator.processes import About, ProcessView, Registry, Status, status, usage_of
+from pinlaterd.coordinator.pages import Pages
+from pinlaterd.coordinator.processes import ProcessView, Registry, status, usage_of
 from pinlaterd.coordinator.programs import LivePrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.reload import Holding, Reload
@@ -27,6 +27,7 @@ from pinlaterd.errors import ConfigError
 from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import count_dropped_lines, process_exists, set_up_log
 from pinlaterd.stats import Stats, StatsSnapshot, empty
+from pinlaterd.status import About, Sample, Status
 from pinlaterd.wire.control import (
     ControlServer,
     MalformedMessage,
@@ -200,12 +201,12 @@ class Coordinator:
         own = (server.stats_host, server.host, server.advertised_host, server.peer_host)
         return [*own, *server.http_hosts.split(",")]
 
-    async def whole(self, *, statistics: bool) -> Answer:
+    async def whole(self, *, statistics: bool) -> Sample:
         """Return the status and the figures of all servers."""
         return self._own(statistics=statistics)
 
-    def _own(self, *, statistics: bool) -> Answer:
-        return Answer(self.status(), self.stats() if statistics else {})
+    def _own(self, *, statistics: bool) -> Sample:
+        return Sample(self.status(), self.stats() if statistics else {})
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
         figures = {layout.COORDINATOR: self._stats.snapshot(), **self._registry.stats()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import psutil
 from msgspec.structs import replace
@@ -24,12 +24,11 @@ from pinlaterd.config.schema import Config, ShardSettings
 from pinlaterd.coordinator.placement import ShardState
 from pinlaterd.errors import address_of
 from pinlaterd.stats import StatsSnapshot, apply, empty, forget, merge, natural, raised, totals
+from pinlaterd.status import SILENT, STOPPED, About, ProcessStatus, ShardStatus, Status, warnings_of
 from pinlaterd.wire.control import TAKES_JOBS, UNHEALTHY_SHARDS, ProcessState, Report
 
 SILENT_SECONDS = 3.0  # three reports missed
 
-SILENT = "silent"
-STOPPED = "stopped"
 _WARNING = "warning"
 _DURABILITY_WARNING = "durability warning"
 
@@ -221,75 +220,6 @@ class Usage(NamedTuple):
     rss_bytes: int
 
 
-class ProcessStatus(TypedDict):
-    name: str
-    kind: str
-    pid: int | None  # None: never heard of
-    state: str
-    uptime_seconds: float
-    config_version: int  # that it follows
-    facts: Mapping[str, str]
-    warnings: Sequence[str]
-    cpu_seconds: float
-    rss_bytes: int
-
-
-class ShardStatus(TypedDict):
-    name: str
-    engine: str
-    state: str
-    healthy: bool
-    dequeue_only: bool
-    degraded: str  # why its store can't be relied on, or takes no jobs
-    takes_jobs: bool
-    warnings: Sequence[str]
-    server: str  # that owns it, "" if there is only this one
-
-
-class ServerStatus(TypedDict):
-    """A server of the cluster."""
-
-    name: str
-    state: str  # alive, gone
-    leads: bool
-    maintenance: bool
-    thrift: str
-    version: str
-    config: int  # the number of what it follows
-    shards: Sequence[str]  # that it owns
-
-
-class About(TypedDict):
-    """What the coordinator knows of itself."""
-
-    deployment: str
-    uptime_seconds: float
-    snapshot_version: int
-    config_version: int
-    config_number: int  # of a cluster's configuration
-    config_problems: Sequence[str]  # what the files say wrong; what is active stays so
-    refused_removals: Mapping[str, str]  # those of them that are about one shard, by its name
-    needs_restart: Sequence[str]
-    config_judged: str  # digest of the files that were carried out, or refused
-    warnings: Sequence[str]
-
-
-class Status(About):
-    """The body of /status.json."""
-
-    version: str
-    healthy: bool
-    problems: Sequence[str]
-    thrift: str
-    stats: str
-    processes: Sequence[ProcessStatus]
-    shards: Sequence[ShardStatus]
-    cluster: str  # its name, "" if there is only this server
-    server: str
-    servers: Sequence[ServerStatus]
-    shards_to_leave: Sequence[str]  # that this server owns and others could
-
-
 def status(config: Config, views: Sequence[ProcessView], about: About) -> Status:
     processes = _processes(config, views)
     shards = [_shard(shard, processes) for shard in config.shards.values()]
@@ -377,15 +307,6 @@ def _shard(shard: ShardSettings, processes: Sequence[ProcessStatus]) -> ShardSta
         "warnings": [text for process in mine for text in process["warnings"]],
         "server": "",
     }
-
-
-def warnings_of(processes: Sequence[ProcessStatus]) -> list[str]:
-    """Return each reason once: what one store lacks, others mostly lack, too."""
-    names: dict[str, list[str]] = {}
-    for process in processes:
-        for text in process["warnings"]:
-            names.setdefault(text, []).append(process["name"])
-    return [f"{', '.join(of)}: {text}" for text, of in names.items()]
 
 
 def _problems(config: Config, processes: Sequence[ProcessStatus]) -> list[str]:

@@ -22,13 +22,7 @@ from pinlaterd.config.layout import SERVER_SET_COPY, FileWatch, is_out_of_files,
 from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import (
-    ControlServer,
-    Holding,
-    RouterId,
-    read_holdings,
-    write_holdings,
-)
+from pinlaterd.wire.control import ControlServer, Holding, RouterId, read_holdings, write_holdings
 
 log = logging.getLogger(__name__)
 

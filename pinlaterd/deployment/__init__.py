@@ -3,7 +3,6 @@
     files       the files that `init` writes; the lock of the command that is at work
     service     a deployment that runs, or does not: up, down
     restarts    waiting until processes serve; restarting them while the service goes on
-    stats_page  what the coordinator answers at its socket, or over HTTP
 
 Part of the command lines: nothing else imports it.
 """

@@ -34,13 +34,7 @@ from pinlaterd.errors import DeploymentError
 from pinlaterd.wire.curve import ClusterKey
 
 try:
-    from pinlaterd.coordinator.shared_config import (
-        Shared,
-        accepted,
-        read_base,
-        unpack,
-        write_base,
-    )
+    from pinlaterd.coordinator.shared_config import Shared, accepted, read_base, unpack, write_base
     from pinlaterd.coordinator.zookeeper import (
         FORMAT,
         NAME_CURE,

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.client.client import Client
+from pinlaterd.client.coordinator import fetch_json
 from pinlaterd.config import kinds
 from pinlaterd.config.active import load_active
 from pinlaterd.config.layout import COORDINATOR, ETC, LOGS, ConfigFiles
 from pinlaterd.config.schema import Config
-from pinlaterd.coordinator.processes import Status
 from pinlaterd.coordinator.programs import (
     Program,
     ProgramInfo,
@@ -38,10 +38,10 @@ from pinlaterd.coordinator.programs import (
     stop_seconds,
     wanted_programs,
 )
-from pinlaterd.deployment import stats_page
 from pinlaterd.deployment.files import at_work_in
 from pinlaterd.errors import ConnectionFailed, DeploymentError, PinLaterError
 from pinlaterd.lifecycle import ExitCode
+from pinlaterd.status import Status
 from pinlaterd.wire.control import ProcessState
 
 ALL = "all"
@@ -192,7 +192,7 @@ class _Restarts:
 
 def fetch_status() -> Status:
     """Raises ConnectionFailed."""
-    found: Status = stats_page.fetch_json("/status.json", directory=Path(), url=None)
+    found: Status = fetch_json("/status.json", directory=Path(), url=None)
     return found
 
 

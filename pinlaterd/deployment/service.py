@@ -23,12 +23,7 @@ from typing import NamedTuple
 import psutil
 
 from pinlaterd.config import layout
-from pinlaterd.config.active import (
-    Superseded,
-    activate,
-    environment_of,
-    read_active,
-)
+from pinlaterd.config.active import Superseded, activate, environment_of, read_active
 from pinlaterd.config.kinds import KINDS, is_handover_peer
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config

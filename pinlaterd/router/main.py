@@ -40,13 +40,7 @@ from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import (
-    UNHEALTHY_SHARDS,
-    ProcessState,
-    RouterId,
-    Snapshot,
-    read_holdings,
-)
+from pinlaterd.wire.control import UNHEALTHY_SHARDS, ProcessState, RouterId, Snapshot, read_holdings
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import new_context
 from pinlaterd.wire.link import LinkListener, ShardLink

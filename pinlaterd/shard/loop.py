@@ -20,13 +20,7 @@ from pinlaterd.engines.base import SINGLE, Term
 from pinlaterd.lifecycle import StopSignal, count_dropped_lines
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import (
-    TAKES_JOBS,
-    ControlClient,
-    ProcessState,
-    Snapshot,
-    read_snapshot,
-)
+from pinlaterd.wire.control import TAKES_JOBS, ControlClient, ProcessState, Snapshot, read_snapshot
 from pinlaterd.wire.envelope import (
     LEAST_WIRE_VERSION,
     MALFORMED,

@@ -280,7 +280,7 @@ class ShardService:
         for step in self._maintenance.steps_of_tick():
             if self.serving:
                 self._guarded(step, can_wait=True)
-        self._state.stats.gauge("shard_ailing", int(bool(self.warning)))
+        self._state.stats.gauge("shard_degraded", int(bool(self.warning)))
 
     # --- batches -------------------------------------------------------------------------------
 

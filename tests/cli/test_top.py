@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pinlaterd.cli import admin as admin_commands
 from pinlaterd.cli import command, service_status
 from pinlaterd.cli.admin import cli
-from pinlaterd.cli.service_status import Sample, frame
 from pinlaterd.client import Job
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.stats import Stats, empty
+from pinlaterd.status import Sample, frame
 from tests.cli.program import Program
 from tests.deployment import serving
 
@@ -78,9 +79,9 @@ def test_stats_are_exact_and_py2_comes_before_py10(counted_to_two, wait_until):
 def test_stats_that_are_not_known_exactly_say_so(monkeypatch, service, client, queue):
     client.enqueue(queue, [b"a"] * 3)
     monkeypatch.setattr(command, "server_settings", lambda: ServerSettings(count_limit=3))
-    monkeypatch.setattr(service_status, "jobs_in", lambda _queue: {})
+    monkeypatch.setattr(admin_commands, "jobs_in", lambda _sample, _queue: {})
     target = ["--dir", str(service.folder), "--port", str(service.port)]
-    options = Sample(0, STATUS, {}), Sample(1, STATUS, {})
+    options = Sample(STATUS, {}, 0), Sample(STATUS, {}, 0), Sample(STATUS, {}, 1)
     monkeypatch.setattr(service_status, "take_sample", iter(options).__next__)
 
     shown = CliRunner().invoke(cli, ["queue", "stats", queue, "--seconds", "0.1", *target]).output
@@ -101,12 +102,19 @@ def test_top_on_a_terminal_goes_on_until_q(admin):
 
 # --- frames -----------------------------------------------------------------------------------
 
-STATUS: dict[str, Any] = {
+STATUS: Any = {
     "healthy": True,
     "problems": [],
     "warnings": [],
     "shards": [
-        {"name": "1", "engine": "sqlite", "state": "serving", "dequeue_only": False, "server": ""}
+        {
+            "name": "1",
+            "engine": "sqlite",
+            "state": "serving",
+            "dequeue_only": False,
+            "degraded": "",
+            "server": "",
+        }
     ],
     "processes": [
         {
@@ -133,7 +141,7 @@ def counted(stats: Stats) -> Stats:
 def test_rates_and_percentiles_are_of_the_time_between_the_samples():
     stats = counted(Stats())
     stats.record_each(("mail_dequeue_delay_ms",), [9_000] * 1_000)
-    before = Sample(1.0, STATUS, {"shard-1": stats.snapshot()})
+    before = Sample(STATUS, {"shard-1": stats.snapshot()}, 1.0)
     stats.count("mail_enqueue", 30)
     stats.count("mail_ack_failed", 3)
     stats.count("mail_timeout_retry", 1)
@@ -142,7 +150,7 @@ def test_rates_and_percentiles_are_of_the_time_between_the_samples():
         stats.record("shard_batch_jobs", jobs)
         stats.record("shard_commit_ms", 2)
     busier = [STATUS["processes"][0] | {"cpu_seconds": 2.0}]
-    now = Sample(3.0, STATUS | {"processes": busier}, {"shard-1": stats.snapshot()})
+    now = Sample(STATUS | {"processes": busier}, {"shard-1": stats.snapshot()}, 3.0)
 
     found = frame(before, now)
 
@@ -157,7 +165,7 @@ def test_rates_and_percentiles_are_of_the_time_between_the_samples():
 
 
 def test_what_a_shard_that_does_not_serve_holds_is_not_known():
-    sample = Sample(1.0, STATUS, {"shard-1": empty()})
+    sample = Sample(STATUS, {"shard-1": empty()}, 1.0)
 
     [shard] = frame(sample, sample)["shards"]
 

@@ -12,11 +12,11 @@ import pytest
 from pinlaterd.config.layout import CLUSTER_KEY_FILE, ETC
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
 from pinlaterd.coordinator.cluster import Cluster
-from pinlaterd.coordinator.pages import Answer, together
 from pinlaterd.coordinator.placement import Assigned, Assignment, Member, ShardState
-from pinlaterd.coordinator.processes import About, ProcessView, Status, status
+from pinlaterd.coordinator.processes import ProcessView, status
 from pinlaterd.coordinator.zookeeper import Node, View
 from pinlaterd.stats import empty
+from pinlaterd.status import About, Sample, Status, together
 from pinlaterd.wire.control import ProcessState, Report
 from pinlaterd.wire.curve import ClusterKey
 from tests.clocks import FakeClock
@@ -149,7 +149,7 @@ def test_an_assignment_that_zookeeper_has_lost_is_written_again_as_it_was():
 
 
 def test_what_several_servers_warn_of_for_one_reason_is_said_once():
-    def says(server: str, *shards: str) -> Answer:
+    def says(server: str, *shards: str) -> Sample:
         views = [
             ProcessView(
                 Report(
@@ -162,7 +162,7 @@ def test_what_several_servers_warn_of_for_one_reason_is_said_once():
             for shard in shards
         ]
         found = status(CONFIG, views, {**ABOUT, "warnings": [f"only {server}"]})
-        return Answer({**found, "server": server}, {})
+        return Sample({**found, "server": server}, {})
 
     whole = together(says("jobs-1", "1", "2"), {"jobs-2": says("jobs-2", "3")}).status
 

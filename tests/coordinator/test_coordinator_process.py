@@ -24,7 +24,7 @@ import psutil
 import pytest
 import zmq
 
-from pinlaterd.deployment import stats_page
+from pinlaterd.client.coordinator import fetch_json
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.stats import Stats
@@ -78,9 +78,7 @@ class Coordinator:
             return error.code, error.read().decode()
 
     def status(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = stats_page.fetch_json(
-            "/status.json", directory=self.folder, url=None
-        )
+        found: Mapping[str, Any] = fetch_json("/status.json", directory=self.folder, url=None)
         return found
 
     def is_up(self) -> bool:

@@ -11,8 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
-from pinlaterd.coordinator.processes import SILENT_SECONDS, About, ProcessView, Registry, status
+from pinlaterd.coordinator.processes import SILENT_SECONDS, ProcessView, Registry, status
 from pinlaterd.stats import Stats, empty, merge
+from pinlaterd.status import About
 from pinlaterd.wire.control import ProcessState, Report
 
 

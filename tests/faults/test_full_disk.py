@@ -71,7 +71,7 @@ def test_shards_without_room_are_degraded_until_there_is_some(
             urlopen(f"http://{status['stats']}/health")
         assert unavailable.value.code == HTTPStatus.SERVICE_UNAVAILABLE
         assert len(json.loads(unavailable.value.read())["degraded"]) == len(degraded())
-        wait_until(lambda: deployment.stats()["gauges"]["shard_ailing"] == len(degraded()))
+        wait_until(lambda: deployment.stats()["gauges"]["shard_degraded"] == len(degraded()))
         filler.unlink()
         wait_until(lambda: not degraded() and deployment.status()["healthy"])
 

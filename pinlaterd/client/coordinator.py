@@ -1,19 +1,30 @@
-"""Asks the coordinator for a page: over its Unix socket, or over HTTP."""
+"""The coordinator's pages, for programs: over its Unix socket, or over HTTP.
+
+`fetch_sample` is for event loops, the rest blocks. pinlaterd.status tells what samples show.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
 import os
 import socket
+import time
 import urllib.parse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pinlaterd.config.layout import ETC, SHARDS_FILE, STATS_SOCKET
 from pinlaterd.errors import ConnectionFailed
+from pinlaterd.stats import StatsSnapshot
+from pinlaterd.status import Sample
 
+ALL_SERVERS = "?servers=all"
 _TIMEOUT_SECONDS = 5.0
 
 
@@ -35,8 +46,28 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        with contextlib.chdir(self._directory):
-            self.sock.connect(os.fspath(STATS_SOCKET))
+        # By a descriptor: other threads share the current folder.
+        directory = os.open(self._directory, os.O_PATH | os.O_CLOEXEC)
+        try:
+            self.sock.connect(f"/proc/self/fd/{directory}/{STATS_SOCKET}")
+        finally:
+            os.close(directory)
+
+
+async def fetch_sample(directory: Path, url: str | None = None) -> Sample:
+    """Take a sample without holding up the event loop."""
+    return await asyncio.to_thread(take_sample, directory, url)
+
+
+def take_sample(directory: Path, url: str | None = None) -> Sample:
+    """Ask the coordinator of a deployment's `directory`, or at `url`, for the status and figures of
+    all servers. Raises ConnectionFailed."""
+    status, stats = (
+        fetch_json(f"/{page}.json{ALL_SERVERS}", directory=directory, url=url)
+        for page in ("status", "snapshot")
+    )
+    figures = msgspec.convert(stats, Mapping[str, StatsSnapshot], str_keys=True)
+    return Sample(status, figures, time.monotonic())
 
 
 def fetch_json(path: str, *, directory: Path, url: str | None) -> Any:
