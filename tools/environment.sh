@@ -8,7 +8,7 @@ LOCK=requirements-dev.lock
 TEST_STAMP=$VENV/.installed        # left by tools/test: everything in the lock
 SERVICE_STAMP=$VENV/.quickstart    # left by tools/quickstart: what the service needs
 # A line of a path file: setuptools' default, an import hook, takes as long as Python's own start.
-EDITABLE=(--editable . --config-settings editable_mode=compat)
+EDITABLE=(--editable '.[server]' --config-settings editable_mode=compat)
 
 fail() {
     printf '%s\n' "tools/${0##*/}: $*" >&2

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import suppress
 from importlib import import_module
 
@@ -89,4 +90,9 @@ def run_pinlater_admin() -> None:
 
 def _run(program: str, module: str) -> None:
     exit_on_interrupt(program)
-    import_module(f"{__name__}.{module}").cli(prog_name=program)
+    try:
+        import_module(f"{__name__}.{module}").cli(prog_name=program)
+    except ModuleNotFoundError as error:
+        if program == "pinlater":  # which needs none of those: it is missing to an application
+            raise
+        sys.exit(f"{program}: {error}; `pip install 'pinlaterd[server]'` has what a service needs")
