@@ -243,11 +243,10 @@ def stats(*, name: str, seconds: float) -> None:
     cut_short = [state for state, jobs in counts.items() if jobs >= limit]
     held = jobs_in(service_status.take_sample(), name) if cut_short else {}
     counts |= {state: max(counts[state], held.get(state, 0)) for state in cut_short}
-    at_least = {*cut_short} - held.keys()
+    bounds = dict.fromkeys({*cut_short} - held.keys(), ">=")
 
     def print_tables() -> None:
-        bounds = {state: ">=" if state in at_least else "" for state in counts}
-        jobs: command.Column = ("#jobs", lambda state: f"{bounds[state[0]]}{state[1]}")
+        jobs: command.Column = ("#jobs", lambda state: f"{bounds.get(state[0], '')}{state[1]}")
         command.print_table((("state", 0), jobs), counts.items())
         click.echo()
         per_second: command.Column = ("#per second", lambda rate: f"{rate[1]:.1f}")

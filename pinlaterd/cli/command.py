@@ -99,7 +99,7 @@ class CommandLine(Group):
         return cast("click.Command", getattr(module, cmd_name))
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the program; an output that fails outside of a command's code is one line, too."""
+        """Run the program; an input or output that fails is one line, for its help, too."""
         prepare_streams()
         try:
             try:
@@ -121,11 +121,7 @@ class CommandLine(Group):
             if isinstance(error.__context__, KeyboardInterrupt):
                 raise told(program) from error
             raise
-        except (ConfigError, DeploymentError, ConnectionFailed, PinLaterError, OSError) as error:
-            if isinstance(error, OSError):
-                if error.errno == errno.EPIPE:
-                    raise  # click ends without a word
-                _drop_unwritten_output()
+        except (ConfigError, DeploymentError, ConnectionFailed, PinLaterError) as error:
             fail(self.text_of(error))
 
     def text_of(self, error: Exception) -> str:

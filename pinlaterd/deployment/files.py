@@ -76,9 +76,7 @@ def write_deployment(
 
 
 def make_folders(directory: Path) -> None:
-    """Make what is missing of DIR, DIR/etc, DIR/run and DIR/data, where nobody else may write.
-
-    Raises OSError, or DeploymentError for one that others may write to."""
+    """Make what is missing of the folders; raise DeploymentError if others may write to one."""
     # Not by default: a umask of 002 would let the group write to it.
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     layout.check_folders(directory)
