@@ -18,9 +18,11 @@ from typing import Annotated
 import msgspec
 from msgspec import structs
 
-# For which a shard may fail on a server that is up, or be missed by others: doubled with each try,
-# until it has served in one place for a minute.
+# For which a shard may fail on a server that is up: doubled with each try, until it has served in
+# one place for a minute. Others may miss it for less: routers are slow to say so, and the move that
+# follows fails no call.
 _PATIENCE_SECONDS, _LONGEST_PATIENCE_SECONDS = 5.0, 60.0
+_MISSED_SECONDS = 3.0
 _TRIES_COUNT_SECONDS = 600.0
 _HANDOVER_SECONDS = 5.0  # for which a planned owner may wait for the one before
 _PREPARE_SECONDS = 10.0
@@ -151,7 +153,8 @@ class Placement:
         if health == "serving" and min(lasted, next_lasted) >= _LONGEST_PATIENCE_SECONDS:
             self._settled_at[name] = self._now
         tries = sum(at > self._settled_at.get(name, -math.inf) for at in tried.values())
-        patience = min(_PATIENCE_SECONDS * 2 ** min(tries, 9), _LONGEST_PATIENCE_SECONDS)
+        patience = _MISSED_SECONDS if health == "unreached" else _PATIENCE_SECONDS
+        patience = min(patience * 2 ** min(tries, 9), _LONGEST_PATIENCE_SECONDS)
         if health != "failing":
             self._served[name] = entry.epoch
         takes_over = entry.planned and self._served.get(name) != entry.epoch

@@ -74,6 +74,10 @@ class Term(NamedTuple):
 
 SINGLE = Term()
 
+# After which an owner in a term takes its connection for cut, if the store's system acknowledges
+# nothing of what was sent: sooner than it gives up a store that does not answer.
+CUT_SECONDS = 3.0
+
 
 class Durability(NamedTuple):
     """How well a commit is kept, for `status`; `warning` is "" when acknowledged means kept."""

@@ -40,6 +40,7 @@ from pymysql import err
 from pymysql.constants import CLIENT, CR, ER
 from pymysql.cursors import DictCursor
 
+from pinlaterd.engines.base import CUT_SECONDS
 from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
 
 T = TypeVar("T")
@@ -174,6 +175,12 @@ class Connection:
             (socket.TCP_KEEPCNT, _PROBES),
         ):
             connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def notice_cuts(self) -> None:
+        """Take the connection for lost once the server's system has acknowledged nothing for
+        CUT_SECONDS: an owner that is cut off has others that can take over."""
+        connected = self._db._sock  # noqa: SLF001
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(CUT_SECONDS * 1000))
 
     @contextmanager
     def patiently(self, seconds: float) -> Iterator[None]:

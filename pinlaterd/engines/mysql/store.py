@@ -127,6 +127,8 @@ class Store:
             idle_seconds=self._lease_seconds,
             waits_for_locks=False,
         )
+        if term.epoch:
+            db.notice_cuts()
         self._db, self._failure, self._heard_at = db, "", self.clock.monotonic()
         try:
             with self.guarded():

@@ -11,6 +11,7 @@ a script. A fault of the connection leaves open what the server did.
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from pinlaterd.engines.base import CUT_SECONDS
 from pinlaterd.engines.redis.scripts import Script
 from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
 
@@ -138,6 +140,12 @@ class Connection:
                 text = words(Answer(f"WRONGPASS {fault}"))
                 raise StorageError(f"{server} {text}") from fault
             raise StorageError(f"{server} {words(fault)}") from fault
+
+    def notice_cuts(self) -> None:
+        """Take the connection for lost once the server's system has acknowledged nothing for
+        CUT_SECONDS: an owner that is cut off has others that can take over."""
+        connected: Any = self._driver._sock  # noqa: SLF001
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(CUT_SECONDS * 1000))
 
     def close(self) -> None:
         """Safe to repeat."""

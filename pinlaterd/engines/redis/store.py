@@ -132,6 +132,8 @@ class Store:
             raise StorageError(f"{self.shard} is open already; close it first")
         self._shard = ShardKeys(self._name, self._locator.find())
         connection = Connection(self._shard.server, self._answer_seconds)
+        if term.epoch:
+            connection.notice_cuts()
         try:
             refuse_cluster(connection)
             refuse_replica(connection)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import Any
 
 import pytest
 
-from pinlaterd.engines.base import Term
+from pinlaterd.engines.base import SINGLE, Term
 from pinlaterd.errors import ShardOwned, StorageError, Superseded
 from tests.clocks import FakeClock
 from tests.conformance.engine.harness import QUEUE, EngineHarness
@@ -38,6 +39,19 @@ def test_a_single_machine_keeps_no_record_of_terms(
     stranger.execute(f"SHOW TABLES IN `plm_{shard}`")
 
     assert stranger.fetchall() == (("owner",),)
+    engine.close()
+
+
+@pytest.mark.parametrize("term", [SINGLE, A1])
+def test_an_owner_that_others_can_follow_notices_a_cut_before_its_time_limit(
+    new_engine: NewEngine, clock: FakeClock, term: Term
+):
+    engine = new_engine()
+    engine.open(clock.now_ms(), term)
+
+    limit = engine.db._db._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    assert limit == (3000 if term.epoch else 0)
     engine.close()
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import socket
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import pytest
 
-from pinlaterd.engines.base import Term
+from pinlaterd.engines.base import SINGLE, Term
 from pinlaterd.engines.redis.connection import Server
 from pinlaterd.engines.redis.scripts import HOLD
 from pinlaterd.engines.redis.store import Store, has_ended, own_name
@@ -117,3 +119,17 @@ def test_a_later_term_does_not_take_a_shard_from_a_failover(make: EngineMaker, c
     with pytest.raises(StorageError, match="not ours any more"):
         owner.heartbeat()
     owner.close()
+
+
+@pytest.mark.parametrize("term", [SINGLE, Term("a", 1)])
+def test_an_owner_that_others_can_follow_notices_a_cut_before_its_time_limit(
+    redis_server: RedisServer, shard: str, term: Term
+):
+    engine = _engine(redis_server.address, shard)
+    engine.open(0, term)
+
+    connected: Any = engine.connection._driver._sock
+    limit = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    assert limit == (3000 if term.epoch else 0)
+    engine.close()
