@@ -1,17 +1,14 @@
 """An HTTP port that no client can take from the others: bounds of connections, times and names.
 
-A client has `STEP_SECONDS` for each step: to send the head of a request, to send its body, to take
-a part of the answer. A port that is full closes the connection that has waited longest for a head:
-connections that send nothing, or half a request, keep nobody out.
-
-A web page may give this machine's address a name of its own, and so read what we answer to the
-browser (DNS rebinding). Therefore `Host` has to be an address, or a name of this machine.
+A client has `STEP_SECONDS` for each step: to send a request's head, its body, to take a part of the
+answer. A port that is full closes the connection that has waited longest for a head: those that
+send nothing, or half a request, keep nobody out. `Host` has to be an address or a name of ours: a
+web page may give our address a name of its own, and read what we answer (DNS rebinding).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import socket
 import time
@@ -39,8 +36,7 @@ class HttpPort:
         most_connections: int = _MOST_CONNECTIONS,
         step_seconds: float = STEP_SECONDS,
     ) -> None:
-        """`hosts`: the names that it answers to, in addition to those of the machine; None: to
-        all."""
+        """`hosts`: names that it answers to, in addition to the machine's; None: to all."""
         application.middlewares.insert(0, self._limit)
         self._runner = web.AppRunner(
             application,
@@ -58,17 +54,14 @@ class HttpPort:
         self._machine_names: asyncio.Future[Collection[str]] | None = None
         self._names_until = 0.0
 
-    async def listen(self, host: str, port: int) -> None:
-        """Raises OSError if the address can't be had."""
+    async def listen(self, host: str, port: int | None = None) -> None:
+        """Listen; without `port` at the path of a Unix socket. Raises OSError if that is taken."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connection, host, port)
-
-    async def listen_at(self, path: str) -> None:
-        """Listen on a Unix socket. Raises OSError if it can't be had."""
-        await self._runner.setup()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._connection, path)
+        if port is None:
+            self._server = await loop.create_unix_server(self._connection, host)
+        else:
+            self._server = await loop.create_server(self._connection, host, port)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -77,8 +70,7 @@ class HttpPort:
         await self._runner.cleanup()
 
     def _connection(self) -> _HttpConnection:
-        assert self._runner.server is not None
-        return _HttpConnection(self, self._runner.server())
+        return _HttpConnection(self, cast("web.Server", self._runner.server)())
 
     def has_room(self) -> bool:
         """Make room for a connection; return whether there is any."""
@@ -118,9 +110,9 @@ class HttpPort:
             return
         for host in request.headers.getall("Host", ()):
             name = _name(host)
-            if _is_address(name) or name in {_name(host) for host in self._hosts()}:
-                continue
-            if name != "localhost" and name not in await self._names():
+            is_address = ":" in name or name.replace(".", "").isdigit()
+            known = is_address or name in {"localhost", *map(_name, self._hosts())}
+            if not (known or name in await self._names()):
                 raise _error(
                     web.HTTPMisdirectedRequest,
                     f"this server has no name {name[:255]!r}: add it to http_hosts in "
@@ -142,6 +134,8 @@ class _HttpConnection(asyncio.Protocol):
     def __init__(self, port: HttpPort, inner: asyncio.Protocol) -> None:
         self._port = port
         self._inner = inner
+        self.data_received = inner.data_received  # type: ignore[method-assign]
+        self.eof_received = inner.eof_received  # type: ignore[method-assign]
         self._works = False  # whether a request is being answered
         self._timer: asyncio.TimerHandle | None = None
 
@@ -153,12 +147,6 @@ class _HttpConnection(asyncio.Protocol):
         self._port.connections[self._inner] = self
         self.wait()
         self._inner.connection_made(transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
 
     def pause_writing(self) -> None:
         self._give(self._port.step_seconds)
@@ -208,14 +196,6 @@ def _name(host: str) -> str:
     """The name or address in a Host header, without its port."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return name.strip().rstrip(".").lower()
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _names_of_machine() -> Collection[str]:

@@ -144,8 +144,7 @@ def allowed_files(wanted: int, warn: Callable[[str], None]) -> int:
 
 
 def process_exists(pid: int) -> bool:
-    """Return whether there is a process of that pid. While no file can be opened, a thread of that
-    number counts, too."""
+    """Return whether there is a process of that pid; without a free file a thread counts, too."""
     try:
         os.close(os.pidfd_open(pid))
     except OSError as error:

@@ -18,9 +18,8 @@ from typing import Annotated
 import msgspec
 from msgspec import structs
 
-# For which a shard may fail on a server that is up: doubled with each try, until it has served in
-# one place for a minute. Others may miss it for less: routers are slow to say so, and the move that
-# follows fails no call.
+# For which a shard may fail on a server that is up, or be missed by others (routers need some
+# seconds more to say so): doubled with each try, until it has served in one place for a minute.
 _PATIENCE_SECONDS, _LONGEST_PATIENCE_SECONDS = 5.0, 60.0
 _MISSED_SECONDS = 3.0
 _TRIES_COUNT_SECONDS = 600.0
@@ -79,8 +78,7 @@ class Placement:
 
     def __init__(self) -> None:
         self._known: AbstractSet[str] | None = None  # servers that are up, or were a moment ago
-        # Whether the cluster starts: it served nothing when this term began, and since then servers
-        # have joined within _SETTLE_SECONDS of each other, and none was lost.
+        # Nothing was served when this term began, and servers still join: docs/architecture.md.
         self._starts = True
         self._live: Mapping[str, Member] = {}
         # By shard: servers that were tried in vain, in which epoch, and when.

@@ -80,7 +80,7 @@ class Coordinator:
         self._hear()
         # Before the port: through the socket commands reach this coordinator whatever has the port.
         layout.STATS_SOCKET.unlink(missing_ok=True)
-        await self._socket.listen_at(os.fspath(layout.STATS_SOCKET))
+        await self._socket.listen(os.fspath(layout.STATS_SOCKET))
         layout.STATS_SOCKET.chmod(0o600)
         server = self._config.server
         await self._web.listen(server.stats_host, server.stats_port)

@@ -142,8 +142,7 @@ class Connection:
             raise StorageError(f"{server} {words(fault)}") from fault
 
     def notice_cuts(self) -> None:
-        """Take the connection for lost once the server's system has acknowledged nothing for
-        CUT_SECONDS: an owner that is cut off has others that can take over."""
+        """Take it for lost once the server's system has acknowledged nothing for CUT_SECONDS."""
         connected: Any = self._driver._sock  # noqa: SLF001
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(CUT_SECONDS * 1000))
 
