@@ -175,8 +175,8 @@ class Reload:
         return self._wanted is None or (bool(self.refusals) and not self._leaving)
 
     def until_look(self, now: float) -> float:
-        """Return the seconds from `now` (monotonic) to the next step; while files change not in step
-        with other servers, or one of them could always be the last with its edits."""
+        """Return the seconds from `now` (monotonic) to the next step; while files change not in
+        step with other servers, or one of them could always be the last with its edits."""
         if self._watch.rests and self.converged:
             return until_full(QUIET_LOOK_SECONDS, now)
         return LOOK_SECONDS * random.uniform(0.75, 1.25)
