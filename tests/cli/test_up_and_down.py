@@ -29,7 +29,7 @@ from tests.deployment import unused_port
 pytestmark = pytest.mark.service
 
 ALL = {"supervisord", "coordinator", "router", "shard-1", "shard-2"}
-KILLED_SECONDS = 20.0
+KILLED_SECONDS = 60.0
 SOON_SECONDS = 10.0  # 3 on an idle machine
 TRIES = 3  # on a busy one
 TASKS = """

@@ -396,7 +396,7 @@ def test_acks_do_not_wait_for_the_next_job(client, queue, wait_until):
     with running(worker):
         descriptors = client.enqueue(queue, [b"a"])
         # The dequeue that waits for the next job is out meanwhile, and takes no acks along.
-        wait_until(lambda: have_ended(client, descriptors), seconds=20)
+        wait_until(lambda: have_ended(client, descriptors))
         worker.stop()
         late = client.enqueue(queue, [b"b"])  # ends the wait of that dequeue
 

@@ -69,7 +69,7 @@ def test_a_process_of_the_service_is_killed_in_the_middle(
     with running(worker):
         wait_until(lambda: len(runs) > JOBS // 5)
         deployment.kill(killed)
-        wait_until(all_settled, seconds=40)
+        wait_until(all_settled)
         first_runs = len(runs)
         assert first_runs == len(set(runs))
         # What was claimed for an answer that died with the process comes back by time-out only.
@@ -79,7 +79,7 @@ def test_a_process_of_the_service_is_killed_in_the_middle(
             {("SUCCEEDED", 2): first_runs, ("IN_PROGRESS", 2): unanswered}
         )
         shorten_claims(deployment, queue)
-        wait_until(lambda: have_ended(client, descriptors), seconds=40)
+        wait_until(lambda: have_ended(client, descriptors))
 
     assert len(runs) == len(set(runs)) == JOBS
     assert books(client, descriptors) == without_zeros(

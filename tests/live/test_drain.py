@@ -267,7 +267,7 @@ def test_a_move_that_is_killed_again_and_again_loses_no_job(live, admin, client,
 def test_a_move_loses_no_job_if_a_shard_is_killed(live, client, queue, wait_until, victim):
     jobs = scheduled_jobs(client, queue, 2500)
     command = start(live, "shard", "drain", "2", "--move", "--wait", "--yes", "--json")
-    wait_until(lambda: client.count(queue, JobState.SUCCEEDED, future=True) > 100, seconds=30)
+    wait_until(lambda: client.count(queue, JobState.SUCCEEDED, future=True) > 100)
 
     live.deployment.kill(victim)
 

@@ -22,7 +22,7 @@ LEASE_SECONDS = 4.0
 SLACK_SECONDS = 4.0
 # What a call may take whose shards are well, on a busy machine: it has not waited for a deadline.
 UNDISTURBED_SECONDS = 3.5
-BACK_SECONDS = 20.0
+BACK_SECONDS = 60.0
 ENGINES = ("mysql", "redis")
 
 SETTINGS = {

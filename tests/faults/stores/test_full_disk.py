@@ -65,7 +65,7 @@ def test_a_full_disk_loses_nothing_and_is_got_over(
         wait_until(lambda: len(load.errors) >= 10)
         filler.unlink()
 
-        wait_until(is_back, seconds=40)
+        wait_until(is_back)
 
     load.check(claims_may_be_lost=True)
     check_in_time(load)
