@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -12,9 +13,10 @@ from pinlaterd.cli import admin as admin_commands
 from pinlaterd.cli import command, service_status
 from pinlaterd.cli.admin import cli
 from pinlaterd.client import Job
+from pinlaterd.client.coordinator import fetch_sample
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.stats import Stats, empty
-from pinlaterd.status import Sample, frame
+from pinlaterd.status import Sample, frame, shards_of
 from tests.cli.program import Program
 from tests.deployment import serving
 
@@ -81,12 +83,23 @@ def test_stats_that_are_not_known_exactly_say_so(monkeypatch, service, client, q
     monkeypatch.setattr(command, "server_settings", lambda: ServerSettings(count_limit=3))
     monkeypatch.setattr(admin_commands, "jobs_in", lambda _sample, _queue: {})
     target = ["--dir", str(service.folder), "--port", str(service.port)]
-    options = Sample(STATUS, {}, 0), Sample(STATUS, {}, 0), Sample(STATUS, {}, 1)
-    monkeypatch.setattr(service_status, "take_sample", iter(options).__next__)
+    samples = Sample(STATUS, {}, 0), Sample(STATUS, {}, 1), Sample(STATUS, {}, 2)
+    monkeypatch.setattr(service_status, "take_sample", iter(samples).__next__)
 
     shown = CliRunner().invoke(cli, ["queue", "stats", queue, "--seconds", "0.1", *target]).output
 
     assert "PENDING\t>=3\n" in shown
+
+
+@pytest.mark.parametrize("by_url", [False, True])
+def test_a_program_on_an_event_loop_sees_what_shard_list_shows(admin, service, *, by_url):
+    url = f"127.0.0.1:{service.stats_port}" if by_url else None
+
+    sample = asyncio.run(fetch_sample(service.folder, url))
+
+    shown = [(shard["name"], shard["state"], shard["where"]) for shard in shards_of(sample)]
+    assert shown == [(s["name"], s["state"], s["where"]) for s in admin.facts("shard list")]
+    assert sample.stats["router"]["gauges"]["process_up"] == 1
 
 
 def test_top_on_a_terminal_goes_on_until_q(admin):

@@ -172,7 +172,8 @@ def test_health_is_that_of_all_processes(serving, reporter, wait_until):
         return serving.get("/health")[0] == 200
 
     wait_until(healthy)
-    assert json.loads(serving.get("/health")[1]) == {"healthy": True, "problems": []}
+    well = {"healthy": True, "problems": [], "degraded": {}}
+    assert json.loads(serving.get("/health")[1]) == well
 
     all_of_them[1].report(ProcessState.STOPPING)
     wait_until(lambda: serving.get("/health")[0] == 503)
