@@ -98,7 +98,7 @@ def import_catalogue(job: RunningJob) -> str:
 def report(job: RunningJob) -> None:
     """Each night has three attempts, which `shop_enqueue.py` gives the job. After the third failure
     it has FAILED, and no night has a report until `pinlater-admin job retry reports` restarts it:
-    have an alarm on jobs that fail."""
+    have an alarm on `pinlaterd_worker_jobs_total{ending="failed"}`."""
     today = datetime.now(UTC).date()
     log.info("%s: the report of %s", job.descriptor, today)
     midnight = datetime.combine(today + timedelta(days=1), datetime.min.time(), UTC)

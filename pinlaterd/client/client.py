@@ -347,11 +347,8 @@ class AsyncClient(BaseClient):
 
     def hang_up(self, call: PreparedCall[Any]) -> bool:
         """Have the server end its wait for a call under way; return False if that can't be asked.
-
-        The call returns what the server had answered by then; else it raises ConnectionFailed, and
-        the server releases what it has claimed. To cancel the call instead would lose an answer
-        that has arrived and was not read yet.
-        """
+        The call returns what the server has answered by then, which cancelling it would lose, or
+        raises CallGivenUp; then the server releases what it has claimed."""
         carriers = [each for each in self._connections if each.carries is call]
         return any(cast("_StreamConnection", each).hang_up() for each in carriers)
 

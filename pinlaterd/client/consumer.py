@@ -20,6 +20,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from pinlaterd.client import calls
@@ -61,27 +62,23 @@ class Consumer:
     def __init__(self, client: AsyncClient, *, max_wait_ms: int, fail: Fail) -> None:
         """`max_wait_ms`: how long a dequeue waits for a first job. `fail` is called with an error
         that a queue can't be worked on with: its work has stopped, and it is to be removed."""
-        self._client = client
-        self._max_wait_ms = max_wait_ms
-        self._fail = fail
+        self.client = client
+        self.max_wait_ms = max_wait_ms
+        self.fail = fail
         self._works: dict[str, QueueWork] = {}
 
     def add(self, in_flight: InFlight, executor: Executor) -> None:
         """Begin to work on the queue of `in_flight`. Raises ValueError if it is worked on."""
         if in_flight.queue in self._works:
             raise ValueError(f"queue {in_flight.queue!r} is worked on already")
-        work = QueueWork(in_flight, executor, self._client, self._max_wait_ms, self._fail)
-        self._works[in_flight.queue] = work
+        work = self._works[in_flight.queue] = QueueWork(self, in_flight, executor)
         work.start()
 
     async def remove(
         self, *queues: str, grace_seconds: float = 30.0, hurry: asyncio.Event | None = None
     ) -> None:
-        """End the work on these queues in order, and return once it has ended.
-
-        Jobs that wait are released. Those that run have `grace_seconds`, or until `hurry` is set;
-        then they are released, too, at no attempt's cost.
-        """
+        """End the work on these queues, and return once it has ended. Jobs that wait are released;
+        those that run have `grace_seconds`, or until `hurry` is set. None loses an attempt."""
         works = [self._works[queue] for queue in queues]
         for work in works:
             work.stop()
@@ -106,29 +103,23 @@ class Consumer:
 class QueueWork:
     """The work on one queue, from `start` until it has ended; it can't be started again."""
 
-    def __init__(
-        self,
-        in_flight: InFlight,
-        executor: Executor,
-        client: AsyncClient,
-        max_wait_ms: int,
-        fail: Fail,
-    ) -> None:
+    def __init__(self, consumer: Consumer, in_flight: InFlight, executor: Executor) -> None:
         self.abandon = in_flight.abandon
         self._in_flight = in_flight
         self._queue = in_flight.queue
-        self._client = client
+        self._client = consumer.client
         self._executor = executor
-        self._max_wait_ms = max_wait_ms
-        self._tell_failed = fail
+        self._max_wait_ms = consumer.max_wait_ms
+        self._tell_failed = consumer.fail
         self._loop = asyncio.get_running_loop()
         self._room, self._due, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._dequeues: list[PreparedCall[list[ClaimedJob]]] = []  # under way
         self._was_found = False  # whether there was such a queue once
 
     def start(self) -> None:
-        self._in_flight.wake(room=self._soon(self._room.set), due=self._soon(self._due.set))
-        self._executor.start(self._in_flight, self._soon(self._fail))
+        room, due = partial(self._soon, self._room.set), partial(self._soon, self._due.set)
+        self._in_flight.wake(room=room, due=due)
+        self._executor.start(self._in_flight, partial(self._soon, self._fail))
         self._fetchers = [self._begin(self._fetch()) for _ in range(FETCHERS)]
         self._reporter = self._begin(self._report_all())
 
@@ -168,14 +159,10 @@ class QueueWork:
 
         return asyncio.create_task(guarded())
 
-    def _soon(self, function: Callable[..., object]) -> Callable[..., None]:
-        """Return what has the loop call `function`, and may be called by any thread."""
-
-        def tell(*arguments: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and all its work
-                self._loop.call_soon_threadsafe(function, *arguments)
-
-        return tell
+    def _soon(self, function: Callable[..., object], *arguments: object) -> None:
+        """Have the loop call a function; any thread may do so."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and all its work
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def _fail(self, error: BaseException) -> None:
         self.stop()

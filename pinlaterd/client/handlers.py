@@ -29,9 +29,11 @@ from pinlaterd.client.running_job import (
     LOST,
     RELEASED,
     ClaimLost,
+    Ending,
     Outcome,
     Retries,
     RunningJob,
+    handlers_frames,
     raised,
     returned,
 )
@@ -130,9 +132,19 @@ class QueueHandler:
         except BaseException as mistake:  # as in a subclass of Retry that forgets its base
             log.exception("job %s: what its handler raised makes no outcome", job.descriptor)
             outcome = raised(mistake, job, self.retries)
-        if outcome.error is not None:
-            log.info("job %s failed", job.descriptor, exc_info=error)
+        self._log(job, error, outcome)
         return outcome
+
+    def _log(self, job: RunningJob, error: BaseException, outcome: Outcome) -> None:
+        """Log a failure; one that is final as an error, with the traceback in the handler."""
+        about = (type(error), error, handlers_frames(error))
+        if outcome.ending is Ending.RETRIED:
+            why = outcome.status.rstrip("; ")
+            log.warning("job %s: attempt %d failed: %s", job.descriptor, job.attempt, why)
+            log.debug("job %s failed", job.descriptor, exc_info=about)
+        elif outcome.ending in (Ending.FAILED, Ending.DISCARDED):
+            only = ", at the only attempt that it was enqueued with" * (job.attempts_allowed == 1)
+            log.error("job %s has failed for good%s", job.descriptor, only, exc_info=about)
 
 
 class Handlers(Hooks):
@@ -481,9 +493,8 @@ class TaskExecutor(Executor):
 
 
 class LoopExecutor(TaskExecutor):
-    """Tasks of an event loop in a thread of its own: a handler that blocks it holds up no other
-    queue. If a child task or a callback ends with SystemExit, asyncio stops the loop: it is started
-    again."""
+    """Tasks of an event loop in a thread of its own. If a child task or a callback ends with
+    SystemExit, asyncio stops the loop: it is started again, for the other jobs in it."""
 
     def start(self, work: InFlight, fail: Callable[[BaseException], object]) -> None:
         self._loop, self._work, self._fail = asyncio.new_event_loop(), work, fail

@@ -119,10 +119,6 @@ class Runs:
         return max(0, min(LARGEST_CLAIM, free + self.ahead - waiting))
 
 
-def _nobody() -> None:
-    """Wake nobody: no fetcher or reporter is at work yet."""
-
-
 def takes_checkpoint(job: RunningJob, outcome: Outcome) -> bool:
     """Whether more than an ack is needed to report it."""
     if outcome.ending is Ending.DISCARDED:
@@ -150,8 +146,7 @@ class InFlight:
         self.stopping = threading.Event()
         self.abandoned = False
         self._tell_ready: Callable[[], None] | None = None
-        self._tell_room: Callable[[], object] = _nobody  # fetchers
-        self._tell_due: Callable[[], object] = _nobody  # the reporter
+        self.wake(room=lambda: None, due=lambda: None)  # no fetcher or reporter is at work yet
         self._waiting: deque[RunningJob] = deque()
         # With the outcome, or None if the claim was lost before it began.
         self._ended: deque[tuple[RunningJob, Outcome | None]] = deque()

@@ -418,8 +418,6 @@ class CallGivenUp(ConnectionFailed):
 
 
 class _ClientClosed(CallGivenUp):
-    """No call is made any more."""
-
     def __init__(self) -> None:
         super().__init__("this client was closed")
 

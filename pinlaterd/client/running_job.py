@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import TracebackType
 
 from pinlaterd.client.client import AsyncClient, Client
 from pinlaterd.model import CheckpointInfo, ClaimedJob, JobRecord, JobState
@@ -314,7 +315,8 @@ class Ending(StrEnum):
     """What becomes of a job after a run."""
 
     SUCCEEDED = "succeeded"
-    RETRIED = "retried"  # the attempt failed; PENDING again if another one is left
+    RETRIED = "retried"  # the attempt failed; PENDING again
+    FAILED = "failed"  # the last attempt failed
     DISCARDED = "discarded"  # FAILED for good
     POSTPONED = "postponed"  # PENDING again for later
     LOST = "lost"  # nothing: the claim was gone before
@@ -342,8 +344,7 @@ RELEASED = Outcome(Ending.POSTPONED)
 
 
 def returned(value: object) -> Outcome:
-    """The outcome of a handler that returned `value`. Raises TypeError if that has still to be run:
-    then nothing of the handler may have run."""
+    """Return what becomes of a job by what its handler returned; TypeError if that is to be run."""
     if value is None:
         return SUCCEEDED
     for part in value if isinstance(value, list | tuple | set) else [value]:
@@ -360,12 +361,15 @@ def raised(
 ) -> Outcome:
     """The outcome of a handler that raised `error`. `text`: its `error_text`, where that was found
     out in the process that has its traceback."""
+    failed = Ending.RETRIED if job.attempts_remaining > 1 else Ending.FAILED
     match error:
         case Retry():
             seconds = error.delay_seconds
             if seconds is None:
-                seconds = delay_after(error, job.attempt, retries) or 0.0
-            return Outcome(Ending.RETRIED, sayable(error.status), seconds)
+                seconds = delay_after(error, job.attempt, retries)
+            if seconds is None:  # by `never`, which is for errors
+                seconds = DEFAULT_POLICY(job.attempt, error) or 0.0
+            return Outcome(failed, sayable(error.status), seconds)
         case Discard():
             return Outcome(Ending.DISCARDED, sayable(error.reason))
         case Later():
@@ -384,9 +388,9 @@ def raised(
     delay_seconds = delay_after(error, job.attempt, retries)
     if delay_seconds is None:
         return Outcome(Ending.DISCARDED, text, error=error)
-    if job.attempts_remaining > 1:  # what the next attempt has to say is appended to it
+    if failed is Ending.RETRIED:  # what the next attempt has to say is appended to it
         text = text[: MAX_ERROR_CHARS - 2] + "; "
-    return Outcome(Ending.RETRIED, text, delay_seconds, error=error)
+    return Outcome(failed, text, delay_seconds, error=error)
 
 
 def sayable(text: str) -> str:
@@ -397,7 +401,7 @@ def sayable(text: str) -> str:
 def error_text(error: BaseException) -> str:
     """`ValueError: no such address (smtp.py:30 in lookup < mail.py:12 in send)`, in at most
     MAX_ERROR_CHARS characters."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # without the worker's own
+    frames = traceback.extract_tb(handlers_frames(error))
     places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames]
     where = f" ({' < '.join(reversed(places[-_MAX_PLACES:]))})" if places else ""
     where = where[: MAX_ERROR_CHARS // 2]
@@ -406,6 +410,14 @@ def error_text(error: BaseException) -> str:
     except BaseException:  # noqa: BLE001 - a user's exception may have code of its own
         message = type(error).__name__
     return sayable(message[: MAX_ERROR_CHARS - len(where)] + where)
+
+
+def handlers_frames(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an error from the handler's first frame on: without our own."""
+    frames = error.__traceback__
+    while frames and Path(frames.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
+        frames = frames.tb_next
+    return frames
 
 
 def _check_type(name: str, value: object, expected: type, *, optional: bool = False) -> None:

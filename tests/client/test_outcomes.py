@@ -124,6 +124,14 @@ def test_retry_says_when_or_leaves_it_to_the_policy():
     assert outcome_of(Retry(3, "not yet")).delay_seconds == 3
     assert outcome_of(Retry(status="not yet")).delay_seconds == 7
     assert outcome_of(Retry(), never).ending is Ending.RETRIED
+    assert is_the_default(outcome_of(Retry(), never).delay_seconds)
+
+
+@pytest.mark.parametrize("error", [Retry(3), ValueError("x")])
+def test_what_fails_at_the_last_attempt_has_failed(error):
+    last = RunningJob("q", JOB.claimed._replace(attempts_remaining=1), JOB.client, now=0.0)
+
+    assert raised(error, last, SEVEN).ending is Ending.FAILED
 
 
 def test_an_error_is_told_with_its_place_and_cut():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import re
 import sys
 import threading
@@ -174,6 +175,35 @@ def test_hooks_see_every_job_and_change_nothing(client, queue, work_until_ended)
         ("error", b"bad", KeyError),
         ("after", b"bad", Ending.DISCARDED),
     ]
+
+
+def test_a_retry_is_a_warning_in_the_log_and_the_end_an_error_with_the_handlers_lines(
+    client, queue, work_until_ended, caplog
+):
+    def handle(job: RunningJob) -> None:
+        raise ValueError("card 4111")
+
+    handlers = handlers_of(queue, handle, retry=constant(0))
+    [record] = work_until_ended(handlers, queue, [Job(b"x")])
+
+    warned, failed = (r for r in caplog.records if record.descriptor in r.getMessage())
+    assert (warned.levelname, warned.exc_info) == ("WARNING", None)
+    assert "attempt 1 failed: ValueError: card 4111" in warned.getMessage()
+    assert failed.levelname == "ERROR"
+    assert "in handle" in caplog.text
+    assert "client/handlers.py" not in caplog.text
+    assert record.custom_status.count("ValueError: card 4111 (test_worker.py:") == 2
+
+
+def test_renewals_that_are_late_are_a_warning_in_the_log(client, wait_until, caplog):
+    """The handler keeps Python's lock for as long as its claim lasts."""
+    client.create_queue(SHORT_CLAIMS_QUEUE)
+    handlers = handlers_of(SHORT_CLAIMS_QUEUE, lambda job: ctypes.PyDLL(None).sleep(3))
+    descriptors = client.enqueue(SHORT_CLAIMS_QUEUE, [b"x"])
+    with running(Worker(client, handlers, max_wait_ms=100)):
+        wait_until(lambda: have_ended(client, descriptors))
+
+    assert f"claims of {SHORT_CLAIMS_QUEUE} are renewed" in caplog.text
 
 
 class Forgetful(Retry):

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pinlaterd.client import Client, Discard, Later, Retry, RunningJob, Worker
+from pinlaterd.client import Client, Discard, Job, Later, Retry, RunningJob, Worker
 from pinlaterd.client.metrics import WorkerMetrics
 from tests.client.working import handlers_of, have_ended, running
 
@@ -45,9 +45,12 @@ def test_figures_are_served_to_prometheus_and_exact(client, queue, wait_until):
 
     def handle(job: RunningJob) -> None:
         if job.attempt == 1 and job.body != b"fine":
-            raise {b"retry": Retry(0), b"discard": Discard(), b"later": Later(0, body=b"fine")}[
-                job.body
-            ]
+            raise {
+                b"retry": Retry(0),
+                b"fail": ValueError(),
+                b"discard": Discard(),
+                b"later": Later(0, body=b"fine"),
+            }[job.body]
         time.sleep(0.002)
 
     def hang(job: RunningJob) -> None:
@@ -58,7 +61,8 @@ def test_figures_are_served_to_prometheus_and_exact(client, queue, wait_until):
     handlers.queue(other, concurrency=1)(hang)
     worker = Worker(client, handlers, max_wait_ms=100)
     with WorkerMetrics(worker).served(0) as url, running(worker):
-        jobs = client.enqueue(queue, [b"fine", b"fine", b"retry", b"discard", b"later"])
+        bodies = [b"fine", b"fine", b"retry", b"discard", b"later"]
+        jobs = client.enqueue(queue, [*bodies, Job(b"fail", attempts_allowed=1)])
         hanging = client.enqueue(other, [b"hang"])
         wait_until(lambda: have_ended(client, jobs))
         assert hangs.wait(20)
@@ -66,13 +70,13 @@ def test_figures_are_served_to_prometheus_and_exact(client, queue, wait_until):
         release.set()
         wait_until(lambda: have_ended(client, hanging))
 
-    endings = {"succeeded": 4, "retried": 1, "discarded": 1, "postponed": 1, "lost": 0}
+    endings = {"succeeded": 4, "retried": 1, "failed": 1, "discarded": 1, "postponed": 1, "lost": 0}
     for ending, count in endings.items():
         assert found["jobs_total", queue, ending] == count
         assert found["jobs_total", other, ending] == 0
-    assert found["run_seconds_count", queue] == 7
-    assert found["run_seconds_bucket", queue, "+Inf"] == 7
-    assert found["run_seconds_bucket", queue, "0.001"] <= 3
+    assert found["run_seconds_count", queue] == 8
+    assert found["run_seconds_bucket", queue, "+Inf"] == 8
+    assert found["run_seconds_bucket", queue, "0.001"] <= 4
     assert found["run_seconds_sum", queue] >= 4 * 0.002
     assert (found["concurrency", queue], found["jobs_running", queue]) == (3, 0)
     assert (found["concurrency", other], found["jobs_running", other]) == (1, 1)

@@ -120,12 +120,14 @@ def handle() -> Handlers:
         assert_type(job.attempt, int)
         assert_type(job.lost, bool)
         assert_type(job.client, Client)
+        assert_type(job.aclient, AsyncClient)
         job.save(body=b"half", status="half; ")
         job.save("no bytes")  # type: ignore[arg-type]
         raise Later(60, body=b"rest")
 
     @handlers.queue("mail", retry=constant(5), time_limit_seconds=10)
-    async def send(job: RunningJob) -> None: ...
+    async def send(job: RunningJob) -> None:
+        await job.asave(body=b"half", status="half; ")
 
     @handlers.queue("thumbnails", run_in="processes", time_limit_seconds=60)
     def shrink(job: RunningJob) -> None: ...
