@@ -407,7 +407,11 @@ def create_cluster(hosts: str, cluster: str, digest: str, nodes: Mapping[str, by
             transaction.create(path, b"", _acl(digest))
         for name, data in nodes.items():
             transaction.create(f"{root}/{name}", data, _acl(digest))
-        _commit(transaction, cluster)
+        try:
+            _commit(transaction, cluster)
+        except NoAuthError as error:
+            what = "belongs to others; have ZooKeeper's administrator delete that node"
+            raise DeploymentError(f"ZooKeeper at {hosts}: {_ROOT} {what}") from error
 
 
 def read_cluster(hosts: str, cluster: str, digest: str) -> View:

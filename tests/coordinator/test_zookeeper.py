@@ -731,6 +731,21 @@ def test_commands_make_read_and_change_a_cluster(zookeeper) -> None:
     assert not view.members
 
 
+def test_a_name_that_was_taken_in_advance_has_a_cure(zookeeper, anyone, monkeypatch) -> None:
+    name, hosts = new_cluster(), zookeeper.hosts
+    theirs = [make_digest_acl("they", "secret", all=True)]
+    anyone.create(f"/pinlaterd/{name}")
+    anyone.create(f"/pinlaterd/{name}/members", b"", theirs)
+    with pytest.raises(Conflict):
+        create_cluster(hosts, name, KEY, NODES)
+    with pytest.raises(DeploymentError, match=f"another name, or .* delete /pinlaterd/{name}"):
+        read_cluster(hosts, name, KEY)
+    monkeypatch.setattr("pinlaterd.coordinator.zookeeper._ROOT", f"/{name}")
+    anyone.create(f"/{name}", b"", theirs)
+    with pytest.raises(DeploymentError, match=f": /{name} belongs to others; have .* delete that"):
+        create_cluster(hosts, name, KEY, NODES)
+
+
 def test_commands_say_that_zookeeper_is_away(zookeeper, monkeypatch) -> None:
     monkeypatch.setattr("pinlaterd.coordinator.zookeeper.START_SECONDS", 0.5)
     zookeeper.stop()
