@@ -46,7 +46,7 @@ class HttpPort:
             shutdown_timeout=_STOP_SECONDS,
         )
         self._hosts = hosts
-        self._most_connections = most_connections
+        self.most_connections = most_connections
         self.step_seconds = step_seconds
         self.connections: dict[asyncio.BaseProtocol, _HttpConnection] = {}  # by aiohttp's own
         self.waiting: dict[_HttpConnection, None] = {}  # for a head, the longest first
@@ -71,12 +71,6 @@ class HttpPort:
 
     def _connection(self) -> _HttpConnection:
         return _HttpConnection(self, cast("web.Server", self._runner.server)())
-
-    def has_room(self) -> bool:
-        """Make room for a connection; return whether there is any."""
-        if len(self.connections) >= self._most_connections and self.waiting:
-            next(iter(self.waiting)).end()
-        return len(self.connections) < self._most_connections
 
     @web.middleware
     async def _limit(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -140,11 +134,16 @@ class _HttpConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        if not self._port.has_room():
-            self._transport.abort()
+        self.transport = cast("asyncio.Transport", transport)
+        port = self._port
+        if len(port.connections) >= port.most_connections and port.waiting:
+            longest = next(iter(port.waiting))
+            longest.transport.abort()
+            longest.connection_lost(None)
+        if len(port.connections) >= port.most_connections:
+            self.transport.abort()
             return
-        self._port.connections[self._inner] = self
+        port.connections[self._inner] = self
         self.wait()
         self._inner.connection_made(transport)
 
@@ -175,17 +174,13 @@ class _HttpConnection(asyncio.Protocol):
         self._port.waiting.pop(self, None)
         self._give(None)
 
-    def end(self) -> None:
-        self._transport.abort()
-        self.connection_lost(None)
-
     def _give(self, seconds: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if seconds is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(seconds, self._transport.abort)
+            self._timer = loop.call_later(seconds, self.transport.abort)
 
 
 def _error(kind: type[web.HTTPException], what: str) -> web.HTTPException:

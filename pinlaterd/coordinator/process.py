@@ -197,9 +197,8 @@ class Coordinator:
 
     def _hosts(self) -> Collection[str]:
         """Names that clients of the statistics port may call this server by."""
-        server = self._config.server
-        own = (server.stats_host, server.host, server.advertised_host, server.peer_host)
-        return [*own, *server.http_hosts.split(",")]
+        own = self._config.server
+        return [own.stats_host, own.host, own.advertised_host, *own.http_hosts.split(",")]
 
     async def whole(self, *, statistics: bool) -> Sample:
         """Return the status and the figures of all servers."""
