@@ -35,6 +35,7 @@ STORAGE_CALLS: dict[str, Call] = {
     "vacuum": lambda engine: engine.vacuum(limit=1),
     "depths": lambda engine: engine.depths(),
     "heartbeat": lambda engine: engine.heartbeat(),
+    "try_enqueue": lambda engine: engine.try_enqueue(QUEUE),
 }
 SEARCHES: dict[str, Callable[[Searcher], object]] = {
     "count": lambda searcher: searcher.count(Search(QUEUE, JobState.FAILED, future=False)),

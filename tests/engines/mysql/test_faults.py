@@ -307,6 +307,26 @@ def plain_user(mariadb: MariaDB) -> dict[str, str]:
     return {"user": "plain", "passwd": "p"}
 
 
+@pytest.mark.parametrize("passwd", ["pé", "€", "\udcff"], ids=ascii)
+def test_a_user_and_a_password_may_have_any_characters(
+    mariadb: MariaDB, new_engine: NewEngine, passwd: str
+):
+    sent = passwd.encode(errors="surrogateescape").hex()
+    with mariadb.connect("root", "") as root, root.cursor() as cursor:
+        cursor.execute(f"SELECT PASSWORD(x'{sent}')")
+        [[hashed]] = cursor.fetchall()
+        cursor.execute(f"CREATE OR REPLACE USER `zoë`@'{HOST}' IDENTIFIED BY PASSWORD '{hashed}'")
+        cursor.execute(f"GRANT ALL ON *.* TO `zoë`@'{HOST}'")
+    engine = new_engine(user="zoë", passwd=passwd)
+
+    engine.open(1)
+
+    with pytest.raises(StorageError, match="'zoë' or its password is not accepted"):
+        new_engine(user="zoë", passwd=f"{passwd}é").open(1)
+    with mariadb.connect("root", "") as root, root.cursor() as cursor:
+        cursor.execute(f"DROP USER `zoë`@'{HOST}'")
+
+
 @pytest.fixture
 def become_read_only(stranger: Any) -> Iterator[Callable[[], None]]:
     """Makes the server what a replica is, to the end of the test."""

@@ -95,6 +95,20 @@ def test_nobody_is_there(free_port: FreePort):
     assert "start it, or correct `master` of the shard in shards.yaml" in error.message
 
 
+@pytest.mark.parametrize("passwd", ["pé", "€", "\udcff"], ids=ascii)
+def test_a_user_and_a_password_may_have_any_characters(new_server: NewServer, passwd: str):
+    server = new_server()
+    with server.client() as client:
+        sent = passwd.encode(errors="surrogateescape")
+        client.execute_command("ACL", "SETUSER", "zoë", "on", b">" + sent, "~*", "&*", "+@all")
+    engine = redis_engine(Server(HOST, server.port, "zoë", passwd), "1")
+
+    engine.open(1)
+    engine.close()
+
+    assert "correct `user`" in _opening(Server(HOST, server.port, "zoë", f"{passwd}é")).message
+
+
 @pytest.mark.parametrize("passwd", ["", "wrong"], ids=["none", "wrong"])
 def test_the_password_is_wrong(new_server: NewServer, passwd: str):
     port = new_server("--requirepass", "secret").port
