@@ -102,8 +102,9 @@ class Connection:
             self._db = pymysql.connect(
                 host=server.host,
                 port=server.port,
-                user=server.user,
-                password=server.passwd,
+                user=server.user.encode(errors="surrogateescape"),
+                # The driver would encode a str as Latin-1.
+                password=server.passwd.encode(errors="surrogateescape"),
                 charset="utf8mb4",
                 autocommit=True,
                 connect_timeout=min(_CONNECT_SECONDS, patience_seconds),

@@ -132,8 +132,9 @@ class Connection:
         try:
             self._driver.connect()
             if server.user or server.passwd:
-                user = (server.user,) if server.user else ()
-                self._exchange(pack_command(("AUTH", *user, server.passwd)))
+                account = (server.user, server.passwd) if server.user else (server.passwd,)
+                sent = [text.encode(errors="surrogateescape") for text in account]
+                self._exchange(pack_command(("AUTH", *sent)))  # type: ignore[arg-type]
         except CONNECTION_FAULTS as fault:
             self.close()
             if isinstance(fault, Answer) and not is_refusal(fault):  # AUTH's, of many wordings
