@@ -1,4 +1,4 @@
-"""A process's life: signals that only set a flag, exit codes, its title, its streams, its log.
+"""A process's life: signals that only set a flag, exit codes, title, streams, threads, log.
 
 The log is one line a record on stderr, which supervisord keeps and rotates in run/log:
 
@@ -25,10 +25,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 import setproctitle
 
@@ -341,3 +342,19 @@ def _open_without_waiting(descriptor: int) -> int:
             return os.open(_PROC / f"self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK)
         os.set_blocking(descriptor, False)
     return descriptor
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# To decode a byte takes up to a microsecond, to change threads a hundred.
+ASIDE_BYTES: Final = 8 * 1024
+# The loop takes the interpreter back from it within milliseconds; from several, one by one.
+_ASIDE: Final = ThreadPoolExecutor(1, "aside")
+
+
+async def aside(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a pure function that works on `size` bytes: beside the event loop if they are many."""
+    if size <= ASIDE_BYTES:
+        return function(*args, **kwargs)
+    return await asyncio.wrap_future(_ASIDE.submit(function, *args, **kwargs))

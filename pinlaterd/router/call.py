@@ -33,6 +33,7 @@ from pinlaterd.errors import (
     ProtocolError,
     ShardConnectionFailed,
 )
+from pinlaterd.lifecycle import aside
 from pinlaterd.model import CallContext, Method, Request, Result, ScanRequest
 from pinlaterd.router.rate_limits import LimitedQueue, RateLimits
 from pinlaterd.router.shards import ShardSet
@@ -118,10 +119,10 @@ class Call(Answer, ShardCall):
         self.deadline = deadline
         self._on_end = on_end
 
-    def decode(self, most_elements: int) -> codec.Call:
+    async def decode(self, most_elements: int) -> codec.Call:
         """All of it. Raises PinLaterError if it is malformed, or a list of it too long."""
         try:
-            return codec.decode_call(self.message, most_elements)
+            return await aside(len(self.message), codec.decode_call, self.message, most_elements)
         except ProtocolError as error:
             raise InvalidRequest(str(error)) from error
 
@@ -325,6 +326,7 @@ class Query(NamedTuple):
     method: Method
     context: CallContext
     deadline: float
+    size: int
 
     def part(self, request: Request, op: Op = Op.CALL, *, patient: bool = True) -> ShardCall:
         message = codec.encode_call(self.method, 0, self.context, request)
@@ -340,19 +342,14 @@ class Query(NamedTuple):
         """Of each shard to its own request; all are asked at once."""
         asked = []
         for shard, request in requests:
-            part = self.part(request, op, patient=patient)
-            await let_others_go_on(len(part.message))
+            part = await aside(self.size, self.part, request, op, patient=patient)
             asked.append((shard, part))
         return await ask_all(asked)
 
     async def ask(self, requests: Iterable[tuple[ShardLink, Request]]) -> list[Result]:
-        return results_of(self.method, await self.replies(requests))
-
-
-async def let_others_go_on(size: int) -> None:
-    """Between the steps of a call whose message has so many bytes, if that is large."""
-    if size > LARGE_BYTES:
-        await asyncio.sleep(0)
+        replies = await self.replies(requests)
+        size = sum(len(reply.payload) for _, reply in replies)
+        return await aside(size, results_of, self.method, replies)
 
 
 async def ask_all(calls: Sequence[tuple[ShardLink, ShardCall]]) -> Replies:

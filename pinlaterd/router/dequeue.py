@@ -113,12 +113,14 @@ class Dequeuer:
     async def run(self, call: Call, first: tuple[ShardLink, ReplyEntry] | None = None) -> None:
         """Serve a dequeue whose acks, coverage or rate take more than passing it through, or that
         may wait. The `first` shard has given a part of it, and has carried out the acks."""
-        _, context, decoded = call.decode(self._shared.settings.max_jobs_per_call)
+        size = len(call.message)
+        _, context, decoded = await call.decode(self._shared.settings.max_jobs_per_call)
         request = cast("DequeueRequest", decoded)
         if first is None:
             if request.acks is not None:
                 # Carried out whatever becomes of the dequeue. If one fails, that is the answer.
-                await self._fan_out.ack(Query(Method.ACK, context, call.deadline), request.acks)
+                query = Query(Method.ACK, context, call.deadline, size)
+                await self._fan_out.ack(query, request.acks)
             _check(request)
         own = request._replace(acks=None, coverage=1.0, max_wait_ms=0)
         message = codec.encode_call(DEQUEUE, call.peek.head.seqid, context, own)

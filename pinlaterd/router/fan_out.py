@@ -14,10 +14,10 @@ import asyncio
 import heapq
 import struct
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pinlaterd.config.password import verify_password
 from pinlaterd.errors import (
@@ -30,6 +30,7 @@ from pinlaterd.errors import (
     QueueNameTooLong,
     ShardConnectionFailed,
 )
+from pinlaterd.lifecycle import aside
 from pinlaterd.model import (
     CONTINUATION_END,
     CONTINUATION_START,
@@ -54,11 +55,10 @@ from pinlaterd.model import (
     ScanRequest,
     ScanResult,
 )
-from pinlaterd.router.call import Call, Query, Shared, let_others_go_on, results_of
+from pinlaterd.router.call import Call, Query, Shared, results_of
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.peek import UNUSUAL
-from pinlaterd.rpc.tuned import ack_parts, ack_slices
-from pinlaterd.wire.envelope import Op, ReplyEntry, ShardCall, Status
+from pinlaterd.rpc.tuned import ack_parts
+from pinlaterd.wire.envelope import Op, ReplyEntry, Status
 from pinlaterd.wire.link import ShardLink
 
 S = TypeVar("S")
@@ -85,6 +85,7 @@ class FanOut:
         self._by_method: dict[Method, _CarryOut] = {
             Method.CREATE_QUEUE: self._create_queue,
             Method.DELETE_QUEUE: self._delete_queue,
+            Method.ACK: self.ack,
             Method.CHECKPOINT: self._checkpoint,
             Method.LOOKUP: self._lookup,
             Method.COUNT: self._count,
@@ -96,17 +97,14 @@ class FanOut:
 
     async def run(self, call: Call) -> None:
         """Decode `call`, carry it out and answer it."""
-        answer: Result = None
-        method = call.peek.method
+        method, size = call.peek.method, len(call.message)
         assert method is not None
-        if method is Method.ACK:
-            await self._ack_in_slices(call)
-        else:
-            _, context, request = call.decode(self._shared.settings.max_jobs_per_call)
-            await let_others_go_on(len(call.message))
-            carry_out = self._by_method[method]
-            answer = await carry_out(Query(method, context, call.deadline), request)
-        call.reply(codec.encode_reply(call.peek.head, answer))
+        _, context, request = await call.decode(self._shared.settings.max_jobs_per_call)
+        query = Query(method, context, call.deadline, size)
+        answer = await self._by_method[method](query, request)
+        # Only the answers to look-ups and scans may be large.
+        message = await aside(call.granted_bytes, codec.encode_reply, call.peek.head, answer)
+        call.reply(message)
 
     # --- queues ------------------------------------------------------------------------------
 
@@ -181,46 +179,24 @@ class FanOut:
 
     # --- jobs by descriptor --------------------------------------------------------------------
 
-    async def _ack_in_slices(self, call: Call) -> None:
-        most = self._shared.settings.max_jobs_per_call
-        slices = ack_slices(call.message, most)
-        try:
-            context, request = next(slices)
-            acks = AcksByShard(request.queue, self._shards.by_name)
-            for _, request in slices:
-                acks.add(request)
-                await let_others_go_on(len(call.message))
-        except UNUSUAL:
-            _, context, whole = call.decode(most)
-            query = Query(Method.ACK, context, call.deadline)
-            await self.ack(query, cast("AckRequest", whole))
-        else:
-            await self._send_acks(Query(Method.ACK, context, call.deadline), acks)
-
     async def ack(self, query: Query, request: AckRequest) -> None:
-        acks = AcksByShard(request.queue, self._shards.by_name)
-        acks.add(request)
-        await self._send_acks(query, acks)
-
-    async def _send_acks(self, query: Query, acks: AcksByShard[ShardLink]) -> None:
-        """Each shard's acks to it. Those that can go nowhere fail alone, after all the others."""
-        if not self._shards.knows_queue(acks.queue):
+        """Send each shard its acks. Those that can go nowhere fail alone, after all the others."""
+        if not self._shards.knows_queue(request.queue):
             # Let a shard say what is wrong with the queue, also when there is nothing to ack.
-            await self._ask_one(query, AckRequest(acks.queue))
-        requests = acks.requests()
+            await self._ask_one(query, AckRequest(request.queue))
+        requests, bad = await aside(query.size, acks_by_shard, request, self._shards.by_name)
         replies = await asyncio.gather(
             *map(_ask_to_ack, requests, repeat(query), requests.values())
         )
         results_of(query.method, list(zip(requests, replies, strict=True)))
-        if acks.bad:
-            raise InvalidRequest(describe_bad(acks.bad))
+        if bad:
+            raise InvalidRequest(describe_bad(bad))
 
     async def _checkpoint(self, query: Query, request: CheckpointRequest) -> None:
         if not self._shards.knows_queue(request.queue):
             await self._ask_one(query, CheckpointRequest(request.queue, ()))
-        by_shard, bad = checkpoints_by_shard(
-            request.checkpoints, request.queue, self._shards.by_name
-        )
+        shards = self._shards.by_name
+        by_shard, bad = await aside(query.size, checkpoints_by_shard, request, shards)
         await query.ask(
             (shard, CheckpointRequest(request.queue, items)) for shard, items in by_shard.items()
         )
@@ -230,16 +206,18 @@ class FanOut:
     async def _lookup(self, query: Query, request: LookupRequest) -> Mapping[str, JobRecord]:
         if not self._shards.by_name:
             raise NoHealthyShards  # which shards there are is not known yet
-        by_shard = lookups_by_shard(request.descriptors, self._shards.by_name)
+        shards = self._shards.by_name
+        by_shard = await aside(query.size, lookups_by_shard, request.descriptors, shards)
         replies = await query.replies(
             (shard, LookupRequest(descriptors, request.include_body))
             for shard, descriptors in by_shard.items()
         )
         most_bytes = self._shared.settings.max_frame_bytes  # each shard sees to its own part only
-        if sum(len(reply.payload) for _, reply in replies) > most_bytes:
+        size = sum(len(reply.payload) for _, reply in replies)
+        if size > most_bytes:
             raise LookupTooLarge(most_bytes)
         found: dict[str, JobRecord] = {}
-        for part in results_of(query.method, replies):
+        for part in await aside(size, results_of, query.method, replies):
             found.update(cast("Mapping[str, JobRecord]", part))
         return found
 
@@ -257,7 +235,7 @@ class FanOut:
             raise ContinuationInvalid(request.continuation)
         limit = min(request.limit, self._shared.settings.scan_limit)
         results = await query.ask(zip(self._every(), repeat(request._replace(limit=limit))))
-        return merge_scans(cast("list[ScanResult]", results), limit)
+        return await aside(100 * limit, merge_scans, cast("list[ScanResult]", results), limit)
 
     async def _retry_failed(self, query: Query, request: RetryFailedRequest) -> int:
         """The oldest over all shards, a bounded number at a time."""
@@ -350,18 +328,14 @@ class FanOut:
         await query.ask([(self._shared.rng.choice(self._present()), request)])
 
 
-def _ask_to_ack(shard: ShardLink, query: Query, request: AckRequest) -> Awaitable[ReplyEntry]:
-    parts = list(ack_parts(request))
-    calls = map(query.part, parts)
-    return shard.ask(next(calls)) if len(parts) == 1 else _ask_in_turn(shard, calls)
+async def _ask_to_ack(shard: ShardLink, query: Query, request: AckRequest) -> ReplyEntry:
+    """Send one part after the other, so that others' calls come in between.
 
-
-async def _ask_in_turn(shard: ShardLink, calls: Iterable[ShardCall]) -> ReplyEntry:
-    """One call after the other, so that others' come in between. What is wrong with one of them is
-    told once all are carried out."""
+    What is wrong with one of them is told once all are carried out.
+    """
     wrong: ReplyEntry | None = None
-    for call in calls:
-        reply = await shard.ask(call)
+    for part in ack_parts(request):
+        reply = await shard.ask(query.part(part))
         if reply.status is Status.FAILED:
             wrong = wrong or reply
         elif reply.status is not Status.DONE:
@@ -404,34 +378,25 @@ def _sort(
     return bad
 
 
-class AcksByShard(Generic[S]):
-    """Acks by shard, as they come in; `bad`: the descriptors that are malformed or name no job of
-    `shards`."""
-
-    def __init__(self, queue: str, shards: Mapping[str, S]) -> None:
-        self.queue = queue
-        self.bad: list[str] = []
-        self._shards = shards
-        self._succeeded: dict[S, list[AckInfo]] = {}
-        self._failed: dict[S, list[AckInfo]] = {}
-
-    def add(self, request: AckRequest) -> None:
-        self.bad += _sort(request.succeeded, self.queue, self._shards, self._succeeded)
-        self.bad += _sort(request.failed, self.queue, self._shards, self._failed)
-
-    def requests(self) -> dict[S, AckRequest]:
-        succeeded, failed = self._succeeded, self._failed
-        return {
-            shard: AckRequest(self.queue, succeeded.get(shard, ()), failed.get(shard, ()))
-            for shard in {**succeeded, **failed}
-        }
+def acks_by_shard(
+    request: AckRequest, shards: Mapping[str, S]
+) -> tuple[dict[S, AckRequest], list[str]]:
+    """Divide acks by shard, and return the descriptors that are malformed or name no job here."""
+    succeeded: dict[S, list[AckInfo]] = {}
+    failed: dict[S, list[AckInfo]] = {}
+    bad = _sort(request.succeeded, request.queue, shards, succeeded)
+    bad += _sort(request.failed, request.queue, shards, failed)
+    return {
+        shard: AckRequest(request.queue, succeeded.get(shard, ()), failed.get(shard, ()))
+        for shard in {**succeeded, **failed}
+    }, bad
 
 
 def checkpoints_by_shard(
-    checkpoints: Sequence[CheckpointInfo], queue: str, shards: Mapping[str, S]
+    request: CheckpointRequest, shards: Mapping[str, S]
 ) -> tuple[dict[S, list[CheckpointInfo]], list[str]]:
     by_shard: dict[S, list[CheckpointInfo]] = {}
-    return by_shard, _sort(checkpoints, queue, shards, by_shard)
+    return by_shard, _sort(request.checkpoints, request.queue, shards, by_shard)
 
 
 def lookups_by_shard(descriptors: Iterable[str], shards: Mapping[str, S]) -> dict[S, list[str]]:

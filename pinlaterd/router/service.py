@@ -32,7 +32,6 @@ from pinlaterd.router.call import (
     Call,
     Shared,
     ask_all,
-    let_others_go_on,
     reason_of,
     results_of,
 )
@@ -332,7 +331,7 @@ class SplitEnqueue:
         try:
             return await self._validated(enqueue_parts(message, most, self._sizes_of))
         except UNUSUAL:
-            _, context, request = self._call.decode(most)
+            _, context, request = await self._call.decode(most)
             message = codec.encode_call(Method.ENQUEUE, 0, context, request)
             return await self._validated(enqueue_parts(message, most, self._sizes_of))
 
@@ -354,7 +353,6 @@ class SplitEnqueue:
             if not shards:
                 raise AllRefused(refusals)
             parts += group
-            await let_others_go_on(len(self._call.message))
         return parts
 
     def _ask_about(self, message: bytes) -> ShardCall:

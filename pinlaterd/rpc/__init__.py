@@ -11,6 +11,6 @@
     compact           the compact protocol to binary and back
     connection, server   the asyncio side
 
-Others see `pinlaterd.model` types and bytes, never a Thrift struct. May rely on `config`, `stats`
-and what is below them.
+Others see `pinlaterd.model` types and bytes, never a Thrift struct. May rely on `config`, `stats`,
+`lifecycle` and what is below them.
 """

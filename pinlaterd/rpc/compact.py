@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.interface import MAX_DEPTH, U32, VERSION_1, TType, pack_u32
+from pinlaterd.rpc.interface import MAX_DEPTH, MAX_VALUES, U32, VERSION_1, TType, pack_u32
 from pinlaterd.rpc.peek import read_message_head
 
 PROTOCOL_ID: Final = 0x82  # the first byte of each message
@@ -67,8 +67,6 @@ _DOUBLE_BYTES: Final = 8
 _COMPACT_FIRST_TEXT: Final = bytes((1 << 4 | _STRING,))
 _BINARY_FIRST_TEXT: Final = b"\x0b\x00\x01"
 
-# Six and more for each of the 100,000 jobs that a call may have; so many cost about a second.
-MAX_VALUES: Final = 1_000_000
 _MOST_FIELDS: Final = 1_000  # of one struct, which is counted at its end
 
 

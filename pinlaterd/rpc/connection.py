@@ -184,6 +184,9 @@ class Connection(asyncio.Protocol):
         if reader.buffer or self._waiting:
             # A compact message has grown meanwhile.
             self.server.budget.charge(max(len(data), sum(map(len, messages))))
+        if reader.paused:
+            asyncio.get_running_loop().call_soon(self.data_received, b"")
+        self._update_reading()
         if reader.failure is not None and not self._closing:
             self._refuse(str(reader.failure), reader.http_answer)
 
@@ -341,7 +344,8 @@ class Connection(asyncio.Protocol):
         calls = len(self.slots)
         limit = self.server.max_calls
         # Once full, half of the calls have to be answered before more are read.
-        full = bool(self._waiting) or calls >= (limit if self._reading else max(1, limit // 2))
+        busy = self._waiting or self._reader.paused
+        full = bool(busy) or calls >= (limit if self._reading else max(1, limit // 2))
         wanted = not (full or self._unsent_high or self._held)
         if wanted and not self._reading:
             self._transport.resume_reading()

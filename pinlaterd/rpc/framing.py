@@ -20,9 +20,12 @@ from typing import Final
 from pinlaterd.config.schema import MOST_FRAME_BYTES
 from pinlaterd.errors import ProtocolError
 from pinlaterd.rpc import compact
-from pinlaterd.rpc.interface import U32, BeyondEnd, Walk, walk_message
+from pinlaterd.rpc.interface import PAUSE, U32, BeyondEnd, Walk, walk_message
 
 _UNFRAMED: Final = b"\x80\x01"
+
+# Of messages without frames, which have to be walked, as many are taken in one go.
+_UNFRAMED_SLICE_BYTES: Final = 16 * 1024
 
 # As the length of a frame each would be above 200 MiB.
 _IS_HTTP: Final = re.compile(rb"GET |POST|HEAD|PUT |OPTI|DELE|PATC|CONN|TRAC|PRI ").match
@@ -43,7 +46,11 @@ _HTTP_ANSWER: Final = (
 
 
 class FrameReader:
-    """Cuts what one connection sends into messages; those are of TBinaryProtocol always."""
+    """Cuts what one connection sends into messages.
+
+    They are of TCompactProtocol if `compact`, else of TBinaryProtocol. While `paused`, more can be
+    done without more bytes: `feed` it none, once others had their turn.
+    """
 
     __slots__ = (
         "_decided",
@@ -57,18 +64,20 @@ class FrameReader:
         "failure",
         "framed",
         "http_answer",
+        "paused",
     )
 
     def __init__(self, max_frame_bytes: int) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._decided = False
         self._is_first = True
-        self._is_usual = False  # frames of binary
+        self._is_usual = False  # frames
         self._needed = 4  # how many bytes `buffer` must have before it is looked at again
         self._walk: Walk | None = None  # through the unframed message in `buffer`
         self.buffer = bytearray()  # an unfinished message, with its length
         self.framed = True
-        self.compact = False  # whether answers have to be of TCompactProtocol
+        self.compact = False
+        self.paused = False  # within the walk through an unframed message of many values
         self.failure: ProtocolError | None = None
         self.http_answer = b""  # for a client that speaks HTTP
 
@@ -94,7 +103,7 @@ class FrameReader:
                 self._cut(data, messages)
             else:
                 self.buffer += data
-                if len(self.buffer) >= self._needed:
+                if len(self.buffer) >= self._needed or self.paused:
                     self._cut(self.buffer, messages)
         except BeyondEnd:
             cure = self._cure(self._max_frame_bytes + 1)
@@ -103,7 +112,7 @@ class FrameReader:
             self.failure = error
         if self.failure is not None:
             self.buffer = bytearray()
-            self._is_usual = False
+            self._is_usual = self.paused = False
         return messages
 
     def _cut(self, data: bytes | bytearray, messages: list[bytes]) -> None:
@@ -113,14 +122,23 @@ class FrameReader:
         at, size = 0, len(data)
         while at < size:
             end = self._frame_end(data, at) if self.framed else self._unframed_end(data, at)
-            if end > size:
-                self._needed = end - at
+            self.paused = end == PAUSE
+            if self.paused or end > size:
+                self._needed = (end or size + 1) - at
                 break
             message = bytes(data[at + 4 : end] if self.framed else data[at:end])
-            if self._is_first or self.compact:
-                message = self._accept(message)
+            if self._is_first:
+                self._is_first = False
+                self.compact = self.framed and message[0] == compact.PROTOCOL_ID
+                self._is_usual = self.framed and not self.compact
+            if self.compact:
+                message = compact.to_binary(message, self._max_frame_bytes)
             messages.append(message)
             at = end
+            if at < size and at > _UNFRAMED_SLICE_BYTES and not self.framed:
+                self.paused = True
+                self._needed = 4
+                break
         if at or data is not self.buffer:
             self.buffer = bytearray(data[at:])
             if at:
@@ -162,15 +180,6 @@ class FrameReader:
         except StopIteration as ended:
             self._walk = None
             return int(ended.value)
-
-    def _accept(self, message: bytes) -> bytes:
-        """As strict or non-strict binary; the first one tells which protocol the connection
-        speaks."""
-        if self._is_first:
-            self._is_first = False
-            self.compact = self.framed and message[0] == compact.PROTOCOL_ID
-            self._is_usual = self.framed and not self.compact
-        return compact.to_binary(message, self._max_frame_bytes) if self.compact else message
 
     def _bad_length(self, length: int, start: bytes) -> str:
         if length == 0:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
@@ -71,8 +72,11 @@ LEAST_SIZE: Final = {
 }
 
 MAX_DEPTH: Final = 64
-# An unknown field may hold no more values than this, so that nobody buys much time with few bytes.
-MAX_UNKNOWN_VALUES: Final = 100_000
+# Ten for each of the 100,000 jobs that a call may have: half a second, but never in one go.
+MAX_VALUES: Final = 1_000_000
+# The unknown fields of a message together hold no more values than this: 20 ms of one process.
+MAX_UNKNOWN_VALUES: Final = 50_000
+_SLICE_VALUES: Final = 10_000  # that a walk passes over in one go: 4 ms
 
 VERSION_1: Final = 0x8001
 STRICT_CALL: Final = b"\x80\x01\x00\x01"
@@ -103,22 +107,41 @@ class BeyondEnd(ProtocolError):
     """The value is longer than it may be."""
 
 
-# Yields how many bytes, from the start of the data, it needs to go on; is sent what has come by
-# then; returns where the value ends.
+# Yields how many bytes, from the start of the data, it needs to go on, or PAUSE to let others run
+# first; is sent what has come by then; returns where the value ends.
 Walk = Generator[int, "bytes | bytearray", int]
+PAUSE: Final = 0
 # What is open, innermost last. A struct: None. A list, set or map: [values to come, type of the
 # next, type of the one after that].
 _Levels = list[list[int] | None]
 
 
-def skip_value(data: bytes, at: int, code: int) -> int:
-    """The end of a value of which all bytes must be there, in a field that nobody knows."""
+@dataclass(slots=True)
+class ReadLimits:
+    """How many elements a list may have, and how many values may still be passed over."""
+
+    elements: int
+    values: int
+
+    def take(self, values: int) -> None:
+        """Count values that were passed over. Raises ProtocolError once there are too many."""
+        self.values -= values
+        if self.values < 0:
+            most = f"{MAX_VALUES}, {MAX_UNKNOWN_VALUES} of them in unknown fields"
+            raise ProtocolError(f"too many values; a message may have {most}")
+
+
+def skip_value(data: bytes, at: int, code: int, limits: ReadLimits) -> int:
+    """Return the end of a value in an unknown field; all its bytes must be there."""
     if code in FIXED_SIZE:
+        limits.take(1)
         end = at + FIXED_SIZE[code]
         _check_end(end, len(data))
         return end
+    walk = _walk(data, at, [[1, code, code]], len(data), limits)
     try:
-        next(_walk(data, at, [[1, code, code]], len(data), MAX_UNKNOWN_VALUES))
+        while next(walk) == PAUSE:
+            pass
     except StopIteration as ended:
         return int(ended.value)
     raise ProtocolError("the message ends within a value")
@@ -133,13 +156,13 @@ def walk_message(data: bytes | bytearray, start: int, max_bytes: int) -> Walk:
         raise ProtocolError("an unframed message does not begin with Thrift's version 1")
     at, max_end = start + 12 + name_length, start + max_bytes
     _check_end(at, max_end)
-    return (yield from _walk(data, at, [None], max_end, max_bytes))
+    return (yield from _walk(data, at, [None], max_end, ReadLimits(0, MAX_VALUES)))
 
 
-def _walk(  # noqa: C901, PLR0912 - one step for each kind of value
-    data: bytes | bytearray, at: int, levels: _Levels, max_end: int, max_values: int
+def _walk(  # noqa: C901, PLR0912, PLR0915 - one step for each kind of value
+    data: bytes | bytearray, at: int, levels: _Levels, max_end: int, limits: ReadLimits
 ) -> Walk:
-    """To the end of what is open, without reading it.
+    """Go to the end of what is open, without reading it.
 
     It looks at no byte twice, however small the pieces in which they come. It neither recurses nor
     allocates by what the bytes claim: its memory is one small entry for each level of nesting.
@@ -189,8 +212,11 @@ def _walk(  # noqa: C901, PLR0912 - one step for each kind of value
         else:
             raise ProtocolError(f"there is no type {code} in Thrift's binary protocol")
         _check_end(at, max_end)
-        if values > max_values:
-            raise ProtocolError(f"an unknown field holds more than {max_values} values")
+        if values == _SLICE_VALUES:
+            limits.take(values)
+            values = 0
+            data = (yield PAUSE) or data
+    limits.take(values)
     while len(data) < at:
         data = yield at
     return at

@@ -24,7 +24,10 @@ from pinlaterd.rpc.interface import (
     FIXED_SIZE,
     FORMATS,
     LEAST_SIZE,
+    MAX_UNKNOWN_VALUES,
+    MAX_VALUES,
     U32,
+    ReadLimits,
     Struct,
     TType,
     Type,
@@ -38,8 +41,8 @@ _LEAST_OTHERS: Final = 2
 # What the length of a list can't exceed.
 UNLIMITED: Final = 1 << 31
 
-# What begins at a byte, and where it ends; the last is how many elements a list may have.
-Read = Callable[[bytes, int, int], tuple[Any, int]]
+# What begins at a byte, and where it ends.
+Read = Callable[[bytes, int, ReadLimits], tuple[Any, int]]
 
 _FIELD_ID: Final = struct.Struct(">xh").unpack_from
 _LIST_HEAD: Final = struct.Struct(">BI").unpack_from
@@ -82,8 +85,10 @@ def read_struct(data: bytes, at: int, declared: Struct, most_elements: int = UNL
 
     Raises Mismatch, for a list of more than `most_elements` before any of them is read, or
     ProtocolError."""
+    # Servers that are newer than a client may add fields to each of many jobs.
+    values = MAX_VALUES if most_elements == UNLIMITED else MAX_UNKNOWN_VALUES
     try:
-        value, end = _struct_reader(declared)(data, at, most_elements)
+        value, end = _struct_reader(declared)(data, at, ReadLimits(most_elements, values))
     except (struct.error, IndexError) as error:
         raise ProtocolError("the message ends within a struct") from error
     if end != len(data):
@@ -99,7 +104,7 @@ def _struct_reader(declared: Struct) -> Read:
     }
     required = sum(bit for bit, field in _bits(declared) if field.required)
 
-    def read(data: bytes, at: int, most: int) -> tuple[Any, int]:
+    def read(data: bytes, at: int, limits: ReadLimits) -> tuple[Any, int]:
         values = declared.defaults.copy()
         given = 0
         while True:
@@ -107,14 +112,14 @@ def _struct_reader(declared: Struct) -> Read:
             if found is None:
                 if data[at] == 0:
                     break
-                at = _skip_field(declared, data, at)
+                at = _skip_field(declared, data, at, limits)
                 continue
             bit, place, read_value, name = found
             try:
                 if given & bit:
                     raise Mismatch("is given twice; expected it once")
                 given |= bit
-                values[place], at = read_value(data, at + 3, most)
+                values[place], at = read_value(data, at + 3, limits)
             except Mismatch as mismatch:
                 raise mismatch.within(name) from None
         if required & ~given:
@@ -132,8 +137,8 @@ def _bits(declared: Struct) -> list[tuple[int, Any]]:
     return [(1 << at, field) for at, field in enumerate(declared.fields)]
 
 
-def _skip_field(declared: Struct, data: bytes, at: int) -> int:
-    """A field that is not in the interface, or not of this type."""
+def _skip_field(declared: Struct, data: bytes, at: int, limits: ReadLimits) -> int:
+    """Return the end of a field that is not in the interface, or not of this type."""
     code = data[at]
     (number,) = _FIELD_ID(data, at)
     for field in declared.fields:
@@ -141,7 +146,7 @@ def _skip_field(declared: Struct, data: bytes, at: int) -> int:
             raise Mismatch(f"is of type {type_name(code)}; expected {field.type.name}").within(
                 field.name
             )
-    return skip_value(data, at + 3, code)
+    return skip_value(data, at + 3, code, limits)
 
 
 def _reader(declared: Type) -> Read:
@@ -157,14 +162,14 @@ def _reader(declared: Type) -> Read:
     if declared.code == TType.LIST:
         return read_list
 
-    def read_set(data: bytes, at: int, most: int) -> tuple[Any, int]:
-        values, at = read_list(data, at, most)
+    def read_set(data: bytes, at: int, limits: ReadLimits) -> tuple[Any, int]:
+        values, at = read_list(data, at, limits)
         return frozenset(values), at
 
     return read_set
 
 
-def _read_bytes(data: bytes, at: int, _most: int) -> tuple[bytes, int]:
+def _read_bytes(data: bytes, at: int, _limits: ReadLimits) -> tuple[bytes, int]:
     begin = at + 4
     end = begin + U32(data, at)[0]
     if end > len(data):
@@ -172,8 +177,8 @@ def _read_bytes(data: bytes, at: int, _most: int) -> tuple[bytes, int]:
     return data[begin:end], end
 
 
-def _read_text(data: bytes, at: int, most: int) -> tuple[str, int]:
-    raw, end = _read_bytes(data, at, most)
+def _read_text(data: bytes, at: int, limits: ReadLimits) -> tuple[str, int]:
+    raw, end = _read_bytes(data, at, limits)
     try:
         return raw.decode(), end
     except UnicodeDecodeError as error:
@@ -184,7 +189,7 @@ def _number_reader(declared: Type) -> Read:
     size, enum = FIXED_SIZE[declared.code], declared.enum
     unpack = struct.Struct(f">{FORMATS[declared.code]}").unpack_from
 
-    def read_enum(data: bytes, at: int, _most: int) -> tuple[Any, int]:
+    def read_enum(data: bytes, at: int, _limits: ReadLimits) -> tuple[Any, int]:
         assert enum is not None
         (value,) = unpack(data, at)
         try:
@@ -201,7 +206,7 @@ def _list_reader(declared: Type) -> Read:
     assert element is not None
     code, name, read_element = element.code, element.name, _reader(element)
 
-    def read(data: bytes, at: int, most: int) -> tuple[Any, int]:
+    def read(data: bytes, at: int, limits: ReadLimits) -> tuple[Any, int]:
         values: list[Any] = []
         found, count = _LIST_HEAD(data, at)
         at += 5
@@ -210,14 +215,14 @@ def _list_reader(declared: Type) -> Read:
         if found != code:
             raise Mismatch(f"holds values of type {type_name(found)}; expected {name}")
         _check_count(count, LEAST_SIZE[code], data, at)
-        if count > most:
+        if count > limits.elements:
             raise Mismatch(
-                f"has {count} elements; at most {most} are allowed in a call: "
+                f"has {count} elements; at most {limits.elements} are allowed in a call: "
                 "split it, or raise max_jobs_per_call in etc/pinlaterd.yaml"
             )
         try:
             for _ in range(count):
-                value, at = read_element(data, at, most)
+                value, at = read_element(data, at, limits)
                 values.append(value)
         except Mismatch as mismatch:
             raise mismatch.within(f"[{len(values)}]") from None
@@ -234,7 +239,7 @@ def _map_reader(declared: Type) -> Read:
     types = key.code, element.code
     least = LEAST_SIZE[key.code] + LEAST_SIZE[element.code]
 
-    def read(data: bytes, at: int, most: int) -> tuple[Any, int]:
+    def read(data: bytes, at: int, limits: ReadLimits) -> tuple[Any, int]:
         values: dict[Any, Any] = {}
         *found, count = _MAP_HEAD(data, at)
         at += 6
@@ -246,8 +251,8 @@ def _map_reader(declared: Type) -> Read:
         _check_count(count, least, data, at)
         try:
             for _ in range(count):
-                name, at = read_key(data, at, most)
-                values[name], at = read_element(data, at, most)
+                name, at = read_key(data, at, limits)
+                values[name], at = read_element(data, at, limits)
         except Mismatch as mismatch:
             raise mismatch.within(f"[{len(values)}]") from None
         return values, at

@@ -367,28 +367,6 @@ def dequeue_without_acks(message: bytes) -> bytes:
     return message[: at + _LIMIT_BYTES] + _END_ALL
 
 
-def ack_slices(message: bytes, most_elements: int) -> Iterator[tuple[CallContext, AckRequest]]:
-    """All acks in order, at most SLICE at a time; the first request has none. Raises as
-    `enqueue_parts` does."""
-    _, _, at = read_call_head(message)
-    context, queue, at = _context_and_queue(message, at)
-    yield context, AckRequest(queue)
-    for tag in (SUCCEEDED, FAILED):
-        if not message.startswith(tag, at):
-            continue
-        left, at = U32(message, at + 4)[0], at + 8
-        if left > most_elements:
-            raise Unusual
-        while left:
-            size = min(left, SLICE)
-            acks, at = read_acks(message, at, size, SLICE)
-            both = (acks, ()) if tag is SUCCEEDED else ((), acks)
-            yield context, AckRequest(queue, *both)
-            left -= size
-    if message[at:] != _END_ALL:
-        raise Unusual
-
-
 def ack_parts(whole: AckRequest) -> Iterator[AckRequest]:
     """The acks of `whole` in order, at most SLICE in a part; a short one is its only part."""
     queue, succeeded, failed = whole.queue, whole.succeeded, whole.failed

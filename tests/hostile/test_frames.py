@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import statistics
 import struct
+import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -34,6 +37,10 @@ pytestmark = pytest.mark.service
 
 FRAME_LIMIT = 64 * MIB
 CALLS = valid_calls(QUEUE)
+# That others wait, at most, for what a message costs: many times this when it is read in one go.
+MOST_HELD_SECONDS = 0.1
+TRIES = 5
+_COMPACT_CALL = from_binary(head(Method.CREATE_QUEUE) + bytes(1))[:-1]
 
 
 def _exchange_all(
@@ -114,8 +121,80 @@ def test_compact_fields_of_any_type(deployment: Deployment):
     ],
 )
 def test_compact_messages_that_would_be_dear(deployment: Deployment, body):
-    start = from_binary(head(Method.CREATE_QUEUE) + bytes(1))[:-1]
-    _exchange_all(deployment, [start + body + bytes(1)] * 3, compact=True)
+    _exchange_all(deployment, [_COMPACT_CALL + body + bytes(1)] * 3, compact=True)
+
+
+def _strangers(kind: int, count: int, element: bytes) -> bytes:
+    """A field that nobody knows: a list of that many values."""
+    return field(LIST, 99, struct.pack(">bi", kind, count) + element * count)
+
+
+def _call_with(unknown: bytes) -> bytes:
+    return head(Method.QUEUE_NAMES) + _CONTEXT + unknown + bytes(1)
+
+
+def _enqueue_with(unknown: bytes, jobs: int) -> bytes:
+    """With the unknown field in each of its jobs."""
+    each = field(STRING, 1, text(b"x")) + unknown + bytes(1)
+    listed = field(LIST, 2, struct.pack(">bi", STRUCT, jobs) + each * jobs)
+    request = field(STRING, 1, text(QUEUE.encode())) + listed + bytes(1)
+    return head(Method.ENQUEUE) + _CONTEXT + field(STRUCT, 2, request) + bytes(1)
+
+
+_CONTEXT = field(STRUCT, 1, field(STRING, 1, text(b"hostile")) + bytes(1))
+_STRUCTS = _call_with(_strangers(STRUCT, 8_000_000, b"\0"))
+_LISTS = _call_with(_strangers(LIST, 1_500_000, struct.pack(">bi", I64, 0)))
+_TEXTS = _call_with(_strangers(STRING, 2_000_000, text(b"")))
+_FLAGS = _call_with(field(2, 99, b"\1") * 2_000_000)
+_IN_JOBS = _enqueue_with(_strangers(STRUCT, 9_000, b"\0"), 900)
+_IN_MANY_JOBS = _enqueue_with(_strangers(STRUCT, 9, b"\0"), 9_000)
+_DEAR = {
+    "unframed structs": _STRUCTS,
+    "unframed lists": _LISTS,
+    "unframed texts": _TEXTS,
+    "unframed flags": _FLAGS,
+    "unframed jobs": _IN_JOBS,
+    "unframed messages": _call_with(_strangers(STRUCT, 9_000, b"\0")) * 100,
+    "structs": framed(_STRUCTS),
+    "lists": framed(_LISTS),
+    "texts": framed(_TEXTS),
+    "flags": framed(_FLAGS),
+    "jobs": framed(_IN_JOBS),
+    "many jobs": framed(_IN_MANY_JOBS),
+}
+
+
+@pytest.mark.parametrize("name", _DEAR)
+def test_no_message_holds_the_router(deployment: Deployment, name):
+    """Others are answered while the router reads it, and then it is refused, or carried out."""
+    slowest: list[float] = []
+    while not slowest or (min(slowest) > MOST_HELD_SECONDS and len(slowest) < TRIES):
+        with RawConnection(deployment.port) as other, RawConnection(deployment.port) as hostile:
+            with ThreadPoolExecutor(1) as thread:
+                other.begin()
+                ended = thread.submit(_send_and_wait, hostile, _DEAR[name])
+                slowest.append(0.0)
+                while not ended.done():
+                    began = time.monotonic()
+                    other.begin()
+                    slowest[-1] = max(slowest[-1], time.monotonic() - began)
+            ended.result()
+    assert min(slowest) < MOST_HELD_SECONDS, slowest
+
+
+def _send_and_wait(connection: RawConnection, data: bytes) -> None:
+    """Wait for an answer, or the end of the connection."""
+    connection.send(data)
+    with contextlib.suppress(ConnectionResetError):
+        connection.socket.recv(1)
+
+
+def test_a_message_that_is_dear_is_refused_with_a_line_in_the_log(deployment: Deployment):
+    with RawConnection(deployment.port) as connection:
+        connection.send(_STRUCTS)
+        assert connection.receive_message() is None
+
+    assert "too many values; a message may have 1000000, 50000 of" in deployment.log_tails(200)
 
 
 @pytest.mark.parametrize("method", list(Method))

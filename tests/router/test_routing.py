@@ -18,7 +18,7 @@ from pinlaterd.model import (
     ScanKey,
     ScanResult,
 )
-from pinlaterd.router.fan_out import AcksByShard, merge_scans, share_of_oldest
+from pinlaterd.router.fan_out import acks_by_shard, merge_scans, share_of_oldest
 from pinlaterd.router.service import split_evenly
 from pinlaterd.router.shards import cover, less_loaded, plan_round
 from pinlaterd.wire.link import ShardLink
@@ -69,14 +69,12 @@ def test_acks_are_divided_by_shard_and_the_bad_ones_named():
         failed=[AckInfo("mail:s1:p2:3"), AckInfo("other:s1:p1:4"), AckInfo("mail:s9:p1:5")],
     )
 
-    divided = AcksByShard("mail", {"1": "one", "2": "two"})
-    divided.add(request)
-    requests = divided.requests()
+    requests, bad = acks_by_shard(request, {"1": "one", "2": "two"})
 
     assert [info.descriptor for info in requests["one"].succeeded] == ["mail:s1:p1:1"]
     assert [info.descriptor for info in requests["one"].failed] == ["mail:s1:p2:3"]
     assert [info.descriptor for info in requests["two"].succeeded] == ["mail:s2:p1:2"]
-    assert divided.bad == ["nonsense", "other:s1:p1:4", "mail:s9:p1:5"]
+    assert bad == ["nonsense", "other:s1:p1:4", "mail:s9:p1:5"]
 
 
 @given(st.integers(1, 100_000), st.integers(1, 1000))

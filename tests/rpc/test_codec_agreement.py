@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -98,7 +97,7 @@ def test_what_is_unusual_or_wrong_is_read_alike_and_is_the_callers_to_mend(call,
     assert isinstance(found, codec.Call) or found[0] is not ProtocolError, found
 
 
-SLICED = [Method.ENQUEUE, Method.ACK]
+SLICED = [Method.ENQUEUE]
 
 
 def in_slices(message: bytes) -> Request:
@@ -110,35 +109,23 @@ def in_slices(message: bytes) -> Request:
 
 
 def _in_slices(message: bytes) -> Request:
-    with mock.patch.object(tuned, "SLICE", 2):
-        method = codec.peek(message).method
-        if method is Method.ENQUEUE:
-            sizes: list[int] = []
+    sizes: list[int] = []
 
-            def in_pairs(jobs: int) -> list[int]:
-                sizes[:] = [2] * (jobs // 2) + [1] * (jobs % 2)
-                return sizes
+    def in_pairs(jobs: int) -> list[int]:
+        sizes[:] = [2] * (jobs // 2) + [1] * (jobs % 2)
+        return sizes
 
-            parts = list(tuned.enqueue_parts(message, UNLIMITED, in_pairs))
-            requests: list[Any] = [codec.decode_call(part.message).request for part in parts]
-            assert [len(request.jobs) for request in requests] == sizes
-            assert [part.jobs for part in parts] == sizes
-            jobs = [job for request in requests for job in request.jobs]
-            return EnqueueRequest(requests[0].queue if parts else "", jobs)
-        decoded = [request for _, request in tuned.ack_slices(message, UNLIMITED)]
-        assert max(len(part) for request in decoded for part in request[1:]) <= 2
-        return AckRequest(
-            decoded[0].queue,
-            [ack for request in decoded for ack in request.succeeded],
-            [ack for request in decoded for ack in request.failed],
-        )
+    parts = list(tuned.enqueue_parts(message, UNLIMITED, in_pairs))
+    requests: list[Any] = [codec.decode_call(part.message).request for part in parts]
+    assert [len(request.jobs) for request in requests] == sizes
+    assert [part.jobs for part in parts] == sizes
+    jobs = [job for request in requests for job in request.jobs]
+    return EnqueueRequest(requests[0].queue if parts else "", jobs)
 
 
 def whole(message: bytes) -> Request:
     request: Any = general(message).request
-    if isinstance(request, EnqueueRequest):
-        return EnqueueRequest(request.queue if request.jobs else "", list(request.jobs))
-    return AckRequest(request.queue, list(request.succeeded), list(request.failed))
+    return EnqueueRequest(request.queue if request.jobs else "", list(request.jobs))
 
 
 @given(st.one_of(calls(SLICED, USUAL), calls(SLICED, UNORDERED), calls(SLICED, WRONG)), FORMS)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from pinlaterd.errors import ErrorCode, ProtocolError, QueueNotFound
 from pinlaterd.model import Method
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.compact import MAX_VALUES, from_binary, to_binary
+from pinlaterd.rpc.compact import from_binary, to_binary
+from pinlaterd.rpc.interface import MAX_VALUES
 from pinlaterd.rpc.peek import read_message_head
 from tests.rpc.strategies import Shape, calls
 from tests.rpc.test_codec import RESULTS, head_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -15,7 +15,16 @@ from pinlaterd.model import Method
 from pinlaterd.rpc.compact import from_binary
 from pinlaterd.rpc.framing import FrameReader
 from tests.rpc.strategies import Shape, calls
-from tests.rpc.thrift_bytes import enqueue, framed, job, queue_names, write_message
+from tests.rpc.thrift_bytes import (
+    LIST,
+    STRUCT,
+    Field,
+    enqueue,
+    framed,
+    job,
+    queue_names,
+    write_message,
+)
 
 MAX_BYTES = 1 << 20
 
@@ -25,7 +34,11 @@ def read_all(
 ) -> tuple[list[bytes], str | None, int]:
     """The messages, the failure, and what is left over."""
     frames = FrameReader(max_bytes)
-    messages = [message for piece in pieces for message in frames.feed(piece)]
+    messages = []
+    for piece in pieces:
+        messages += frames.feed(piece)
+        while frames.paused:
+            messages += frames.feed(b"")
     return messages, str(frames.failure) if frames.failure else None, len(frames.buffer)
 
 
@@ -194,6 +207,40 @@ def test_a_large_message_in_small_pieces_is_copied_a_bounded_number_of_times(wit
 
     assert got == [message]
     assert time.process_time() - begin < 20
+
+
+@given(st.integers(0, 12_000), CUTS)
+def test_a_walk_through_many_values_lets_others_run_and_finds_the_same(values, cuts):
+    strangers = write_message("x", [Field(9, LIST, (STRUCT, [[]] * values))])
+    messages = [strangers, queue_names(), strangers, strangers]
+
+    assert read_all(split(b"".join(messages), cuts)) == (messages, None, 0)
+
+
+@pytest.mark.parametrize("first", [60_000_000, 1])
+def test_no_step_of_a_walk_is_long(first):
+    """A message that is refused, and many that are small enough each."""
+    head = write_message("x", [])[:-1] + b"\x0f\0\x09\x0c"
+    message = head + first.to_bytes(4, "big") + bytes(first + 1)
+    frames = FrameReader(64 << 20)
+
+    seconds = [_seconds(lambda: frames.feed(message * (200_000 // len(message) + 1)))]
+    while frames.paused:
+        seconds.append(_seconds(lambda: frames.feed(b"")))
+
+    # The 60 MB of the first step are copied once.
+    assert max(seconds[1:]) < 0.1
+    assert sum(seconds[1:]) < 5
+    if first > 1:
+        assert str(frames.failure).startswith(
+            "too many values; a message may have 1000000, 50000 of"
+        )
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    begin = time.process_time()
+    action()
+    return time.process_time() - begin
 
 
 def test_many_small_values_in_small_pieces_are_walked_once():
