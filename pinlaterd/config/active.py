@@ -70,18 +70,18 @@ def load_active(etc: Path) -> ActiveConfig:
     return ActiveConfig(NO_VERSION, load_config(etc))
 
 
-class Superseded(Exception):
+class ConfigSuperseded(Exception):
     """Another process has activated a configuration meanwhile: `pinlaterd up`, mostly."""
 
 
 def activate(config: Config, *, after: int | None = None) -> ActiveConfig:
     """Make `config` the active one for all that read it from now on. Raises OSError.
 
-    `after`: only if that version is still active, else Superseded."""
+    `after`: only if that version is still active, else ConfigSuperseded."""
     with lock(CONFIG_LOCK, patient=True):
         before = (_decode(CONFIG_FILE, _Head) or _Head()).version
         if after is not None and before not in (NO_VERSION, after):
-            raise Superseded
+            raise ConfigSuperseded
         active = ActiveConfig(max(time.time_ns() // 1_000_000, before + 1), config)
         replace_file(CONFIG_FILE, _pack(active), durably=True)
     return active

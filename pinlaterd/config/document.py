@@ -35,7 +35,7 @@ class Entry:
 
     key: str
     line: int
-    value: Node
+    value: ValueNode
     start: int = 0  # of the key, in characters of the document
 
     @property
@@ -44,12 +44,12 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ValueNode:
     """A mapping (entries), a sequence (items), or a scalar (`scalar`, written as `text`)."""
 
     line: int
     entries: Sequence[Entry] | None = None
-    items: Sequence[Node] | None = None
+    items: Sequence[ValueNode] | None = None
     scalar: Scalar = None
     text: str = ""
     start: int = 0  # in characters of the document, up to its last character's end
@@ -65,7 +65,7 @@ class Node:
         """`key:` without a value, or with null."""
         return self.is_scalar and self.scalar is None
 
-    def get(self, key: str) -> Node | None:
+    def get(self, key: str) -> ValueNode | None:
         """The value of `key`, if this is a mapping that has it."""
         entry = self.entry(key)
         return entry.value if entry is not None else None
@@ -97,7 +97,7 @@ class DocumentError(Exception):
         self.problem = problem
 
 
-def parse(data: bytes) -> Node | None:
+def parse(data: bytes) -> ValueNode | None:
     """The document in `data`, None if it is empty. Raises DocumentError."""
     if len(data) > MAX_FILE_BYTES:
         raise DocumentError(1, f"the file has {len(data)} bytes; at most {MAX_FILE_BYTES} are read")
@@ -164,20 +164,20 @@ class _JsonLoader(_Loader):
         return scalar, scalar if isinstance(scalar, str) else written
 
 
-def _node(node: yaml.Node, loader: _Loader, depth: int) -> Node:
+def _node(node: yaml.Node, loader: _Loader, depth: int) -> ValueNode:
     line, start, end = node.start_mark.line + 1, node.start_mark.index, node.end_mark.index
     if depth > MAX_DEPTH:
         raise DocumentError(line, "nested too deeply")
     if isinstance(node, yaml.ScalarNode):
         scalar, written = _read_text(node, loader)
         end = start + len(loader.text[start:end].rstrip())
-        return Node(line, scalar=scalar, text=written, start=start, end=end)
+        return ValueNode(line, scalar=scalar, text=written, start=start, end=end)
     assert isinstance(node, yaml.CollectionNode)
     flow = bool(node.flow_style)
     if isinstance(node, yaml.SequenceNode):
         items = [_node(item, loader, depth + 1) for item in node.value]
         end = end if flow else items[-1].end  # not where the next token begins
-        return Node(line, items=items, start=start, end=end, flow=flow)
+        return ValueNode(line, items=items, start=start, end=end, flow=flow)
     entries = []
     for key, value in node.value:
         mark = key.start_mark
@@ -186,7 +186,7 @@ def _node(node: yaml.Node, loader: _Loader, depth: int) -> Node:
         found = _node(value, loader, depth + 1)
         entries.append(Entry(_read_text(key, loader)[1], mark.line + 1, found, mark.index))
     end = end if flow else entries[-1].end
-    return Node(line, entries=entries, start=start, end=end, flow=flow)
+    return ValueNode(line, entries=entries, start=start, end=end, flow=flow)
 
 
 def _read_text(node: yaml.Node, loader: _Loader) -> tuple[Scalar, str]:
@@ -261,7 +261,7 @@ class FileReader:
         place = f"{self.path}:{line}" if line else f"{self.path}"
         return ": ".join(part for part in (place, key, text) if part)
 
-    def read(self, *, required: bool = False) -> Node | None:
+    def read(self, *, required: bool = False) -> ValueNode | None:
         """The file's document; None if there is nothing in it to use."""
         try:
             data = self._read(self.path)
@@ -281,7 +281,7 @@ class FileReader:
             self._report_duplicates(node, "")
         return node
 
-    def _report_duplicates(self, node: Node, prefix: str) -> None:
+    def _report_duplicates(self, node: ValueNode, prefix: str) -> None:
         first_lines: dict[str, int] = {}
         for entry in node.entries or ():
             key = f"{prefix}{entry.key}"
@@ -312,7 +312,7 @@ class Section:
     def __init__(
         self,
         file: FileReader,
-        node: Node,
+        node: ValueNode,
         path: tuple[str | int, ...] = (),
         *,
         refuse_unknown: bool = True,
@@ -324,7 +324,7 @@ class Section:
         self.node = node
         self.path = path
         self._refuse_unknown = refuse_unknown
-        self.values: dict[str, Node] = {}
+        self.values: dict[str, ValueNode] = {}
         for entry in node.entries or ():
             self.values.setdefault(entry.key, entry.value)
         if node.entries is None and not node.is_nothing:
@@ -367,7 +367,7 @@ class Section:
         return not missing
 
     def section(self, name: str) -> Section:
-        return self._at(self.values.get(name, Node(self.node.line)), name)
+        return self._at(self.values.get(name, ValueNode(self.node.line)), name)
 
     def sections(self, name: str) -> Sequence[Section]:
         """The items of a list of mappings."""
@@ -376,7 +376,7 @@ class Section:
             self.problem(name, f"expected a list, got {node.describe()}")
         return [self._at(item, name, n) for n, item in enumerate(node.items or ())]
 
-    def _at(self, node: Node, *steps: str | int) -> Section:
+    def _at(self, node: ValueNode, *steps: str | int) -> Section:
         path = (*self.path, *steps)
         return Section(self.file, node, path, refuse_unknown=self._refuse_unknown)
 
@@ -443,7 +443,7 @@ class _Wrong(Exception):
     """A value that a key can't have; the message says why."""
 
 
-def _scalar(node: Node, kind: type[Kind], setting: Setting) -> Kind:
+def _scalar(node: ValueNode, kind: type[Kind], setting: Setting) -> Kind:
     value, allowed = node.scalar, setting.allowed
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)

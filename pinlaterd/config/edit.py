@@ -28,7 +28,7 @@ from pinlaterd.config.load import (
     LIMIT,
     PINLATERS_LIMIT,
     Form,
-    ShardEntry,
+    ListedShard,
     form_of,
     load_config,
     shard_entries,
@@ -96,7 +96,7 @@ def _edit_tree(etc: Path, name: str, change: Callable[[Text, Config], None]) -> 
 # --- shards.yaml ------------------------------------------------------------------------------
 
 
-def _entries(path: Path, text: Text, databases: int) -> Iterator[ShardEntry]:
+def _entries(path: Path, text: Text, databases: int) -> Iterator[ListedShard]:
     assert text.root is not None, "the loader found shards in it"
     return shard_entries(FileReader(path), text.root, databases)
 

@@ -12,16 +12,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pinlaterd.config.document import DocumentError, Entry, Node, parse
+from pinlaterd.config.document import DocumentError, Entry, ValueNode, parse
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _STEP = 2  # blanks by which a block is indented where nothing else shows how many
 
-_Part = Entry | Node
+_Part = Entry | ValueNode
 Value = str | float | bool | Mapping[str, "Value"] | Sequence["Value"]
 
 
-def plain(node: Node | None) -> Any:
+def plain(node: ValueNode | None) -> Any:
     """Convert a node to dicts, lists and scalars."""
     if node is None:
         return None
@@ -61,7 +61,7 @@ class Text:
 
     # --- what differs -------------------------------------------------------------------------
 
-    def _update(self, owner: Entry | None, node: Node, new: Any, *, in_brackets: bool) -> None:
+    def _update(self, owner: Entry | None, node: ValueNode, new: Any, *, in_brackets: bool) -> None:
         """`owner`: the key that `node` is the value of; None: of the document, or of a list."""
         if isinstance(new, Mapping) and node.entries:
             self._update_mapping(owner, node, node.entries, new)
@@ -78,7 +78,7 @@ class Text:
             self._add_lines(node.end, self._blocks(column, new, new))
 
     def _update_mapping(
-        self, owner: Entry | None, node: Node, entries: Sequence[Entry], new: Mapping[str, Any]
+        self, owner: Entry | None, node: ValueNode, entries: Sequence[Entry], new: Mapping[str, Any]
     ) -> None:
         kept = [entry for entry in entries if entry.key in new]
         is_item = owner is None and node is not self.root  # in a block its first key has the dash
@@ -99,7 +99,7 @@ class Text:
             self._add_lines(owner.start if is_first and owner is not None else node.end, lines)
 
     def _update_list(
-        self, owner: Entry | None, node: Node, items: Sequence[Node], new: Sequence[Any]
+        self, owner: Entry | None, node: ValueNode, items: Sequence[ValueNode], new: Sequence[Any]
     ) -> None:
         """Items change, or are removed, or added at the end; else all of it is written again."""
         kept = list(items)
@@ -121,7 +121,7 @@ class Text:
             dash = self._text[start : self._text.index("-", start)]
             self._add_lines(node.end, [f"{dash}- {value}" for value in added])
 
-    def _remove(self, node: Node, parts: Sequence[_Part], kept: Sequence[_Part]) -> None:
+    def _remove(self, node: ValueNode, parts: Sequence[_Part], kept: Sequence[_Part]) -> None:
         """Remove all parts but the `kept` ones, of which there is at least one."""
         stay = set(map(id, kept))
         for index, part in enumerate(parts):
@@ -135,7 +135,7 @@ class Text:
                 self._change(parts[index - 1].end, part.end, "")
 
     def _put_in_brackets(
-        self, owner: Entry | None, node: Node, parts: Sequence[_Part], new: Any
+        self, owner: Entry | None, node: ValueNode, parts: Sequence[_Part], new: Any
     ) -> None:
         """Write `new` in brackets; lines between a block's parts stay, as they may be comments."""
         if node.flow or owner is None:
@@ -146,7 +146,7 @@ class Text:
         colon = self._text.index(":", owner.start) + 1
         self._change(colon, colon, f" {self._flow(new)}")
 
-    def _replace(self, node: Node, value: Any) -> None:
+    def _replace(self, node: ValueNode, value: Any) -> None:
         """A scalar, or nothing at all, by `value`."""
         before = self._text[node.start : node.end]
         new = self._flow(value)
@@ -157,7 +157,7 @@ class Text:
         self._change(node.start, node.end, new if before else f" {new}")
 
     def _add_in_brackets(
-        self, node: Node, parts: Sequence[_Part], added: Sequence[str], *, first: bool = False
+        self, node: ValueNode, parts: Sequence[_Part], added: Sequence[str], *, first: bool = False
     ) -> None:
         start = parts[0].start
         _, line_break, indent = self._text[node.start + 1 : start].rpartition("\n")
@@ -197,7 +197,7 @@ class Text:
         column: int,
         keys: Iterable[str],
         values: Mapping[str, Any],
-        siblings: Node | None = None,
+        siblings: ValueNode | None = None,
     ) -> list[str]:
         """Lines for new keys; `siblings` show how far what is below one of them is indented."""
         indent, step = " " * column, _STEP

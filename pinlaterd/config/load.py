@@ -25,7 +25,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
-from pinlaterd.config.document import FileReader, Node, ReadBytes, Section, secret_keys
+from pinlaterd.config.document import FileReader, ReadBytes, Section, ValueNode, secret_keys
 from pinlaterd.config.layout import CLUSTER_KEY_FILE, CONFIG_FILES, ETC, LOCAL_FILE, SERVER_FILE
 from pinlaterd.config.password import is_hash
 from pinlaterd.config.schema import (
@@ -86,7 +86,7 @@ _SERVER_KINDS = {
 def _read_settings(file: FileReader, *, shared: bool) -> Section:
     """`shared`: pinlaterd.yaml; else local.yaml. A key that belongs in the other one is dropped."""
     root = file.read()
-    section = Section(file, root if root is not None else Node(0))
+    section = Section(file, root if root is not None else ValueNode(0))
     section.allow((*_SERVER_SETTINGS, _HASH_FILE))
     for key in list(section.values):
         setting = _SERVER_SETTINGS.get(key, _SERVER_SETTINGS[_HASH])
@@ -239,7 +239,7 @@ class Form(Enum):
     PINLATER_REDIS = "PinLater's for Redis"
 
 
-def form_of(root: Node) -> Form:
+def form_of(root: ValueNode) -> Form:
     listed = root.get("shards")
     if listed is not None and listed.items is not None:
         return Form.PINLATER_REDIS
@@ -287,7 +287,7 @@ _PINLATER_REDIS = _Keys("redis", ("dequeueOnly", "master", "slave", *_PASSWORD),
 assert set(_OURS) == set(ENGINES)
 
 
-class ShardEntry(NamedTuple):
+class ListedShard(NamedTuple):
     """One entry of shards.yaml, which stands for the shards `names`: they are named at `key`."""
 
     names: Sequence[str]
@@ -326,7 +326,7 @@ def _read_shards(
     return shards, _read_abandon(file, root.get(ABANDON), shards)
 
 
-def shard_entries(file: FileReader, root: Node, databases: int) -> Iterator[ShardEntry]:
+def shard_entries(file: FileReader, root: ValueNode, databases: int) -> Iterator[ListedShard]:
     """`databases`: so many shards are in each entry of PinLater's form for MySQL."""
     form = form_of(root)
     if root.entries is not None:  # no form of the file has a place for it
@@ -344,26 +344,26 @@ def shard_entries(file: FileReader, root: Node, databases: int) -> Iterator[Shar
         section.problem("shards", "missing; write `shards:` and the shards below it")
 
 
-def _pinlater_mysql_entries(section: Section, databases: int) -> Iterator[ShardEntry]:
+def _pinlater_mysql_entries(section: Section, databases: int) -> Iterator[ListedShard]:
     for key in section.values:
         names = _pinlater_mysql_shards(key, databases)
         if names:
-            yield ShardEntry(names, section, key, section.section(key), _PINLATER_MYSQL)
+            yield ListedShard(names, section, key, section.section(key), _PINLATER_MYSQL)
         else:
             section.problem(key, "expected a name that ends in the shard's number")
 
 
-def _pinlater_redis_entries(items: Sequence[Section]) -> Iterator[ShardEntry]:
+def _pinlater_redis_entries(items: Sequence[Section]) -> Iterator[ListedShard]:
     for item in items:
         item.allow(("name", "shardConfig"))
         if not item.require("name", "shardConfig"):
             continue
         name = item.values["name"].text
         if _is_shard(item, "name", name):
-            yield ShardEntry([name], item, "name", item.section("shardConfig"), _PINLATER_REDIS)
+            yield ListedShard([name], item, "name", item.section("shardConfig"), _PINLATER_REDIS)
 
 
-def _our_entries(shards: Section) -> Iterator[ShardEntry]:
+def _our_entries(shards: Section) -> Iterator[ListedShard]:
     for name in shards.values:
         if not _is_shard(shards, name, name):
             continue
@@ -371,7 +371,7 @@ def _our_entries(shards: Section) -> Iterator[ShardEntry]:
         has_engine = "engine" in settings
         engine = settings.get("engine", str, _ENGINE) if has_engine else DEFAULT_ENGINE
         if engine is not None:
-            yield ShardEntry([name], shards, name, settings, _OURS[engine])
+            yield ListedShard([name], shards, name, settings, _OURS[engine])
 
 
 def _is_shard(section: Section, key: str, name: str) -> bool:
@@ -382,7 +382,7 @@ def _is_shard(section: Section, key: str, name: str) -> bool:
     return False
 
 
-def _shard(entry: ShardEntry, owners: dict[str, str]) -> ShardSettings:
+def _shard(entry: ListedShard, owners: dict[str, str]) -> ShardSettings:
     section, keys = entry.settings, entry.keys
     section.allow(keys.known)
     section.require(*keys.required, reason=keys.reason)
@@ -404,7 +404,7 @@ def _shard(entry: ShardEntry, owners: dict[str, str]) -> ShardSettings:
     )
 
 
-def _check_place(entry: ShardEntry, *, in_cluster: bool) -> None:
+def _check_place(entry: ListedShard, *, in_cluster: bool) -> None:
     """Whether the shard can be where it is to be, and what would lie in ZooKeeper."""
     section = entry.settings
     if not in_cluster:
@@ -482,7 +482,7 @@ def _address_at(section: Section) -> Address | None:
 
 
 def _read_abandon(
-    file: FileReader, node: Node | None, shards: Mapping[str, ShardSettings]
+    file: FileReader, node: ValueNode | None, shards: Mapping[str, ShardSettings]
 ) -> tuple[str, ...]:
     if node is None or node.is_nothing:
         return ()

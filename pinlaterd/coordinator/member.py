@@ -33,7 +33,7 @@ from pinlaterd.coordinator.processes import (
 )
 from pinlaterd.coordinator.programs import changed_programs
 from pinlaterd.coordinator.rates import limits_of
-from pinlaterd.coordinator.reload import Holding
+from pinlaterd.coordinator.reload import HeldJobs
 from pinlaterd.coordinator.server_rates import ServerRates
 from pinlaterd.coordinator.shared_config import SharedConfig
 from pinlaterd.coordinator.zookeeper import View
@@ -223,13 +223,13 @@ class MemberCoordinator(Coordinator):
             log.error("what server %s says can't be read: %s", node, error)
             return None
 
-    async def _ask_holdings(self, shards: Collection[str]) -> Mapping[str, Holding]:
+    async def _ask_holdings(self, shards: Collection[str]) -> Mapping[str, HeldJobs]:
         """Ask owners what shards hold that are to be removed; leave out those that fail."""
         nodes = {member.server: node for node, member in self._cluster.members.items()}
         owners = {shard: self._cluster.assigned.get(shard) for shard in shards}
         asked = {s: nodes[o.server] for s, o in owners.items() if o and o.server in nodes}
         told = await asyncio.gather(
-            *(self._ask(node, HoldingQuestion(shard), Holding) for shard, node in asked.items())
+            *(self._ask(node, HoldingQuestion(shard), HeldJobs) for shard, node in asked.items())
         )
         return {shard: one for shard, one in zip(asked, told, strict=True) if one is not None}
 

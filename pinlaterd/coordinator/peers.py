@@ -20,10 +20,10 @@ from pinlaterd.coordinator.placement import Member
 from pinlaterd.coordinator.server_rates import ClusterView, ServerRates
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
-    Answer,
     ControlServer,
     HoldingQuestion,
     MalformedMessage,
+    PeerAnswer,
     PeerClient,
     Question,
     ServerGrant,
@@ -159,7 +159,7 @@ class Peers:
             rates |= self._take(*arrived)
         for node, (_, link) in list(self._links.items()):
             for message in link.messages():
-                if isinstance(message, Answer):
+                if isinstance(message, PeerAnswer):
                     waiting = self._waiting.get(message.number)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(bytes(message.body))
@@ -182,6 +182,6 @@ class Peers:
             return True
         if isinstance(message, Question):
             body = msgspec.Raw(msgspec.json.encode(self._answer(message.about)))
-            self._server.send(peer, Answer(message.number, body))
+            self._server.send(peer, PeerAnswer(message.number, body))
             self._hear_soon()
         return False

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
-from pinlaterd.config.active import ActiveConfig, Superseded, activate, load_active
+from pinlaterd.config.active import ActiveConfig, ConfigSuperseded, activate, load_active
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.pages import Pages
 from pinlaterd.coordinator.processes import ProcessView, Registry, status, usage_of
 from pinlaterd.coordinator.programs import LivePrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
-from pinlaterd.coordinator.reload import Holding, Reload
+from pinlaterd.coordinator.reload import HeldJobs, Reload
 from pinlaterd.errors import ConfigError
 from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import count_dropped_lines, process_exists, set_up_log
@@ -137,7 +137,7 @@ class Coordinator:
             self._programs.want(changed_programs(before, after))
         try:
             active = activate(config, after=self._config_version)
-        except Superseded:
+        except ConfigSuperseded:
             active = load_active(self._etc)
         self._take_on(active)
         return active
@@ -161,7 +161,7 @@ class Coordinator:
         """Whether nothing is under way any more."""
         return self._reload.converged and (self._programs is None or self._programs.converged)
 
-    def _holding(self, shard: str) -> Holding | None:
+    def _holding(self, shard: str) -> HeldJobs | None:
         report = self._registry.serving(layout.shard_program(shard))
         if report is None:
             return None
@@ -172,7 +172,7 @@ class Coordinator:
 
         # What it holds is not known before it has counted it; it is asked again.
         version = 0 if gauges.get("shard_queues_counting") else report.config_version
-        return Holding(version, jobs("_pending"), jobs("_in_progress"))
+        return HeldJobs(version, jobs("_pending"), jobs("_in_progress"))
 
     # --- what the pages ask --------------------------------------------------------------------
 

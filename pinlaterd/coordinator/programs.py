@@ -168,7 +168,7 @@ class ProgramInfo(NamedTuple):
         return self.state not in ("STARTING", "RUNNING", "BACKOFF")
 
 
-class Step(Enum):
+class ProgramStep(Enum):
     REMOVE = "remove"  # stop it, forget it
     REPLACE = "replace"  # stop it, start it by its new definition
     ADD = "add"  # make it known, start it
@@ -176,7 +176,7 @@ class Step(Enum):
 
 
 class Action(NamedTuple):
-    step: Step
+    step: ProgramStep
     program: Program
 
 
@@ -185,18 +185,18 @@ def plan(wanted: Iterable[Program], present: Iterable[ProgramInfo]) -> Sequence[
     wanted_by_name = {program.name: program for program in wanted}
     present_by_name = {program.name: program for program in present}
     actions = [
-        Action(Step.REMOVE, Program(name, found.definition))
+        Action(ProgramStep.REMOVE, Program(name, found.definition))
         for name, found in sorted(present_by_name.items())
         if name not in wanted_by_name
     ]
     for name, program in wanted_by_name.items():
         found = present_by_name.get(name)
         if found is None:
-            actions.append(Action(Step.ADD, program))
+            actions.append(Action(ProgramStep.ADD, program))
         elif found.definition != program.definition:
-            actions.append(Action(Step.REPLACE, program))
+            actions.append(Action(ProgramStep.REPLACE, program))
         elif found.needs_start:
-            actions.append(Action(Step.START, program))
+            actions.append(Action(ProgramStep.START, program))
     return actions
 
 
@@ -218,9 +218,9 @@ class SupervisorSilent(SupervisorError):
 
 def carry_out(actions: Sequence[Action], supervisord: Supervisord) -> None:
     for step, program in actions:
-        if step is Step.REMOVE:
+        if step is ProgramStep.REMOVE:
             supervisord.remove(program.name)
-        elif step is Step.START:
+        elif step is ProgramStep.START:
             supervisord.start(program.name)
         else:
             supervisord.add(program)
@@ -434,7 +434,7 @@ def _arrange(names: frozenset[str], config: Config) -> frozenset[str]:
         supervisord = Supervisord()
         wanted = [program for program in live_programs(config) if program.name in names]
         present = [program for program in supervisord.present() if program.name in names]
-        actions = [one for one in plan(wanted, present) if one.step is not Step.START]
+        actions = [one for one in plan(wanted, present) if one.step is not ProgramStep.START]
         for action in actions:
             log.info("%s %s", action.step.value, action.program.name)
         carry_out(actions, supervisord)

@@ -39,7 +39,7 @@ QUIET_LOOK_SECONDS = 0.5
 # --- the next step -----------------------------------------------------------------------------
 
 
-class Holding(NamedTuple):
+class HeldJobs(NamedTuple):
     """The jobs that a shard reports to hold. `config_version`: the one it followed by then."""
 
     config_version: int
@@ -68,7 +68,7 @@ class Transition(NamedTuple):
         return not self.leaving and not self.refusals
 
 
-Holds = Callable[[str], Holding | None]
+Holds = Callable[[str], HeldJobs | None]
 
 
 def advance(
@@ -113,7 +113,7 @@ def vanished(etc: Path, before: Config, wanted: Config) -> list[str]:
     ]
 
 
-def _refusal(name: str, holding: Holding | None) -> str:
+def _refusal(name: str, holding: HeldJobs | None) -> str:
     """Say why the shard can't be removed now; "" if nothing speaks against it."""
     place = f"{ETC / SHARDS_FILE}: shards.{name}: not removed"
     cure = f"or give its jobs up: `abandon: [{name}]` in that file"

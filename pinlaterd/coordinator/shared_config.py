@@ -29,7 +29,7 @@ from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ShardSettings, follow
 from pinlaterd.coordinator.reload import (
     Activate,
-    Holding,
+    HeldJobs,
     Holds,
     Leaving,
     Reload,
@@ -46,7 +46,7 @@ _CURE = "make it again, and delete that file"
 _REFRESH_STEPS = 40  # of refusals, which say how many jobs there are
 
 
-class Shared(msgspec.Struct, frozen=True, omit_defaults=True):
+class SharedFiles(msgspec.Struct, frozen=True, omit_defaults=True):
     """A configuration as ZooKeeper's node `config` has it. `by`: the server it was edited on."""
 
     number: int = 0
@@ -70,27 +70,27 @@ class Shared(msgspec.Struct, frozen=True, omit_defaults=True):
         return data
 
 
-def unpack(data: bytes) -> Shared:
+def unpack(data: bytes) -> SharedFiles:
     """Raises ValueError."""
     try:
-        return msgspec.json.decode(zlib.decompress(data), type=Shared)
+        return msgspec.json.decode(zlib.decompress(data), type=SharedFiles)
     except zlib.error as error:
         raise ValueError(str(error)) from error
 
 
-def read_base() -> Shared:
+def read_base() -> SharedFiles:
     """Read the configuration from which etc/ was written last; number 0 if it is not known."""
     try:
-        return msgspec.json.decode(BASE_FILE.read_bytes(), type=Shared)
+        return msgspec.json.decode(BASE_FILE.read_bytes(), type=SharedFiles)
     except (OSError, ValueError):
-        return Shared()
+        return SharedFiles()
 
 
-def write_base(shared: Shared) -> None:
+def write_base(shared: SharedFiles) -> None:
     replace_file(BASE_FILE, msgspec.json.encode(shared), durably=True)
 
 
-def accepted(base: Shared, read: Callable[[Path], bytes]) -> Callable[[Path], bytes]:
+def accepted(base: SharedFiles, read: Callable[[Path], bytes]) -> Callable[[Path], bytes]:
     """For `load_config`: `base` in place of the files in etc/, where it is known."""
     return lambda path: (
         base.text(path.name) if base.number and path.name in SHARED_FILES else read(path)
@@ -100,7 +100,7 @@ def accepted(base: Shared, read: Callable[[Path], bytes]) -> Callable[[Path], by
 # --- the removal of shards ---------------------------------------------------------------------
 
 
-def decide(shared: Shared, wanted: Config, active: Config, holds: Holds) -> Shared:
+def decide(shared: SharedFiles, wanted: Config, active: Config, holds: Holds) -> SharedFiles:
     """Decide what the leading server writes next; return `shared` itself if nothing has changed."""
     # While it was named again it may have got jobs.
     leaving = {
@@ -123,7 +123,7 @@ def decide(shared: Shared, wanted: Config, active: Config, holds: Holds) -> Shar
     return msgspec.structs.replace(decided, number=shared.number + 1)
 
 
-def kept_shards(shared: Shared, wanted: Config, active: Config) -> Mapping[str, ShardSettings]:
+def kept_shards(shared: SharedFiles, wanted: Config, active: Config) -> Mapping[str, ShardSettings]:
     """Active beside `wanted`: all that were, until the leading server has decided."""
     gone = {name: one for name, one in active.shards.items() if name not in wanted.shards}
     if not shared.decided:
@@ -143,7 +143,7 @@ def kept_shards(shared: Shared, wanted: Config, active: Config) -> Mapping[str, 
 # Raises Conflict, NotConnected.
 Write = Callable[[bytes, int, bool], Awaitable[object]]
 # What shards hold, as `SharedConfig.holding` says it on the servers that own them.
-Ask = Callable[[Collection[str]], Awaitable[Mapping[str, Holding]]]
+Ask = Callable[[Collection[str]], Awaitable[Mapping[str, HeldJobs]]]
 
 
 class SharedConfig(Reload):
@@ -166,7 +166,7 @@ class SharedConfig(Reload):
         self._base = self._theirs = read_base()
         self._replaced: Node | None = None  # by us; a View may still have it
         self._files: ConfigFiles | None = None  # None: not read since etc/ was written to
-        self._edit: Shared | None = None  # to be proposed
+        self._edit: SharedFiles | None = None  # to be proposed
         self._lost: dict[Path, str] = {}  # edits that came second, and what to say of them
         self._kept: Sequence[Path] = ()  # those that are in etc/ still
         self._kept_watch = FileWatch([etc], lambda: sorted(etc.glob(f"*{KEPT}*")))
@@ -215,7 +215,7 @@ class SharedConfig(Reload):
         number, active = self._applied
         return number if version >= active else 0
 
-    def holding(self, here: Holding) -> Holding:
+    def holding(self, here: HeldJobs) -> HeldJobs:
         """Return what a shard here holds, with the number of the configuration that it follows."""
         return here._replace(config_version=self.followed(here.config_version))
 
@@ -238,7 +238,7 @@ class SharedConfig(Reload):
         self.warnings = (*lost, *(self._accepted.warnings if self._accepted else ()))
         self._log_problems()
 
-    async def _take_on(self, theirs: Shared) -> None:
+    async def _take_on(self, theirs: SharedFiles) -> None:
         if theirs.files == self._base.files and self._accepted and not self._edit:
             write_base(theirs)
             self._base, self._wanted = theirs, self._accepted
@@ -249,7 +249,7 @@ class SharedConfig(Reload):
         self._lost |= found
         self._start_from(theirs)
 
-    def _take_over(self, theirs: Shared) -> dict[Path, str]:
+    def _take_over(self, theirs: SharedFiles) -> dict[Path, str]:
         """Have etc/ hold what was accepted; returns where edits are that this replaced."""
         found = {}
         for name in SHARED_FILES:
@@ -261,7 +261,7 @@ class SharedConfig(Reload):
                 )
         return found
 
-    def _start_from(self, base: Shared) -> None:
+    def _start_from(self, base: SharedFiles) -> None:
         """Read etc/ again: it differs from `base` by edits only."""
         write_base(base)
         self._base, self._edit, self._files = base, None, None
@@ -293,10 +293,10 @@ class SharedConfig(Reload):
                 stay = self._accepted is not None and before <= edited.shards.keys()
                 kept, is_decided = {} if stay else base.kept, base.decided and stay
                 number = base.number + 1
-                self._edit = Shared(number, written, self._server, kept, {}, is_decided)
+                self._edit = SharedFiles(number, written, self._server, kept, {}, is_decided)
         self._mistakes, self._files, self.validated = mistakes, files, files.digest
 
-    async def _propose(self, edit: Shared) -> None:
+    async def _propose(self, edit: SharedFiles) -> None:
         try:
             if not await self._put(edit, leads=False):
                 return
@@ -308,7 +308,7 @@ class SharedConfig(Reload):
         if files is not None:
             await self._load(files)
 
-    async def _put(self, shared: Shared, *, leads: bool) -> bool:
+    async def _put(self, shared: SharedFiles, *, leads: bool) -> bool:
         """Have it follow what is accepted; if not, the next View says why. Raises ConfigError."""
         node = self._view.nodes.get("config")
         if node is None or self._theirs.number != self.number or not self._view.connected:

@@ -34,7 +34,7 @@ from pinlaterd.errors import DeploymentError
 from pinlaterd.wire.curve import ClusterKey
 
 try:
-    from pinlaterd.coordinator.shared_config import Shared, accepted, read_base, unpack, write_base
+    from pinlaterd.coordinator import shared_config
     from pinlaterd.coordinator.zookeeper import (
         FORMAT,
         NAME_CURE,
@@ -78,7 +78,7 @@ def restore(directory: Path) -> None:
     """Fill a ZooKeeper that has lost its data."""
     with files.at_work_in(directory):
         # Greater than all that were accepted before, which this server may not have seen.
-        _fill_zookeeper(max(time.time_ns() // 1_000_000, read_base().number + 1))
+        _fill_zookeeper(max(time.time_ns() // 1_000_000, shared_config.read_base().number + 1))
 
 
 def _fill_zookeeper(number: int) -> None:
@@ -87,7 +87,7 @@ def _fill_zookeeper(number: int) -> None:
         name: (ETC / name).read_text(encoding="utf-8") if (ETC / name).exists() else ""
         for name in SHARED_FILES
     }
-    shared = Shared(number, texts, access.server)
+    shared = shared_config.SharedFiles(number, texts, access.server)
     nodes = {"config": shared.pack(), f"servers/{access.server}": b"{}", "format": FORMAT}
     try:
         create_cluster(*access.zookeeper, nodes)
@@ -97,7 +97,7 @@ def _fill_zookeeper(number: int) -> None:
             "`pinlaterd cluster join` makes a deployment a server of it; if none of yours has made "
             f"it, {NAME_CURE} /pinlaterd/{access.zookeeper[1]}"
         ) from error
-    write_base(shared)
+    shared_config.write_base(shared)
 
 
 def join(directory: Path, key_file: Path, given: Mapping[str, str | int]) -> None:
@@ -116,7 +116,7 @@ def join(directory: Path, key_file: Path, given: Mapping[str, str | int]) -> Non
             f"cluster {name} has a server {server} already; choose another name or, if that one is "
             f"gone for good, `pinlater-admin server remove {server}` on another server"
         )
-    shared = unpack(view.nodes["config"].data)
+    shared = shared_config.unpack(view.nodes["config"].data)
     texts = {
         **shared.files,
         LOCAL_FILE: files.local_text(given),
@@ -133,7 +133,7 @@ def join(directory: Path, key_file: Path, given: Mapping[str, str | int]) -> Non
         undo.callback(key.unlink)
         with files.at_work_in(directory):
             load_config(ETC)
-            write_base(shared)
+            shared_config.write_base(shared)
         try:
             change_cluster(hosts, name, digest, f"servers/{server}", b"{}", None)
         except Conflict as error:
@@ -187,8 +187,8 @@ def _write_server(access: _Access, view: View, name: str, data: bytes | None) ->
 
 
 def _shared_config(directory: Path, view: View) -> Config:
-    shared = unpack(view.nodes["config"].data)
-    return load_config(directory / ETC, accepted(shared, Path.read_bytes))
+    shared = shared_config.unpack(view.nodes["config"].data)
+    return load_config(directory / ETC, shared_config.accepted(shared, Path.read_bytes))
 
 
 def set_maintenance(directory: Path, name: str, *, on: bool) -> None:

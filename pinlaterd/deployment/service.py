@@ -23,7 +23,7 @@ from typing import NamedTuple
 import psutil
 
 from pinlaterd.config import layout
-from pinlaterd.config.active import Superseded, activate, environment_of, read_active
+from pinlaterd.config.active import ConfigSuperseded, activate, environment_of, read_active
 from pinlaterd.config.kinds import KINDS, is_handover_peer
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config
@@ -197,7 +197,7 @@ def _activate_beside_leaving(config: Config) -> AbstractSet[str]:
         wanted = dataclasses.replace(config, shards={**config.shards, **left})
         try:
             activate(wanted, after=None if before is None else before.version)
-        except Superseded:
+        except ConfigSuperseded:
             continue
         return left.keys()
 

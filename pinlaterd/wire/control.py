@@ -186,7 +186,7 @@ class Question(_Message):
     about: StatusQuestion | HoldingQuestion
 
 
-class Answer(_Message):
+class PeerAnswer(_Message):
     """`body`: JSON."""
 
     number: int  # of the question
@@ -202,7 +202,7 @@ Message = (
     | ServerReport
     | ServerGrant
     | Question
-    | Answer
+    | PeerAnswer
 )
 
 pack: Callable[[Message], bytes] = msgspec.json.Encoder().encode

@@ -10,7 +10,7 @@ import pytest
 
 from pinlaterd.config.load import load_config
 from pinlaterd.coordinator.placement import Member
-from pinlaterd.coordinator.shared_config import Shared, unpack
+from pinlaterd.coordinator.shared_config import SharedFiles, unpack
 from pinlaterd.coordinator.zookeeper import change_cluster, read_cluster
 from pinlaterd.wire.curve import ClusterKey
 from tests.cli.program import Program
@@ -201,7 +201,7 @@ def test_a_server_leaves_and_joins_again(site):
     assert "etc/cluster.key is missing" in up.stderr
 
     changed = SHARDS + "  2: {engine: redis, master: {host: h, port: 2}}\n"
-    shared = Shared(2, {"shards.yaml": changed}, "jobs-1")
+    shared = SharedFiles(2, {"shards.yaml": changed}, "jobs-1")
     site.change(first, "config", shared.pack(), site.view(first).nodes["config"].version)
     again = site.join("jobs-2", first)
 
@@ -214,7 +214,7 @@ def test_a_server_leaves_and_joins_again(site):
 
 def test_a_server_that_shards_need_does_not_leave(site):
     first = site.init()
-    pinned = Shared(2, {"shards.yaml": "shards: {1: {server: jobs-1}}"}, "jobs-1")
+    pinned = SharedFiles(2, {"shards.yaml": "shards: {1: {server: jobs-1}}"}, "jobs-1")
     site.change(first, "config", pinned.pack(), 0)
 
     done = site.run("cluster", "leave", first)

@@ -7,7 +7,7 @@ import pytest
 from pinlaterd.cli.shards import EditRefused, tell
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
-from pinlaterd.coordinator.reload import Holding, advance
+from pinlaterd.coordinator.reload import HeldJobs, advance
 
 MISTAKE = "etc/queues.yaml: the file is gone or empty; what it said stays active. Put it back"
 
@@ -18,7 +18,7 @@ def refusals() -> dict[str, str | None]:
     shards = {name: ShardSettings(name) for name in ("1", "4", "5", "6.1")}
     before = Config(ServerSettings(), shards, {}, (), ())
     wanted = Config(ServerSettings(), {"1": shards["1"]}, {}, (), ())
-    holding = {"4": Holding(1, pending=1, in_progress=0)}
+    holding = {"4": HeldJobs(1, pending=1, in_progress=0)}
     found = advance(ActiveConfig(1, before), wanted, {}, holding.get).refusals
     return {text: name for name, text in found.items()}
 

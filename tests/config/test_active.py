@@ -6,7 +6,7 @@ import pytest
 
 from pinlaterd.config.active import (
     NO_VERSION,
-    Superseded,
+    ConfigSuperseded,
     activate,
     environment_of,
     load_active,
@@ -100,7 +100,7 @@ def test_only_after_the_active_one(config):
     first = activate(config)
     second = activate(config, after=first.version)
 
-    with pytest.raises(Superseded):
+    with pytest.raises(ConfigSuperseded):
         activate(config, after=first.version)
     assert read_active() == second
 

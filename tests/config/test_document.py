@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.config.document import DocumentError, Node, parse
+from pinlaterd.config.document import DocumentError, ValueNode, parse
 from pinlaterd.config.edit_text import plain
 
 json_values = st.recursive(
@@ -35,7 +35,7 @@ def test_hostile_bytes_are_a_document_or_an_error(data):
     except DocumentError as error:
         assert error.line >= 1  # noqa: PT017
     else:
-        assert node is None or isinstance(node, Node)
+        assert node is None or isinstance(node, ValueNode)
 
 
 def test_scalars_of_yaml_mean_what_people_mean():

@@ -11,7 +11,7 @@ from pinlaterd.config.load import load_config
 from pinlaterd.coordinator.programs import (
     Program,
     ProgramInfo,
-    Step,
+    ProgramStep,
     changed_programs,
     plan,
     wanted_programs,
@@ -102,10 +102,10 @@ def test_each_kind_of_difference():
     steps = [(action.step, action.program.name) for action in plan(wanted, present)]
 
     assert steps == [
-        (Step.REMOVE, "old"),
-        (Step.ADD, "new"),
-        (Step.REPLACE, "changed"),
-        (Step.START, "stopped"),
+        (ProgramStep.REMOVE, "old"),
+        (ProgramStep.ADD, "new"),
+        (ProgramStep.REPLACE, "changed"),
+        (ProgramStep.START, "stopped"),
     ]
 
 
@@ -118,7 +118,7 @@ def test_carried_out_it_leaves_nothing_to_do(wanted, present):
     }
 
     for step, program in plan(programs, there.values()):
-        if step is Step.REMOVE:
+        if step is ProgramStep.REMOVE:
             del there[program.name]
         else:
             there[program.name] = ProgramInfo(

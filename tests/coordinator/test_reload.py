@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.layout import CONFIG_FILES, ConfigFiles, FileWatch
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
-from pinlaterd.coordinator.reload import Holding, Leaving, advance
+from pinlaterd.coordinator.reload import HeldJobs, Leaving, advance
 
 VERSION = 7
 
@@ -35,7 +35,7 @@ def test_new_shards_and_changed_settings_act_at_once():
 
 
 def test_a_removed_shard_gets_no_jobs_first():
-    found = step(config("1", "2"), config("1"), holding=Holding(VERSION, 0, 0))
+    found = step(config("1", "2"), config("1"), holding=HeldJobs(VERSION, 0, 0))
 
     assert found.config == config("1", "2", dequeue_only=["2"])
     assert found.leaving == {"2": Leaving(ShardSettings("2"), VERSION + 1)}
@@ -46,10 +46,10 @@ def test_it_goes_once_it_said_after_that_that_it_is_empty():
     leaving = {"2": Leaving(ShardSettings("2"), VERSION)}
     before = config("1", "2", dequeue_only=["2"])
 
-    not_yet = step(before, config("1"), leaving, Holding(VERSION - 1, 0, 0))
+    not_yet = step(before, config("1"), leaving, HeldJobs(VERSION - 1, 0, 0))
     assert not_yet.config == before
 
-    found = step(before, config("1"), leaving, Holding(VERSION, 0, 0))
+    found = step(before, config("1"), leaving, HeldJobs(VERSION, 0, 0))
     assert found.config == config("1")
     assert found.converged
 
@@ -57,13 +57,15 @@ def test_it_goes_once_it_said_after_that_that_it_is_empty():
 def test_one_that_was_dequeue_only_before_goes_at_once():
     before = config("1", "2", dequeue_only=["2"])
 
-    assert step(before, config("1"), holding=Holding(VERSION, 0, 0)).config == config("1")
+    assert step(before, config("1"), holding=HeldJobs(VERSION, 0, 0)).config == config("1")
 
 
 def test_one_that_got_a_job_meanwhile_is_as_before():
     leaving = {"2": Leaving(ShardSettings("2"), VERSION)}
 
-    found = step(config("1", "2", dequeue_only=["2"]), config("1"), leaving, Holding(VERSION, 1, 0))
+    found = step(
+        config("1", "2", dequeue_only=["2"]), config("1"), leaving, HeldJobs(VERSION, 1, 0)
+    )
 
     assert found.config == config("1", "2")
     assert found.leaving == {}
@@ -79,7 +81,7 @@ def test_one_that_does_not_serve_stays():
 
 names = st.sets(st.sampled_from(["1", "2", "3", "4"]), min_size=1)
 holdings = st.none() | st.builds(
-    Holding, st.integers(VERSION - 1, VERSION + 1), st.integers(0, 1), st.integers(0, 1)
+    HeldJobs, st.integers(VERSION - 1, VERSION + 1), st.integers(0, 1), st.integers(0, 1)
 )
 
 
@@ -90,7 +92,7 @@ def test_no_shard_with_jobs_ever_goes_unless_abandoned(there, wanted, abandoned,
     found = advance(ActiveConfig(VERSION, config(*there)), target, {}, holds.get)
 
     assert wanted <= found.config.shards.keys()
-    is_empty_for_good = Holding(VERSION + 1, 0, 0)  # said after enqueues there had ended
+    is_empty_for_good = HeldJobs(VERSION + 1, 0, 0)  # said after enqueues there had ended
     for name in there - found.config.shards.keys():
         assert name in abandoned or holds.get(name) == is_empty_for_good
 

@@ -15,10 +15,10 @@ from pinlaterd.config.layout import SHARED_FILES
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator import shared_config
-from pinlaterd.coordinator.reload import Holding
+from pinlaterd.coordinator.reload import HeldJobs
 from pinlaterd.coordinator.shared_config import (
-    Shared,
     SharedConfig,
+    SharedFiles,
     unpack,
     write_base,
 )
@@ -37,7 +37,7 @@ class ZooKeeper:
     """Its nodes. Each server sees them when it is told to."""
 
     def __init__(self) -> None:
-        first = Shared(1, TEXTS, "jobs-1", decided=True)
+        first = SharedFiles(1, TEXTS, "jobs-1", decided=True)
         self.nodes = {"config": Node(first.pack(), 0)}
         self.accepted = [first]
         self.unanswered = 0  # so many writes are carried out, and not answered
@@ -52,7 +52,7 @@ class ZooKeeper:
             raise NotConnected
 
     @property
-    def latest(self) -> Shared:
+    def latest(self) -> SharedFiles:
         return self.accepted[-1]
 
 
@@ -63,7 +63,7 @@ class Server:
         self.name, self.folder, self.zookeeper, self.leads = name, folder, zookeeper, leads
         self.etc = folder / "etc"
         self.connected = True
-        self.holds: dict[str, Holding] = {}
+        self.holds: dict[str, HeldJobs] = {}
         self.activated: list[Config] = []
         for part in ("etc", "run"):
             (folder / part).mkdir(parents=True)
@@ -94,7 +94,7 @@ class Server:
             raise Conflict
         self.zookeeper.write(data, version)
 
-    async def _ask(self, shards: object) -> Mapping[str, Holding]:
+    async def _ask(self, shards: object) -> Mapping[str, HeldJobs]:
         return self.holds
 
     def see(self) -> None:
@@ -295,7 +295,7 @@ def test_numbers_never_go_back(servers, zookeeper):
     assert "ZooKeeper has configuration 1, and 2 was accepted" in servers[1].shared.problems[0]
     assert not servers[1].shared.converged
 
-    restored = Shared(1000, {**TEXTS, "queues.yaml": limit("mail", 9)}, "jobs-1")
+    restored = SharedFiles(1000, {**TEXTS, "queues.yaml": limit("mail", 9)}, "jobs-1")
     zookeeper.nodes = {"config": Node(restored.pack(), 0)}
     settle(servers)
     assert [rate(server) for server in servers] == [9, 9, 9]
@@ -351,7 +351,7 @@ def shards(servers):
 
 def holding(server, *, pending=0):
     """What the shard says, which follows what is active on `server`."""
-    return server.shared.holding(Holding(server.active.version, pending, 0))
+    return server.shared.holding(HeldJobs(server.active.version, pending, 0))
 
 
 def test_a_shard_is_removed_once_its_owner_follows_and_holds_nothing(servers, zookeeper):
@@ -374,7 +374,7 @@ def test_a_shard_is_removed_once_its_owner_follows_and_holds_nothing(servers, zo
     assert zookeeper.latest.kept == {}
 
 
-@pytest.mark.parametrize("holds", [Holding(9, 3, 0), None])
+@pytest.mark.parametrize("holds", [HeldJobs(9, 3, 0), None])
 def test_a_removal_that_is_refused_is_told_on_all_servers(servers, holds):
     servers[0].holds = {} if holds is None else {"2": holds}
     servers[1].write("shards.yaml", ONE_SHARD)
@@ -393,7 +393,7 @@ def test_a_removal_that_is_refused_is_told_on_all_servers(servers, holds):
 
 
 def test_a_server_that_was_away_lets_a_removed_shard_go(servers, zookeeper):
-    servers[0].holds = {"2": Holding(9, 0, 0)}
+    servers[0].holds = {"2": HeldJobs(9, 0, 0)}
     servers[1].write("shards.yaml", ONE_SHARD)
     settle(servers[:2])
     servers[1].write("queues.yaml", limit("mail", 1))
@@ -407,7 +407,7 @@ def test_a_server_that_was_away_lets_a_removed_shard_go(servers, zookeeper):
 def test_a_server_that_has_just_joined_decides_nothing_about_shards_that_it_never_had(
     servers, zookeeper, tmp_path
 ):
-    servers[0].holds = {"2": Holding(9, 3, 0)}
+    servers[0].holds = {"2": HeldJobs(9, 3, 0)}
     servers[1].write("shards.yaml", ONE_SHARD)
     settle(servers)
     servers[0].leads = False
@@ -428,7 +428,7 @@ def test_a_server_that_has_just_joined_decides_nothing_about_shards_that_it_neve
 
 
 def test_what_is_decided_and_not_done_yet_has_not_converged(servers):
-    servers[0].holds = {"2": Holding(9, 3, 0)}
+    servers[0].holds = {"2": HeldJobs(9, 3, 0)}
     servers[1].write("shards.yaml", ONE_SHARD)
     servers[1].settle()
     settle([servers[0]])
@@ -443,7 +443,7 @@ def test_what_is_decided_and_not_done_yet_has_not_converged(servers):
 def test_a_removal_waits_for_a_leader_and_all_else_acts(servers):
     for server in servers:
         server.leads = False
-    servers[0].holds = {"2": Holding(9, 0, 0)}
+    servers[0].holds = {"2": HeldJobs(9, 0, 0)}
     servers[1].write("shards.yaml", ONE_SHARD)
     servers[1].write("queues.yaml", limit("mail", 1))
     settle(servers)
@@ -453,14 +453,14 @@ def test_a_removal_waits_for_a_leader_and_all_else_acts(servers):
     assert not servers[1].shared.converged
 
     servers[2].leads = True
-    servers[2].holds = {"2": Holding(9, 0, 0)}
+    servers[2].holds = {"2": HeldJobs(9, 0, 0)}
     settle(servers)
     assert shards(servers) == [{"1": False}] * 3
 
 
 def test_a_leader_that_has_not_seen_the_latest_decides_nothing(servers, zookeeper):
     late = servers[2]
-    servers[0].holds = {"2": Holding(9, 1, 0)}
+    servers[0].holds = {"2": HeldJobs(9, 1, 0)}
     servers[1].write("shards.yaml", ONE_SHARD)
     settle(servers)
     before = zookeeper.nodes["config"]
@@ -469,7 +469,7 @@ def test_a_leader_that_has_not_seen_the_latest_decides_nothing(servers, zookeepe
     latest = zookeeper.latest
 
     late.leads = True
-    late.holds = {"2": Holding(9, 0, 0)}
+    late.holds = {"2": HeldJobs(9, 0, 0)}
     late.shared.see(View({"m-1": b""}, {}, {"config": before}, "m-1", connected=True))
     late.step()
     assert zookeeper.latest is latest
@@ -507,13 +507,13 @@ def test_a_decision_counts_only_if_no_other_came_between(servers, zookeeper, mon
     async def ask(_shards):
         asked.append(True)
         other.leads = True
-        other.holds = {"2": Holding(9, 5, 0)}
+        other.holds = {"2": HeldJobs(9, 5, 0)}
         other.see()
         os.chdir(other.folder)
         await other.shared.step()
         os.chdir(leader.folder)
         leader.see()
-        return {"2": Holding(9, 0, 0)}
+        return {"2": HeldJobs(9, 0, 0)}
 
     monkeypatch.setattr(leader.shared, "_ask", ask)
     while not asked:
@@ -526,7 +526,7 @@ def test_a_decision_counts_only_if_no_other_came_between(servers, zookeeper, mon
 def test_refusals_are_not_written_with_every_count(servers, zookeeper):
     servers[1].write("shards.yaml", ONE_SHARD)
     for count in range(100):
-        servers[0].holds = {"2": Holding(9, count + 1, 0)}
+        servers[0].holds = {"2": HeldJobs(9, count + 1, 0)}
         settle(servers[:2])
 
     assert zookeeper.nodes["config"].version < 100 * 24 / 40 + 3
@@ -539,7 +539,7 @@ def test_passwords_of_a_kept_shard_are_not_sent(servers, zookeeper, monkeypatch)
     servers[0].write("shards.yaml", secret)
     settle(servers)
     servers[0].write("shards.yaml", ONE_SHARD)
-    servers[0].holds = {"2": Holding(9, 1, 0)}
+    servers[0].holds = {"2": HeldJobs(9, 1, 0)}
     settle(servers)
 
     assert servers[1].active.config.shards["2"].passwd == "hunter2"
