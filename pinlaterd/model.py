@@ -51,6 +51,9 @@ class JobState(IntEnum):
     SUCCEEDED = 2
     FAILED = 3
 
+    def __str__(self) -> str:
+        return self.name
+
 
 class Method(StrEnum):
     """The operations, named as on the wire."""

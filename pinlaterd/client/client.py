@@ -143,8 +143,7 @@ class Client(BaseClient):
 
     async def leave_loop(self) -> None:
         """Close the AsyncClient of the running loop, if it has one."""
-        client = self._of_loops.pop(asyncio.get_running_loop(), None)
-        if client is not None:
+        if client := self._of_loops.pop(asyncio.get_running_loop(), None):
             await client.close()
 
     def _begin(self) -> None:

@@ -193,6 +193,7 @@ def test_a_retry_is_a_warning_in_the_log_and_the_end_an_error_with_the_handlers_
     assert "in handle" in caplog.text
     assert "client/handlers.py" not in caplog.text
     assert record.custom_status.count("ValueError: card 4111 (test_worker.py:") == 2
+    assert f"{record.state} {record.state:d} {record.state.value}" == "FAILED 3 3"
 
 
 def test_renewals_that_are_late_are_a_warning_in_the_log(client, wait_until, caplog):
