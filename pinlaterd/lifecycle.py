@@ -347,8 +347,7 @@ def _open_without_waiting(descriptor: int) -> int:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# To decode a byte takes up to a microsecond, to change threads a hundred.
-ASIDE_BYTES: Final = 8 * 1024
+ASIDE_BYTES: Final = 8 * 1024  # each takes up to a microsecond, to change threads 100
 # The loop takes the interpreter back from it within milliseconds; from several, one by one.
 _ASIDE: Final = ThreadPoolExecutor(1, "aside")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -61,6 +62,7 @@ from pinlaterd.rpc.tuned import ack_parts
 from pinlaterd.wire.envelope import Op, ReplyEntry, Status
 from pinlaterd.wire.link import ShardLink
 
+log = logging.getLogger(__name__)
 S = TypeVar("S")
 _Item = TypeVar("_Item", AckInfo, CheckpointInfo)
 # The most that a descriptor's local id has.
@@ -101,7 +103,13 @@ class FanOut:
         assert method is not None
         _, context, request = await call.decode(self._shared.settings.max_jobs_per_call)
         query = Query(method, context, call.deadline, size)
-        answer = await self._by_method[method](query, request)
+        outcome: object = "failed"
+        try:
+            answer = outcome = await self._by_method[method](query, request)
+        finally:
+            if isinstance(request, DeleteQueueRequest | DeleteJobsRequest | RetryFailedRequest):
+                who = f"{call.connection.peer} ({context.source[:200]!r})"
+                log.warning("%s of %.200r by %s: %s", method, request.queue[:200], who, outcome)
         # Only the answers to look-ups and scans may be large.
         message = await aside(call.granted_bytes, codec.encode_reply, call.peek.head, answer)
         call.reply(message)

@@ -46,11 +46,7 @@ _HTTP_ANSWER: Final = (
 
 
 class FrameReader:
-    """Cuts what one connection sends into messages.
-
-    They are of TCompactProtocol if `compact`, else of TBinaryProtocol. While `paused`, more can be
-    done without more bytes: `feed` it none, once others had their turn.
-    """
+    """Cuts what comes into messages of TBinaryProtocol; while `paused`, `feed(b"")` goes on."""
 
     __slots__ = (
         "_decided",

@@ -75,6 +75,7 @@ class Client:
 
     def __init__(self) -> None:
         self.gone = False
+        self.peer = "192.0.2.1:4711"
         self.reads = True
         self.slots: list[Answer] = []
         self.oneway_calls = self.calls_that_may_wait = 0
