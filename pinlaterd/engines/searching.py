@@ -24,6 +24,7 @@ T = TypeVar("T")
 # Bounds what a hostile pattern may take, compiled program and search cache together.
 _MAX_PATTERN_MEMORY_BYTES = 8 << 20
 _MAX_REASON_CHARS = 200  # RE2 repeats the pattern in it
+_MOST_STEPS = 200_000_000  # of RE2 for a body, at most its instructions times bytes: some seconds
 
 
 def compile_body_regex(pattern: str) -> Callable[[bytes], bool]:
@@ -39,7 +40,7 @@ def compile_body_regex(pattern: str) -> Callable[[bytes], bool]:
     options.log_errors = False
     options.never_capture = True
     try:
-        search = re2.compile(pattern.encode(), options).search
+        compiled = re2.compile(pattern.encode(), options)
     except re2.error as error:
         reason = error.args[0] if error.args else ""
         if isinstance(reason, bytes):
@@ -47,7 +48,14 @@ def compile_body_regex(pattern: str) -> Callable[[bytes], bool]:
         raise InvalidRequest(
             f"bodyRegexToMatch is no RE2 pattern: {reason[:_MAX_REASON_CHARS]}; see https://github.com/google/re2/wiki/Syntax"
         ) from error
-    return lambda body: search(body) is not None
+
+    def matches(body: bytes) -> bool:
+        if (steps := compiled.programsize * len(body)) > _MOST_STEPS:
+            limit = f"instructions times bytes of a body; at most {_MOST_STEPS:,}"
+            raise InvalidRequest(f"bodyRegexToMatch comes to {steps:,} {limit}")
+        return compiled.search(body) is not None
+
+    return matches
 
 
 def scan_order(job: StoredJob) -> tuple[int, int, int]:

@@ -355,10 +355,8 @@ def sized(text: str) -> bytes:
 
 
 def _structs_writer(head: bytes, declared: Struct) -> Write:
-    """Write a list of structs.
-
-    If they begin with a text or bytes, what equals the one before is not written again: jobs of one
-    call mostly differ in the first field alone, acks in the first and the last."""
+    """Write a list of structs. What equals the one before is not written again: jobs of one call
+    mostly differ in the first field alone, acks in the first and the last."""
     first, *others = declared.fields
     if first.type.code != _STRING or len(others) < _LEAST_OTHERS:
         return _plain_structs_writer(head, struct_writer(declared))

@@ -48,9 +48,7 @@ class StoreHealth:
         """Its limits are the settings `health_…`."""
         self._settings = server
         self.reason = self.cause = self.no_room = ""
-        self._failures_in_row = 0
-        self._good_in_row = 0
-        self._stored_in_row = 0
+        self._failures_in_row = self._good_in_row = self._stored_in_row = 0
         self._used: Counter[int] = Counter()  # by second, within the window
         self._failed: Counter[int] = Counter()
         self._uses = 0  # that went well while it was healthy, ever

@@ -188,8 +188,7 @@ class Maintenance:
         self._state.stats.peak("shard_clock_step_ms", round(abs(self._clock.step_ms)))
 
     def _probe(self) -> None:
-        """Use a degraded store, so that a shard without work finds out when it is well again, or
-        has room."""
+        """Use a degraded or full store: so a shard without work finds out when it is well again."""
         state = self._state
         if not (state.health.degraded or state.health.no_room):
             return

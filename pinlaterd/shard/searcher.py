@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 
 from pinlaterd.engines.base import ScanAfter, Search, Searcher, SearcherFactory, StoredJob
-from pinlaterd.errors import PinLaterError, StorageError
+from pinlaterd.errors import InvalidRequest, PinLaterError, StorageError
 from pinlaterd.lifecycle import begin_process, run_in_background
 from pinlaterd.model import SCAN_START
 from pinlaterd.shard.tasks import (
@@ -135,7 +135,8 @@ class _Search:
         except TimeoutError as error:
             result = error
         except PinLaterError as error:
-            result = StorageError(error.message)  # which survives pickling as it is
+            kind = PinLaterError if isinstance(error, InvalidRequest) else StorageError
+            result = kind(error.message)  # which survives pickling as it is
         finally:
             turns.leave()
             self._process.forget(self)

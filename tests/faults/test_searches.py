@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from pinlaterd.client import Client, Job, JobState, calls
-from pinlaterd.errors import PinLaterError
+from pinlaterd.errors import InvalidRequest, PinLaterError
 from pinlaterd.model import CallContext, ScanResult
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment, serving
@@ -183,3 +183,11 @@ def _median(client: Client) -> float:
         client.ack(OTHER, succeeded=client.dequeue(OTHER, limit=1))
         times.append(time.monotonic() - began)
     return sorted(times)[len(times) // 2]
+
+
+def test_a_pattern_that_is_too_much_for_a_body_is_refused_at_once(service: Deployment):
+    with service.client() as client:
+        client.create_queue("long")
+        client.enqueue("long", [b"ab" * 500_000])
+        with pytest.raises(InvalidRequest, match=r"^invalid request: .* at most 200,000,000"):
+            client.count("long", JobState.PENDING, body_regex=".*(a|b).{900}.*(a|b).{900}" * 4)

@@ -56,10 +56,6 @@ _SWEEP_SECONDS = 30.0
 _CLAIM_BEHIND_HOST = 48
 
 
-class _RolledBack(Exception):
-    """Ends a transaction of which nothing is to be kept."""
-
-
 class MysqlEngine(Store, StorageEngine):
     """To be used by the thread that opens it, in a process that does not fork meanwhile."""
 
@@ -109,9 +105,9 @@ class MysqlEngine(Store, StorageEngine):
 
         def enqueue_in_vain(tx: Transaction) -> None:
             apply_batch(self, tx, Batch(enqueues=[op]))
-            raise _RolledBack
+            raise StopIteration  # nothing of it is to be kept
 
-        with contextlib.suppress(_RolledBack):
+        with contextlib.suppress(StopIteration):
             self.transact(0, enqueue_in_vain)
 
     # --- queues ------------------------------------------------------------------------------

@@ -356,8 +356,8 @@ def _arguments(runs: Collection[_Run]) -> list[Argument]:
     arguments: list[Argument] = [sum([-(-len(run.ids) // RUN_JOBS) for run in runs])]
     for run in runs:
         for begin in range(0, len(run.ids), RUN_JOBS):
-            arguments += [part for part in run.head if part is not None]
-            arguments += run.ranges(begin)
+            common = [part for part in run.head if part is not None]
+            arguments += (*common, *run.ranges(begin))
     return arguments
 
 

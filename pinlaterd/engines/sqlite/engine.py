@@ -75,8 +75,7 @@ class SqliteEngine(Store, StorageEngine):
     def try_enqueue(self, queue: str) -> None:
         """The room that it takes is found when the transaction is committed."""
         with self.commit(now_ms=0) as tx:
-            put = "INSERT OR REPLACE INTO meta (key, value) VALUES ('room', zeroblob(?))"
-            tx.db.execute(put, (TRIED_BYTES,))
+            tx.db.execute("REPLACE INTO meta VALUES ('room', zeroblob(?))", (TRIED_BYTES,))
         with self.commit(now_ms=0) as tx:
             tx.db.execute("DELETE FROM meta WHERE key = 'room'")
 
