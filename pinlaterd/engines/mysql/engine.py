@@ -101,10 +101,10 @@ class MysqlEngine(Store, StorageEngine):
 
     def try_enqueue(self, queue: str) -> None:
         """The room that a row takes is found before its transaction ends: it is rolled back."""
-        op = EnqueueOp(queue, [Job(b" " * TRIED_BYTES)] if queue else [])
+        ops = [EnqueueOp(queue, [Job(b" " * TRIED_BYTES)])] if queue else []
 
         def enqueue_in_vain(tx: Transaction) -> None:
-            apply_batch(self, tx, Batch(enqueues=[op]))
+            apply_batch(self, tx, Batch(enqueues=ops))
             raise StopIteration  # nothing of it is to be kept
 
         with contextlib.suppress(StopIteration):

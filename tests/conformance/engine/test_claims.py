@@ -217,3 +217,12 @@ def test_a_claim_is_changed_by_its_holder_alone(store: EngineHarness):
     assert store.checkpoint(change._replace(claim_descriptor=other), source="web").noop == 1
 
     assert store.job(claimed.key) == before
+
+
+def test_what_tries_the_room_of_a_store_leaves_nothing_behind(store: EngineHarness):
+    store.enqueue(b"a")
+
+    store.engine.try_enqueue("mail")
+    store.engine.try_enqueue("")  # where there is no queue yet
+
+    assert len(store.wanted()) == 1
