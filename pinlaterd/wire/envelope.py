@@ -166,7 +166,7 @@ class ShardFacts(NamedTuple):
 
 # What this process speaks, and the oldest that it understands. Hello and Welcome are only ever
 # extended at their end, so that processes of any two versions can read each other's versions.
-WIRE_VERSION, LEAST_WIRE_VERSION = 2, 1
+WIRE_VERSION, LEAST_WIRE_VERSION = 1, 1
 
 
 class _Frame(msgspec.Struct, array_like=True): ...
@@ -177,7 +177,7 @@ class Hello(_Frame, tag=1):
     `member`: over tcp, the router's server and that one's member node; "" over ipc."""
 
     queues: frozenset[str]
-    version: int = 1  # of those that do not say
+    version: int = 1
     least_version: int = 1
     server: str = ""
     member: str = ""

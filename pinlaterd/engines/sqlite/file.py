@@ -1,9 +1,9 @@
 """The file of a shard: its limits, who owns it, opening it, and what its faults mean.
 
-A file is made, recognised, and brought to this release's version when it is opened. Sole ownership
-is an exclusive flock on a file beside it: SQLite's own exclusive locking mode would shut out our
-searcher. The kernel releases it when its holder ends, however that happens. The lock file itself
-stays: removing it would let two processes hold locks on two files of one name.
+A file is made or recognised when it is opened. Sole ownership is an exclusive flock on a file
+beside it: SQLite's own exclusive locking mode would shut out our searcher. The kernel releases it
+when its holder ends, however that happens. The lock file itself stays: removing it would let two
+processes hold locks on two files of one name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import BinaryIO
 
 from pinlaterd.config.layout import lock
 from pinlaterd.engines.base import Limits
-from pinlaterd.engines.sqlite.runs import PUT_RUN, Run, claimed, merged
 from pinlaterd.errors import (
     ShardOwned,
     StorageCorrupt,
@@ -38,18 +37,6 @@ LIMITS = Limits(
 
 _APPLICATION_ID = 0x504C4A31  # "PLJ1": what `file` and others may know our files by
 _VERSION = 3  # of schema.sql
-# Version 1 had a row for each job in the table of its state. What damage put into several was in
-# the first of these there, too.
-_UPGRADE = (
-    "SELECT local_id, local_id, queue, priority, 1, claimed_at, claim_descriptor"
-    " FROM claims ORDER BY local_id;"
-    "SELECT local_id, local_id, queue, priority, state, ended_at, claim_descriptor"
-    " FROM ended WHERE local_id NOT IN (SELECT local_id FROM claims) ORDER BY local_id;"
-    "SELECT local_id, local_id, queue, priority, 0, run_after"
-    " FROM pending WHERE local_id NOT IN (SELECT local_id FROM claims)"
-    " AND local_id NOT IN (SELECT local_id FROM ended)"
-    " ORDER BY queue, priority, run_after, local_id"
-)
 
 _CACHE_KIB = 8 * 1024
 # A checkpoint runs within the commit that passes this mark and takes as long as it is far: 4 MiB
@@ -130,7 +117,7 @@ def connect_owner(path: Path) -> sqlite3.Connection:
     try:
         _check_ours(db, path)
         _configure(db, path)
-        _migrate(db)
+        _create_schema(db)
     except BaseException:
         db.close()
         raise
@@ -152,7 +139,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 
 
 def _check_ours(db: sqlite3.Connection, path: Path) -> None:
-    """Raise StorageCorrupt, with the file untouched, unless it is empty or one we can read."""
+    """Raise StorageCorrupt, with the file untouched, unless it is empty or of our version."""
     application_id = _pragma(db, "application_id")
     version = _pragma(db, "user_version")
     if application_id != _APPLICATION_ID:
@@ -161,11 +148,14 @@ def _check_ours(db: sqlite3.Connection, path: Path) -> None:
             raise StorageCorrupt(
                 f"{path} is an SQLite file of another application; give the shard another file"
             )
-    elif version > _VERSION:
-        raise StorageCorrupt(
-            f"{path} has schema version {version}, expected {_VERSION} at most; "
-            "it was written by a later release of pinlaterd: use that one"
-        )
+    elif version != _VERSION:
+        cure = "it was written by a later release of pinlaterd: use that one"
+        if version < _VERSION:
+            cure = (
+                "it was written by a build before release 0.1.0: let that build finish its jobs, "
+                "then give the shard another file"
+            )
+        raise StorageCorrupt(f"{path} has schema version {version}, expected {_VERSION}; {cure}")
 
 
 def _configure(db: sqlite3.Connection, path: Path) -> None:
@@ -184,16 +174,13 @@ def _configure(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA secure_delete = OFF")
 
 
-def _migrate(db: sqlite3.Connection) -> None:
-    """From an empty file, or one of version 1, in one transaction."""
-    found = _pragma(db, "user_version")
-    if found == _VERSION:
+def _create_schema(db: sqlite3.Connection) -> None:
+    """Make an empty file ours, in one transaction; leave any other as it is."""
+    if _pragma(db, "user_version") == _VERSION:
         return
     schema = resources.files(__package__).joinpath("schema.sql").read_text("utf-8")
     try:
         db.executescript(f"BEGIN IMMEDIATE;\n{schema}")
-        if found == 1:
-            _upgrade(db)
         db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {_VERSION}")
         db.execute("COMMIT")
@@ -201,17 +188,6 @@ def _migrate(db: sqlite3.Connection) -> None:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
-
-
-def _upgrade(db: sqlite3.Connection) -> None:
-    for select in _UPGRADE.split(";"):
-        jobs = (
-            claimed(Run(*row[:6]), row[6]) if len(row) > 6 else Run(*row)
-            for row in db.execute(select)
-        )
-        db.executemany(PUT_RUN, merged(jobs))
-    for table in ("pending", "claims", "ended"):
-        db.execute(f"DROP TABLE {table}")
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

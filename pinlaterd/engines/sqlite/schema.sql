@@ -1,6 +1,5 @@
 -- One shard, version 3. (PRAGMA user_version holds the version, PRAGMA application_id marks the
--- file as ours; both are set by file.py in the transaction that runs this script. It is run on files
--- of version 1, too: see `_UPGRADE` there.)
+-- file as ours; both are set by file.py in the transaction that runs this script.)
 --
 -- The layout serves one access pattern: jobs are enqueued, claimed and ended once, many at a time.
 -- A job's row in `jobs`, which carries the body, is written when it is enqueued, and not touched by
@@ -15,25 +14,25 @@
 --   clean           1 if the last owner closed the file in order, 0 while one is at work or died
 --   sound           0 if tables disagreed when it was closed, or had still to be compared
 --   start_ms        when the last owner took over
-CREATE TABLE IF NOT EXISTS meta (
+CREATE TABLE meta (
     key   TEXT PRIMARY KEY,
     value INTEGER NOT NULL
 ) WITHOUT ROWID;
 
 -- Queues by number. A deleted queue is only marked, which hides it and its jobs at once; its rows
 -- go in slices later. AUTOINCREMENT: its number is never given to another queue.
-CREATE TABLE IF NOT EXISTS queues (
+CREATE TABLE queues (
     id         INTEGER PRIMARY KEY AUTOINCREMENT,
     name       TEXT NOT NULL,
     created_at INTEGER NOT NULL,
     dropped    INTEGER NOT NULL DEFAULT 0
 );
-CREATE UNIQUE INDEX IF NOT EXISTS queues_by_name ON queues (name) WHERE NOT dropped;
+CREATE UNIQUE INDEX queues_by_name ON queues (name) WHERE NOT dropped;
 
 -- All jobs. Changed only by a checkpoint, a failed attempt, a retry or a status text. `body` stands
 -- last, so that the other columns are read without it. `updated_at` is when the job last became
 -- PENDING; in other states its run's `at` counts.
-CREATE TABLE IF NOT EXISTS jobs (
+CREATE TABLE jobs (
     local_id           INTEGER PRIMARY KEY,
     queue              INTEGER NOT NULL,
     priority           INTEGER NOT NULL,
@@ -54,7 +53,7 @@ CREATE TABLE IF NOT EXISTS jobs (
 --                 claim being kept as a record, up to its number
 --   claim_number  the rest of that descriptor; that of each next job is one greater. NULL: the
 --                 descriptor ends in no number, and the run has one job
-CREATE TABLE IF NOT EXISTS runs (
+CREATE TABLE runs (
     first_id     INTEGER PRIMARY KEY,
     last_id      INTEGER NOT NULL,
     queue        INTEGER NOT NULL,
@@ -67,14 +66,9 @@ CREATE TABLE IF NOT EXISTS runs (
 
 -- The order in which PENDING jobs are handed out, claims time out, garbage is collected and failed
 -- jobs are retried. As runs don't overlap, order by `last_id` is order by local id.
-CREATE INDEX IF NOT EXISTS runs_by_age ON runs (queue, state, priority, at, last_id);
-
--- Of version 2: an index of claims by local id, and how many jobs there are.
-DROP INDEX IF EXISTS runs_claimed;
-DROP TABLE IF EXISTS depths;
+CREATE INDEX runs_by_age ON runs (queue, state, priority, at, last_id);
 
 -- A whole job, whatever its state.
-DROP VIEW IF EXISTS job_records;
 CREATE VIEW job_records AS
 SELECT
     jobs.local_id,

@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,12 @@ def _with_another_id(path: Path) -> None:
         db.execute("PRAGMA application_id = 1234")
 
 
-def _of_a_later_release(path: Path) -> None:
+def _of_version(version: int, path: Path) -> None:
     engine = SqliteEngine(path)
     engine.open(1)
     engine.close()
     with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 99")
+        db.execute(f"PRAGMA user_version = {version}")
 
 
 def _text(path: Path) -> None:
@@ -44,7 +45,8 @@ def _text(path: Path) -> None:
     [
         (_of_another_application, "another application"),
         (_with_another_id, "another application"),
-        (_of_a_later_release, "schema version 99, expected 3 at most"),
+        (partial(_of_version, 99), "version 99, expected 3; it was written by a later release"),
+        (partial(_of_version, 2), "version 2, expected 3; .* let that build finish its jobs"),
         (_text, "not a database"),
     ],
 )
