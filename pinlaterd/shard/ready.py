@@ -191,7 +191,7 @@ class ReadyIndex:
         """Begin to index `queue`. Only its priorities in `nonempty` hold PENDING jobs."""
         self._queues[queue] = [_Line(NEVER_MS) for _ in range(self._levels)]
         for priority in nonempty:
-            if priority <= self._levels:
+            if 1 <= priority <= self._levels:
                 line = self._queues[queue][priority - 1]
                 line.next_due_ms = 0
                 self._watch(queue, line)

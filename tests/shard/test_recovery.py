@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,9 +32,11 @@ from pinlaterd.model import (
     JobState,
     LookupRequest,
     PendingKey,
+    QueueNamesRequest,
     RetryFailedRequest,
 )
 from pinlaterd.wire.envelope import Op, Status
+from tests.shard.conftest import MakeShard
 
 ACK = AckRequest("mail", [AckInfo("mail:ss1:p1:1")])
 
@@ -646,3 +650,44 @@ def test_a_dequeue_beside_a_commit_that_fails_is_not_answered_from_memory_either
     results = shared.results(DequeueRequest("mail", 1), DequeueRequest("mail", 1))
 
     assert results == [Status.REFUSED, Status.REFUSED]
+
+
+HOSTILE_ROWS = {
+    "an integer as body": "UPDATE jobs SET body = 42 WHERE local_id = ?1",
+    "a text as body": "UPDATE jobs SET body = 'text' WHERE local_id = ?1",
+    "too many attempts": "UPDATE jobs SET attempts_allowed = 1 << 40 WHERE local_id = ?1",
+    "attempts that are text": "UPDATE jobs SET attempts_remaining = 'x' WHERE local_id = ?1",
+    "a status that is no UTF-8": "UPDATE jobs SET custom_status = CAST(x'c3' AS TEXT)"
+    " WHERE local_id = ?1",
+    "a negative priority": "INSERT INTO runs SELECT ?1 - ?1 + 1, 1, queue, -1, 0, at, NULL, NULL"
+    " FROM runs",
+    "no state": "INSERT INTO runs SELECT ?1 - ?1 + 1, 1, queue, 1, 9, at, NULL, NULL FROM runs",
+    "a queue's name that is no UTF-8": "INSERT INTO queues (name, created_at)"
+    " VALUES (CAST(x'1bc3' AS TEXT), ?1)",
+    "a queue's name that is no text": "INSERT INTO queues (name, created_at) VALUES (x'00', ?1)",
+}
+
+
+@pytest.mark.parametrize("statement", HOSTILE_ROWS.values(), ids=HOSTILE_ROWS)
+def test_rows_that_a_hand_has_written_are_left_alone_and_all_else_is_served(
+    make_shard: MakeShard, tmp_path: Path, caplog: pytest.LogCaptureFixture, statement: str
+):
+    before = make_shard()
+    before.create()
+    first, hostile, last = before.enqueue(b"a", b"b", b"c")
+    before.service.close()
+    with closing(sqlite3.connect(tmp_path / f"{before.service.name}.sqlite")) as db, db:
+        db.execute(statement, (int(hostile.rpartition(":")[2]),))
+
+    shard = make_shard()
+
+    bodies = [job.body for job in shard.dequeue()]
+    assert bodies in ([b"a", b"c"], [b"a", b"b", b"c"])
+    assert shard.lookup(first, hostile, last, body=True).keys() >= {first, last}
+    shard.ack([first], failed=[hostile, last])
+    shard.service.tick()
+    assert shard.call(QueueNamesRequest()) == {"mail"}
+    assert shard.count(JobState.SUCCEEDED, body_regex="a") == 1
+    assert shard.enqueue(b"d")
+    told = [text for text in caplog.messages if "no job has" in text or "left alone" in text]
+    assert told or "custom_status" in statement  # which is served all the same

@@ -6,6 +6,7 @@ one JSON list, so that each is compiled once, whatever the size of the batch.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -60,6 +61,8 @@ from pinlaterd.model import (
     new_record,
 )
 
+log = logging.getLogger(__name__)
+
 
 def apply_batch(tx: Transaction, batch: Batch) -> BatchResult:
     return BatchResult(
@@ -99,7 +102,8 @@ def held_claims(tx: Transaction, runs: Iterable[Run]) -> dict[JobKey, HeldClaim]
     """The jobs of `runs`, one by one."""
     of_jobs = {local_id: run for run in runs for local_id in run.local_ids}
     rows = tx.db.execute(
-        "SELECT local_id, attempts_remaining, run_after, custom_status FROM jobs"
+        "SELECT local_id, CAST(attempts_remaining AS INTEGER), CAST(run_after AS INTEGER),"
+        " CAST(custom_status AS TEXT) FROM jobs"
         " WHERE local_id IN (SELECT value FROM json_each(?))",
         (id_list(of_jobs),),
     )
@@ -191,7 +195,7 @@ def _append_statuses(tx: Transaction, acks: Sequence[Acks], missed: set[int]) ->
     if not texts:
         return
     rows = tx.db.execute(
-        "SELECT local_id, custom_status FROM jobs"
+        "SELECT local_id, CAST(custom_status AS TEXT) FROM jobs"
         " WHERE local_id IN (SELECT value FROM json_each(?))",
         (id_list(texts),),
     ).fetchall()
@@ -441,6 +445,7 @@ def _claim_runs(place: tuple[int, int, int, int], claims: Sequence[Claims]) -> l
     return list(merged(sorted(runs))) if len(runs) > 1 else runs
 
 
+_ATTEMPTS_END = 1 << 31
 _OTHERS_OF_PAYLOAD = defaults_behind(Payload, "attempts_remaining")  # which no column holds
 
 
@@ -463,8 +468,15 @@ def read_payloads(
         (id_list(local_ids), queue_id, priority),
     )
     met = False
-    for body, allowed, remaining in rows:
-        if body is None:
+    for local_id, (body, allowed, remaining) in zip(local_ids, rows, strict=False):
+        if (
+            body.__class__ is not bytes
+            or allowed.__class__ is not int
+            or remaining.__class__ is not int
+            or not (-1 < allowed < _ATTEMPTS_END and -1 < remaining < _ATTEMPTS_END)
+        ):
+            if body is not None:
+                log.error("job %d holds values that no job has; it is not served", local_id)
             append(None)
             continue
         most_bytes -= len(body)

@@ -115,6 +115,7 @@ def connect_owner(path: Path) -> sqlite3.Connection:
         cached_statements=_CACHED_STATEMENTS,
     )
     try:
+        db.text_factory = _text
         _check_ours(db, path)
         _configure(db, path)
         _create_schema(db)
@@ -132,10 +133,16 @@ def connect_reader(path: Path) -> sqlite3.Connection:
         isolation_level=None,
         check_same_thread=False,
     )
+    db.text_factory = _text
     db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     db.execute("PRAGMA temp_store = MEMORY")
     db.execute("PRAGMA query_only = ON")
     return db
+
+
+def _text(raw: bytes) -> str:
+    """Decode what may be no UTF-8: a hand can put anything into a file."""
+    return raw.decode(errors="replace")
 
 
 def _check_ours(db: sqlite3.Connection, path: Path) -> None:

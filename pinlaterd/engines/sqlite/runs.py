@@ -7,6 +7,7 @@ writes what is there afterwards. `find_damage` looks whether every job is in one
 
 from __future__ import annotations
 
+import logging
 import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,9 +18,12 @@ from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS
 from pinlaterd.engines.counts import Depths
 from pinlaterd.model import JobState
 
+log = logging.getLogger(__name__)
+
 # As plain integers, which sqlite3 binds quickly.
 PENDING, IN_PROGRESS, SUCCEEDED, FAILED = map(int, JobState)
 _MOST_LOCAL_ID = 2**63 - 1
+_STATES, _PRIORITIES = frozenset(JobState), range(1, 128)
 _CLAIM = re.compile(r"(.*[^0-9])(0|[1-9][0-9]{0,17})", re.DOTALL | re.ASCII)
 
 COLUMNS = "first_id, last_id, queue, priority, state, at, claimer, claim_number"
@@ -214,7 +218,14 @@ def count_jobs(db: sqlite3.Connection, queue_id: int) -> Depths:
         " WHERE queue = ? GROUP BY state, priority",
         (queue_id,),
     )
-    return {(priority, JobState(state)): jobs for priority, state, jobs in rows}
+    depths: dict[tuple[int, JobState], int] = {}
+    for priority, state, jobs in rows:
+        if priority in _PRIORITIES and state in _STATES:
+            depths[priority, JobState(state)] = jobs
+        else:
+            text = "queue number %d: jobs of priority %r in state %r; they are left alone"
+            log.error(text, queue_id, priority, state)
+    return depths
 
 
 # --- disagreements --------------------------------------------------------------------------

@@ -13,7 +13,9 @@ that walk are kept, too.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby, islice
@@ -33,11 +35,14 @@ from pinlaterd.engines.sqlite.file import (
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobKey, JobState
 
+log = logging.getLogger(__name__)
+
 # Steps of SQLite's virtual machine between looks at the deadline: some 0.1 ms.
 _STEPS_PER_LOOK = 10_000
 _SLICE_JOBS, _SLICE_BODIES = 1000, 16
 _RUNS_A_READ = 500
 
+_SOUND, _SOUND_TIMES = struct.Struct(">bii").pack, struct.Struct(">qqq").pack  # as in an answer
 _WITHOUT_BODY = (
     "SELECT priority, local_id, state, attempts_allowed, attempts_remaining, custom_status,"
     " created_at, run_after, updated_at, claim_descriptor, NULL"
@@ -49,11 +54,21 @@ _WITH_BODY = _WITHOUT_BODY.replace("NULL", "body")
 def stored_jobs(
     db: sqlite3.Connection, queue_id: int, local_ids: Iterable[int], *, with_body: bool
 ) -> Iterator[StoredJob]:
-    """A queue's jobs of these ids, in no order, read one at a time."""
+    """Yield a queue's jobs of these ids, in no order, but for those that hold what no job has."""
     statement = _WITH_BODY if with_body else _WITHOUT_BODY
     rows = db.execute(statement, (id_list(local_ids), queue_id))
     for priority, local_id, state, *rest in rows:
-        yield StoredJob(JobKey(priority, local_id), JobState(state), *rest)
+        try:
+            job = StoredJob(JobKey(priority, local_id), JobState(state), *rest)
+            _SOUND(priority, job.attempts_allowed, job.attempts_remaining)
+            _SOUND_TIMES(job.created_at_ms, job.run_after_ms, job.updated_at_ms)
+            texts = job.custom_status, job.claim_descriptor or "", job.body or b""
+            if tuple(map(type, texts)) != (str, str, bytes):
+                raise ValueError(texts)
+        except (struct.error, ValueError):
+            log.error("job %d holds values that no job has; it is not shown", local_id)
+        else:
+            yield job
 
 
 class SqliteSearcher(WalkingSearcher):

@@ -9,6 +9,7 @@ mark of local ids) changes only once a commit has succeeded.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +32,9 @@ from pinlaterd.engines.sqlite.file import (
 )
 from pinlaterd.engines.sqlite.runs import PUT_RUN, Run, count_jobs, find_damage, merged, split
 from pinlaterd.errors import QueueNotFound, StorageError, StorageNotCommitted
-from pinlaterd.model import JobState
+from pinlaterd.model import QUEUE_NAME, JobState
+
+log = logging.getLogger(__name__)
 
 # Local ids are marked as used ahead in blocks, so that a commit seldom writes the mark.
 _RESERVED_IDS = 10_000
@@ -132,7 +135,14 @@ class Store:
     def _load(self) -> None:
         """What takes long to count is counted later, beside the owner."""
         db = self.db
-        self.queue_ids = dict(db.execute("SELECT name, id FROM queues WHERE NOT dropped"))
+        found = db.execute("SELECT name, id FROM queues WHERE NOT dropped").fetchall()
+        self.queue_ids = {n: i for n, i in found if isinstance(n, str) and QUEUE_NAME.match(n)}
+        for name, queue_id in found:
+            if name not in self.queue_ids:
+                text = (
+                    "%s: queue %r (number %d) has no name that a queue can have; it is left alone"
+                )
+                log.error(text, self.path, name, queue_id)
         [many] = db.execute(
             "SELECT count(*) > ?1 FROM (SELECT 1 FROM runs LIMIT ?1 + 1)", (_COUNTED_AT_ONCE,)
         ).fetchone()
