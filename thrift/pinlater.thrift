@@ -129,7 +129,7 @@
  *   bulk calls                     1,000 at a time in a shard (look-ups, searches, retries, deletes),
  *                                  and 1,000 dry runs; beyond, UNKNOWN `overloaded`
  *   bodyRegexToMatch               10,000 characters; a longer pattern is an invalid request
- *                                  its instructions (of RE2) times the bytes of a body: 200,000,000; a search
+ *                                  its instructions (of RE2) times the bytes of a body: 500,000,000; a search
  *                                  that comes to a longer body is an invalid request
  *   max_connections                10,000 to one router; beyond, they are closed at once
  *   max_calls_per_connection       1,000 pipelined calls in flight: 33 on a new connection, then

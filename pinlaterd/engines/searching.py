@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import re2
 
@@ -24,13 +24,35 @@ T = TypeVar("T")
 # Bounds what a hostile pattern may take, compiled program and search cache together.
 _MAX_PATTERN_MEMORY_BYTES = 8 << 20
 _MAX_REASON_CHARS = 200  # RE2 repeats the pattern in it
-_MOST_STEPS = 200_000_000  # of RE2 for a body, at most its instructions times bytes: some seconds
+# RE2 takes as many steps for a body as its program has instructions times its bytes at most: for a
+# million some 5 ms of a fast processor.
+_LONG_STEPS, _MOST_STEPS = 4_000_000, 500_000_000
 
 
-def compile_body_regex(pattern: str) -> Callable[[bytes], bool]:
-    """A function that tells whether a body has a match anywhere. A body is bytes of any kind, so it
-    is matched byte by byte: the pattern's own text stands for its UTF-8 bytes, `.` for one byte,
-    and a class such as `[a-z]` holds single bytes.
+class BodyRegex(NamedTuple):
+    """A compiled pattern that bodies are searched for."""
+
+    search: Callable[[bytes], object]
+    instructions: int
+
+    def steps(self, body: bytes) -> int:
+        """Return how many steps RE2 takes for `body` at most."""
+        return self.instructions * len(body)
+
+    def __call__(self, body: bytes) -> bool:
+        """Return whether `body` has a match. Raise InvalidRequest if that could take minutes."""
+        if self.steps(body) > _MOST_STEPS:
+            raise InvalidRequest(
+                f"bodyRegexToMatch has {self.instructions:,} instructions of RE2, a body "
+                f"{len(body):,} bytes; their product may be {_MOST_STEPS:,} at most"
+            )
+        return self.search(body) is not None
+
+
+def compile_body_regex(pattern: str) -> BodyRegex:
+    """Compile a pattern. A body is bytes of any kind, so it is matched byte by byte: the pattern's
+    own text stands for its UTF-8 bytes, `.` for one byte, and a class such as `[a-z]` holds single
+    bytes.
 
     Raises InvalidRequest for a pattern that RE2 does not take.
     """
@@ -48,14 +70,7 @@ def compile_body_regex(pattern: str) -> Callable[[bytes], bool]:
         raise InvalidRequest(
             f"bodyRegexToMatch is no RE2 pattern: {reason[:_MAX_REASON_CHARS]}; see https://github.com/google/re2/wiki/Syntax"
         ) from error
-
-    def matches(body: bytes) -> bool:
-        if (steps := compiled.programsize * len(body)) > _MOST_STEPS:
-            limit = f"instructions times bytes of a body; at most {_MOST_STEPS:,}"
-            raise InvalidRequest(f"bodyRegexToMatch comes to {steps:,} {limit}")
-        return compiled.search(body) is not None
-
-    return matches
+    return BodyRegex(compiled.search, compiled.programsize)
 
 
 def scan_order(job: StoredJob) -> tuple[int, int, int]:
@@ -73,9 +88,11 @@ class WalkingSearcher(Searcher):
 
     def __init__(self, between_slices: Callable[[], None], clock: Clock | None = None) -> None:
         self.found: list[StoredJob] = []
+        # Around a match that may take longer than a slice: other searches may go on meanwhile.
+        self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
         self._clock = clock or Clock()
         self._between_slices = between_slices
-        self._matches: Callable[[bytes], bool] | None = None  # of the search that goes on
+        self._matches: BodyRegex | None = None  # of the search that goes on
 
     # --- what an engine defines --------------------------------------------------------------
 
@@ -168,7 +185,10 @@ class WalkingSearcher(Searcher):
                 yield job
                 continue
             self._next_slice(search)  # a large body may take as long as a slice
-            if matches(job.body or b""):
+            body = job.body or b""
+            with self.aside() if matches.steps(body) > _LONG_STEPS else nullcontext():
+                found = matches(body)
+            if found:
                 yield job._replace(body=None)
 
 

@@ -21,7 +21,9 @@ import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import accumulate
 
 from pinlaterd.engines.base import ScanAfter, Search, Searcher, SearcherFactory, StoredJob
@@ -39,6 +41,7 @@ from pinlaterd.shard.tasks import (
 from pinlaterd.wire.envelope import SCAN_BYTES
 
 _MOST_PAUSED = 16
+_LONG_MATCHES = 64
 _KEEP_SECONDS = 60.0
 # After so long a search passes its turn on; slices are shorter than that, most of the time.
 _TURN_SECONDS = 0.01
@@ -120,20 +123,22 @@ class _Search:
         self.ended = False
         self.resumed = threading.Event()
         self._process = process
-        self._turn = threading.Event()
+        self.turn = threading.Event()
         self._searcher: Searcher | None = None
         self._after = call.search.after  # of the call in progress
 
     def run(self) -> None:
         """Until it has its result, is given up, or fails."""
         turns = self._process.turns
-        turns.enter(self.call.source, self._turn)
+        turns.enter(self.call.source, self.turn)
         try:
             result: object = self._carry_out()
         except _SearchEnded:
             return
         except TimeoutError as error:
             result = error
+        except InvalidRequest as error:
+            result = PinLaterError(error.message)  # which survives pickling as it is
         except PinLaterError as error:
             kind = PinLaterError if isinstance(error, InvalidRequest) else StorageError
             result = kind(error.message)  # which survives pickling as it is
@@ -157,7 +162,7 @@ class _Search:
             raise _SearchEnded
         if self.call.method == "scan" and time.monotonic() > self.call.search.deadline:
             self._pause()
-        self._process.turns.pass_on(self._turn)
+        self._process.turns.pass_on(self.turn)
 
     def _pause(self) -> None:
         """Answer with what is known, and wait for the call that asks for more."""
@@ -167,7 +172,7 @@ class _Search:
         process.send(number, part)
         self.resumed.wait(_KEEP_SECONDS)
         kept = process.unpause(self)
-        process.turns.enter(self.call.source, self._turn)
+        process.turns.enter(self.call.source, self.turn)
         if not kept or self.ended:
             raise _SearchEnded
 
@@ -237,6 +242,7 @@ class _Process:
         self._paused: list[_Search] = []  # the longest paused first
         self._of_thread = threading.local()
         self._rest_at = 0.0
+        self._long_matches = [threading.Lock() for _ in range(_LONG_MATCHES)]  # by source
         self._threads = ThreadPoolExecutor(MOST_SEARCHES + _MOST_PAUSED + 1)
 
     def begin(self, number: int, call: SearchCall) -> None:
@@ -261,8 +267,20 @@ class _Process:
         own.search = search
         if not hasattr(own, "searcher"):
             own.searcher = self._factory(self._between_slices)
+            own.searcher.aside = self._aside
         searcher: Searcher = own.searcher
         return searcher
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Let others have turns during a long match; a source has one such match at a time."""
+        search: _Search = self._of_thread.search
+        self.turns.leave()
+        try:
+            with self._long_matches[hash(search.call.source) % _LONG_MATCHES]:
+                yield
+        finally:
+            self.turns.enter(search.call.source, search.turn)
 
     def _between_slices(self) -> None:
         if (began := time.monotonic()) >= self._rest_at:

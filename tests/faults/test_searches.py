@@ -25,11 +25,15 @@ from tests.deployment import Deployment, serving
 
 pytestmark = pytest.mark.service
 
-QUEUE, OTHER = "deep", "other"
+QUEUE, OTHER, LONG = "deep", "other", "long"
 JOBS, BODY_BYTES, MARKED_EVERY = 400, 2_000, 40
 # RE2 falls back to its slow way: 11 ms of a fast processor for each body, 4 s for all.
 SLOW, SLOW_AND_FOUND = "a[ab]{600}c", "a[ab]{600}c|marked"
 LESS_SLOW_AND_FOUND = "(a|b)*a[ab]{20}c|marked"  # some 0.4 s
+LONG_BODY_BYTES = 1_000_000
+# Its steps for a long body are near what is allowed: some seconds.
+LONG_MATCH = "a[ab]{400}c"
+TOO_LONG_MATCH = ".*(a|b).{900}.*(a|b).{900}" * 4
 REQUEST_SECONDS = 1.5
 TRIES = 3  # a busy machine holds up one of them
 IMPATIENT = 4
@@ -45,6 +49,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         with deployment.client() as client:
             client.create_queue(QUEUE)
             client.create_queue(OTHER)
+            client.create_queue(LONG)
+            client.enqueue(LONG, [bytes(random.Random(1).choices(b"ab", k=LONG_BODY_BYTES))])
             for at in range(0, JOBS, 100):
                 client.enqueue(QUEUE, [_job(number) for number in range(at, at + 100)])
         yield deployment
@@ -185,9 +191,27 @@ def _median(client: Client) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def test_a_pattern_that_is_too_much_for_a_body_is_refused_at_once(service: Deployment):
+def test_a_match_that_could_take_minutes_is_refused_at_once(service: Deployment):
     with service.client() as client:
-        client.create_queue("long")
-        client.enqueue("long", [b"ab" * 500_000])
-        with pytest.raises(InvalidRequest, match=r"^invalid request: .* at most 200,000,000"):
-            client.count("long", JobState.PENDING, body_regex=".*(a|b).{900}.*(a|b).{900}" * 4)
+        search = (LONG, JobState.PENDING)
+        with pytest.raises(InvalidRequest, match=r"^invalid request: .* 500,000,000 at most"):
+            client.count(*search, body_regex=TOO_LONG_MATCH)
+        with pytest.raises(InvalidRequest, match=r"^invalid request: .* 500,000,000 at most"):
+            list(client.scan(*search, body_regex=TOO_LONG_MATCH))
+
+
+def test_long_matches_of_one_source_do_not_stop_the_searches_of_others(service: Deployment):
+    def search_long() -> None:
+        with service.client("hostile") as client, suppress(PinLaterError):
+            client.count(LONG, JobState.PENDING, body_regex=LONG_MATCH)
+
+    searcher = _searcher(service)
+    before = _seconds_used(searcher)
+    with ThreadPoolExecutor(IMPATIENT) as threads, service.client() as client:
+        searches = [threads.submit(search_long) for _ in range(IMPATIENT)]
+        while not _has_used_more(searcher, before + 0.1):
+            assert not all(search.done() for search in searches)
+            time.sleep(0.01)
+        counted = [client.count(QUEUE, JobState.PENDING, body_regex="marked") for _ in range(TRIES)]
+
+    assert counted == [JOBS // MARKED_EVERY] * TRIES
