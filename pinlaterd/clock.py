@@ -6,6 +6,7 @@ May rely on the standard library only.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 # A difference to the machine's wall clock up to which it is followed at once.
 STEP_MS = 1000.0
@@ -15,6 +16,7 @@ HOLD_SECONDS = 300.0
 _TOLD_SECONDS = 3600.0
 _READINGS = 5
 _READING_SECONDS = 0.0005
+_POLL_SECONDS = 0.05
 
 
 class Clock:
@@ -100,6 +102,15 @@ def until_full(seconds: float, now: float) -> float:
     """Seconds from `now` (monotonic) to the next multiple of `seconds`, which comes at once for all
     processes of a machine: one that hears of others then wakes up once."""
     return seconds - now % seconds
+
+
+def polls(seconds: float) -> Iterator[bool]:
+    """For a loop that blocks, and ends by itself: yield whether it has taken longer than it should,
+    `seconds`, with a pause before each further time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        yield time.monotonic() >= deadline
+        time.sleep(_POLL_SECONDS)
 
 
 def _seconds(ms: float) -> str:

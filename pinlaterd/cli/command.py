@@ -16,7 +16,6 @@ import math
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -51,7 +50,6 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 MAX_SECONDS = 86_400.0  # of what a command is told to wait
 MAX_DELAY_SECONDS = 100 * 366 * 86_400.0  # of a job
-_POLL_SECONDS = 0.05
 
 WIDTH = {"max_content_width": 100}
 option = partial(click.option, show_default=True)
@@ -384,14 +382,6 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status(what) as shown:
         yield lambda text: shown.update(f"{text} …")
-
-
-def polls(seconds: float) -> Iterator[bool]:
-    """For a loop that ends by itself: whether it has taken longer than it should."""
-    deadline = time.monotonic() + seconds
-    while True:
-        yield time.monotonic() >= deadline
-        time.sleep(_POLL_SECONDS)
 
 
 # --- jobs and times as text ---------------------------------------------------------------------

@@ -18,6 +18,7 @@ import msgspec
 
 from pinlaterd.cli import command, service_status
 from pinlaterd.cli.shards import shard
+from pinlaterd.clock import polls
 from pinlaterd.config.edit import set_servers
 from pinlaterd.config.layout import ETC, RUN, replace_file, shard_program
 from pinlaterd.config.load import load_config
@@ -252,7 +253,7 @@ def _wait_until_served(shards: Sequence[str], master: Address) -> bool:
     """Until each shard serves from `master`. False if no service runs that could.
 
     Raises FailoverBroken if it takes too long."""
-    for is_late in command.polls(_SERVE_SECONDS):
+    for is_late in polls(_SERVE_SECONDS):
         try:
             processes = service_status.fetch(whole=True)["processes"]
         except ConnectionFailed:

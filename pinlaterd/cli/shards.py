@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from pinlaterd.cli import command, service_status
-from pinlaterd.clock import Clock
+from pinlaterd.clock import Clock, polls
 from pinlaterd.config import edit, layout
 from pinlaterd.config.active import load_active
 from pinlaterd.config.edit_text import Value
@@ -135,7 +135,7 @@ def tell(
 
 
 def _wait_until_followed() -> Mapping[str, str | None]:
-    for is_late in command.polls(_FOLLOW_SECONDS):
+    for is_late in polls(_FOLLOW_SECONDS):
         status = service_status.fetch()
         against = status["config_problems"]
         waits_for = "; ".join(["the coordinator has not carried it out", *against])
@@ -261,7 +261,7 @@ def add(
 
 
 def _wait_until_serving(name: str) -> None:
-    for is_late in command.polls(_SERVE_SECONDS):
+    for is_late in polls(_SERVE_SECONDS):
         found = service_status.find_shard(name)
         if found is not None and found["state"] == "serving":
             return

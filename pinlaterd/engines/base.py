@@ -311,22 +311,18 @@ class StorageEngine(Protocol):
     def failure(self) -> str:
         """Why it must be reopened, refusing everything until then; "" while it need not be. From
         memory: it is asked for after each step."""
-        ...
 
     def open(self, now_ms: int, term: Term = SINGLE) -> int:
         """Take ownership and make the store ready; returns when ownership began, in ms: greater
         than any predecessor's. Raises Superseded if a later term has owned it,
         ShardOwned while another process owns it, StorageCorrupt if it can't be read."""
-        ...
 
     def close(self) -> None:
         """Give up ownership. Safe to repeat."""
-        ...
 
     def heartbeat(self) -> None:
         """Keep ownership alive; called about once a second, also while nothing else is. Raises
         StorageError if it has been lost: the owner closes and reopens it."""
-        ...
 
     def address(self) -> str:
         """HOST:PORT of the server that holds the shard; "" where it is a file, or not found yet."""
@@ -336,7 +332,6 @@ class StorageEngine(Protocol):
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         """Carry out `batch` in one durable commit. Queues in it exist."""
-        ...
 
     def try_enqueue(self, queue: str) -> None:
         """Write as much as an enqueue to `queue` might, and leave nothing behind: whether there is
@@ -350,16 +345,14 @@ class StorageEngine(Protocol):
     def narrower(self, queue: str) -> Mapping[int, TableLimits]:
         """The priorities of `queue` that hold less than `limits`; mostly none, and none of a queue
         that does not exist. From memory: it is asked for each call."""
-        ...
+        return {}
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         """Idempotent."""
-        ...
 
     def delete_queue(self, queue: str) -> None:
         """Drop the queue and its jobs, at once for every reader; the space may come back later,
         in slices, through `vacuum`. No such queue is no error."""
-        ...
 
     # reads of bounded cost, on the owner's connection
 
@@ -367,7 +360,6 @@ class StorageEngine(Protocol):
         self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
     ) -> Sequence[PendingKey]:
         """The first `limit` PENDING jobs behind `after` with run-after <= `until_ms`, in order."""
-        ...
 
     def payloads(
         self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
@@ -377,13 +369,11 @@ class StorageEngine(Protocol):
         The ids are such as `read_pending` gave; whether a job is PENDING still, its claim finds
         out. Ends before the body with which all would have more than `most_bytes`, but never
         before the first: so a read is bounded, however large bodies are."""
-        ...
 
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool
     ) -> Sequence[StoredJob]:
         """Those of `keys` that exist."""
-        ...
 
     def depths(
         self, queues: Collection[str] | None = None
@@ -391,7 +381,6 @@ class StorageEngine(Protocol):
         """Jobs by (priority, state) of those of `queues` that exist, by default of all, in constant
         time for each; None while they are being counted. To be called about once a second: it
         goes on with counting."""
-        ...
 
     def suspects(self) -> Collection[str]:
         """Queues in which there are traces of a foreign writer, beyond those that claims show (a
@@ -418,7 +407,6 @@ class StorageEngine(Protocol):
         """FAILED to PENDING, the longest failed first (by updated-at, then local id).
 
         `attempts` remain; attempts allowed is raised to that if lower; no claim is left."""
-        ...
 
     @property
     def damage(self) -> str:
@@ -433,17 +421,14 @@ class StorageEngine(Protocol):
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
         """updated-at of the longest failed, in order: what a retry over shards is divided by."""
-        ...
 
     def delete_jobs(
         self, queue: str, state: JobState, priority: int, *, limit: int
     ) -> Sequence[JobKey]:
         """Delete up to `limit` jobs of a state; returns which."""
-        ...
 
     def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
         """Delete those of `keys` that still are in `state`; returns which."""
-        ...
 
     def release_expired(
         self,
@@ -457,22 +442,18 @@ class StorageEngine(Protocol):
         """End claims last renewed between `claimed_after_ms` and `claimed_before_ms`, both
         excluded: PENDING with one attempt less and run-after `now_ms`, or FAILED with 0 remaining
         (keeping the claim as a record)."""
-        ...
 
     def collect_garbage(
         self, queue: str, state: JobState, *, updated_before_ms: int, limit: int
     ) -> int:
         """Delete SUCCEEDED or FAILED jobs last changed before `updated_before_ms`; how many."""
-        ...
 
     def vacuum(self, *, limit: int) -> bool:
         """Do a bounded piece of the store's own maintenance (space of deleted queues, checkpoints).
         True if there is more to do."""
-        ...
 
     def searcher(self) -> SearcherFactory:
         """What opens a Searcher on this store in another process: picklable."""
-        ...
 
 
 class Searcher(Protocol):
@@ -489,15 +470,12 @@ class Searcher(Protocol):
 
     def count(self, search: Search) -> int:
         """How many there are, of each priority at most the limit."""
-        ...
 
     def scan(self, search: Search) -> Sequence[StoredJob]:
         """The first of them, without bodies, in the order of ScanAfter."""
-        ...
 
     def find(self, search: Search) -> Sequence[JobKey]:
         """Any of them, for a delete."""
-        ...
 
     def close(self) -> None: ...
 

@@ -43,16 +43,13 @@ class Snapshot(Protocol[Q_contra]):
 
     def count(self, queue: Q_contra) -> Depths:
         """The jobs of `queue`. Raises StorageError."""
-        ...
 
     def find_damage(self) -> str:
         """Walk over all jobs; say what disagrees in the store, "" if nothing does."""
-        ...
 
     def cancel(self) -> None:
         """End a `count` or `find_damage` that is running: it raises StorageError. Called by the
         owner's thread, and maybe after `close`."""
-        ...
 
     def close(self) -> None: ...
 

@@ -23,16 +23,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Address
 from pinlaterd.errors import StorageError
-
-_POLL_SECONDS = 0.05
 
 PROOF_WORDS = (
     "replication is asynchronous: without its master a replica can't prove that it was sent all"
@@ -121,11 +117,9 @@ class Notes(Protocol):
 
     def get(self, key: str) -> str:
         """ "" if there is none."""
-        ...
 
     def put(self, key: str, text: str) -> None:
         """Kept on disk when this returns."""
-        ...
 
 
 class Failover(Protocol):
@@ -133,39 +127,32 @@ class Failover(Protocol):
 
     def examine(self) -> Examination:
         """Look, and change nothing."""
-        ...
 
     def steps(self) -> Sequence[Step]:
         """Until the replica is the master and takes writes."""
-        ...
 
     def last_steps(self) -> Sequence[Step]:
         """Once shards.yaml names the new master: what becomes of the old one. What such a step
         can't do it returns as what is to be done by hand; it does not fail for that."""
-        ...
 
     def successor(self) -> Address:
         """The server that is the master once the steps are done."""
-        ...
 
     def undo(self) -> None:
         """Put everything back as it was, after a revocable step has failed or was interrupted."""
-        ...
 
     def close(self) -> None:
         """Safe to repeat."""
-        ...
 
 
 class PairFailover(Failover, Generic[S]):
     """A failover between two servers, as far as it does not depend on their kind. Connections to
     them are made when they are first needed, and kept."""
 
-    def __init__(self, pair: Pair, handover: Handover, notes: Notes, clock: Clock) -> None:
+    def __init__(self, pair: Pair, handover: Handover, notes: Notes) -> None:
         self._pair = pair
         self._handover = handover
         self._notes = notes
-        self._clock = clock
         self._unreachable = ""  # why the old master does not answer
         self._master: S | None = None
         self._replica: S | None = None
@@ -207,13 +194,6 @@ class PairFailover(Failover, Generic[S]):
         """Raises StorageError unless loss was accepted."""
         if not self._handover.accept_loss:
             raise StorageError(f"{self._unreachable}; {PROOF_WORDS}")
-
-    def _polls(self, seconds: float) -> Iterator[bool]:
-        """For a loop that ends by itself: whether there is time left."""
-        deadline = self._clock.monotonic() + seconds
-        while True:
-            yield self._clock.monotonic() <= deadline
-            time.sleep(_POLL_SECONDS)
 
 
 def _addresses(host: str) -> frozenset[str]:

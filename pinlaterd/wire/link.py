@@ -79,15 +79,19 @@ class LinkListener(Protocol):
 
     def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None:
         """Hints have changed."""
+        return
 
     def assessed(self) -> None:
         """A link's `healthy`, `answering` or `preferred` may have changed."""
+        return
 
     def others_can_serve(self, link: ShardLink) -> bool:
         """Whether calls that this link holds up may be given up."""
+        return False
 
     def queues_known(self) -> Iterable[str]:
         """The queues that a shard must have before it serves this router."""
+        return ()
 
     def membership(self) -> tuple[str, str]:
         """This server's name and its member node, by which shards of other servers judge it."""

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import zmq
@@ -27,14 +26,13 @@ from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import (
     GiveUp,
     Op,
-    ReadyCounts,
     ReplyEntry,
     ShardCall,
     ShardFacts,
     Status,
     new_context,
 )
-from pinlaterd.wire.link import ShardLink
+from pinlaterd.wire.link import LinkListener, ShardLink
 
 # How long an answer may take beyond the deadline: the shard judges that when it takes up the call.
 _GRACE_SECONDS = 5.0
@@ -84,8 +82,8 @@ class ShardCallers(contextlib.ExitStack):
         return caller
 
 
-class ShardCaller:
-    """One shard (a LinkListener). Each call is answered by its status; none raises."""
+class ShardCaller(LinkListener):
+    """One shard. Each call is answered by its status; none raises."""
 
     def __init__(
         self,
@@ -148,13 +146,3 @@ class ShardCaller:
 
     def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
         self._is_welcome.set()
-
-    def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None: ...
-
-    def assessed(self) -> None: ...
-
-    def others_can_serve(self, link: ShardLink) -> bool:
-        return False
-
-    def queues_known(self) -> Iterable[str]:
-        return ()

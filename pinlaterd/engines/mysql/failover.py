@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pinlaterd.clock import Clock
+from pinlaterd.clock import polls
 from pinlaterd.config.schema import Address, ShardSettings
 from pinlaterd.engines.failover import (
     PROOF_WORDS,
@@ -162,22 +162,22 @@ class MysqlFailover(PairFailover[ReplicationServer]):
             raise StorageNotCommitted(f"{old} has no binary log (log_bin): it can have no replica")
         if self._notes.get(_PROVEN) == str(position):
             return f"proven before: nothing was written since {position}"
-        for in_time in self._polls(self._handover.catch_up_seconds):
+        for is_late in polls(self._handover.catch_up_seconds):
             status = self._new().replica_status()
             if status is not None and self._new().has_applied(position, status):
                 self._notes.put(_BY_GTID, _YES if status.by_gtid else "")
                 self._notes.put(_ENCRYPTED, _YES if status.encrypted else "")
                 self._notes.put(_PROVEN, str(position))
                 return f"{self._new()} has all up to {position}"
-            if not self._may_wait(status, in_time=in_time):
+            if not self._may_wait(status, is_late=is_late):
                 break
         return f"given up: loss was accepted; the master had come to {position}"
 
-    def _may_wait(self, status: ReplicaStatus | None, *, in_time: bool) -> bool:
+    def _may_wait(self, status: ReplicaStatus | None, *, is_late: bool) -> bool:
         """Whether the replica may yet get there; False if it can't and loss was accepted."""
         replica = self._new()
         if status is not None and status.applies and status.receives:
-            if in_time:
+            if not is_late:
                 return True
             behind = status.behind_seconds
             shown = "" if behind is None else f", {behind:.0f} s behind"
@@ -194,13 +194,13 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         """Without the master: all that was received counts, as long as it can be applied."""
         self._go_on_without_master()
         new = self._new()
-        for in_time in self._polls(self._handover.catch_up_seconds):
+        for is_late in polls(self._handover.catch_up_seconds):
             status = new.replica_status()
             if status is None or not status.applies:
                 return f"{new} applies nothing: it stays as it is"
             if status.applied == status.received:
                 return f"{new} has applied all that it received"
-            if not in_time:
+            if is_late:
                 break
         raise StorageError(
             f"{new} has not applied within {self._handover.catch_up_seconds:g} s"
@@ -274,12 +274,12 @@ class MysqlFailover(PairFailover[ReplicationServer]):
 
     def _why_not_connected(self, old: ReplicationServer) -> str:
         """ "" once it receives."""
-        for in_time in self._polls(_CONNECT_SECONDS):
+        for is_late in polls(_CONNECT_SECONDS):
             status = old.replica_status()
             if status is not None and status.receives and status.applies:
                 return ""
             why = "" if status is None else status.receive_error or status.apply_error
-            if why or not in_time:
+            if why or is_late:
                 return why or f"not connected within {_CONNECT_SECONDS:g} s"
         raise AssertionError  # polls never end
 
@@ -288,4 +288,4 @@ def make_failover(
     _shard: ShardSettings, pair: Pair | None, handover: Handover, notes: Notes
 ) -> MysqlFailover:
     assert pair is not None
-    return MysqlFailover(pair, handover, notes, Clock())
+    return MysqlFailover(pair, handover, notes)

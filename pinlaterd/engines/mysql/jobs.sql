@@ -19,13 +19,11 @@
 --                    which fills their pages: one that grew would split its page. In bytes of redo log
 --                    for a job claimed and acknowledged, with bodies of 200 bytes and claims of 64
 --                    characters: 3,338 if it grows, 465 in its place, for which its insertion takes
---                    397 instead of 326. Older tables of ours have NULL there, and are served as they
---                    are.
+--                    397 instead of 326.
 --
 -- One index serves all that is not by primary key, for each index that a claim and an ack have to
 -- change costs both a third of their time (MariaDB 10.11, a job claimed and acknowledged, in µs of
--- the server: 25.7 with one on run_after and one on updated_at, as older tables of ours have, which
--- are served as they are; 16.4 with this one). By state and due_at it finds what is ready, in the
+-- the server: 25.7 with one on run_after and one on updated_at; 16.4 with this one). By state and due_at it finds what is ready, in the
 -- order in which it is handed out (state 0), claims that timed out (1), garbage (2, 3), the longest
 -- failed (3). local_id is the order in which equal times are told apart. run_after is at its end
 -- so that counts and scans of states other than 0 read nothing but the index: they sort, or walk

@@ -90,7 +90,6 @@ _SCRIPT_NOT_PERMITTED = "The user executing the script"  # which comes without a
 Argument = bytes | str | int
 
 CONNECT_SECONDS = 3.0
-_RECEIVED_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from pinlaterd.engines.base import (
     SearcherFactory,
     StorageEngine,
     StoredJob,
-    TableLimits,
 )
 from pinlaterd.engines.batches import fitting_payloads
 from pinlaterd.engines.redis import scripts
@@ -57,9 +56,6 @@ class RedisEngine(Store, StorageEngine):
     The server is looked for each time that the shard is opened."""
 
     limits = LIMITS
-
-    def narrower(self, queue: str) -> Mapping[int, TableLimits]:
-        return {}
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         for ops in (batch.acks, batch.checkpoints, batch.releases, batch.enqueues, batch.claims):

@@ -33,7 +33,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
-from pinlaterd.clock import Clock
+from pinlaterd.clock import polls
 from pinlaterd.config.schema import Address, ShardSettings
 from pinlaterd.engines.failover import (
     PROOF_WORDS,
@@ -187,16 +187,17 @@ class RedisFailover(PairFailover[Connection]):
                 f" being used as a master, save what you need of it, and then give it"
                 f" REPLICAOF {replica.host} {replica.port}, which replaces all it has"
             )
-        deadline = self._clock.monotonic() + _FOLLOW_SECONDS
-        while not (link := read_link(old)).is_connected:
+        for is_late in polls(_FOLLOW_SECONDS):
+            link = read_link(old)
+            if link.is_connected:
+                break
             if link.source is None:
                 return f"{master} is a master still; see its log"
-            if self._clock.monotonic() > deadline:
+            if is_late:
                 return (
                     f"{master} is a replica of {link.source}, but not connected to it: see its log,"
                     " and set masterauth (and masteruser) there if it is not let in"
                 )
-            time.sleep(_POLL_SECONDS)
         return f"{master} replicates from {replica}"
 
 
@@ -220,10 +221,9 @@ _SWITCH_SECONDS = 60.0
 
 
 class SentinelFailover(Failover):
-    def __init__(self, sentinels: Sentinels, handover: Handover, clock: Clock) -> None:
+    def __init__(self, sentinels: Sentinels, handover: Handover) -> None:
         self._sentinels = sentinels
         self._handover = handover
-        self._clock = clock
         self._master: Server | None = None  # the old one
         self._successor: Server | None = None
 
@@ -303,17 +303,16 @@ class SentinelFailover(Failover):
 
     def _switch(self) -> str:
         old = self._old()
-        deadline = self._clock.monotonic() + _SWITCH_SECONDS
-        while True:
+        for is_late in polls(_SWITCH_SECONDS):
             found = self._sentinels.find()
             if (found.host, found.port) != (old.host, old.port) and self._is_master(found):
                 self._successor = found
                 return f"{found} is the master"
-            if self._clock.monotonic() > deadline:
-                raise StorageError(
-                    f"Sentinels still name {old} after {_SWITCH_SECONDS:g} s; their logs say why"
-                )
-            time.sleep(_POLL_SECONDS)
+            if is_late:
+                break
+        raise StorageError(
+            f"Sentinels still name {old} after {_SWITCH_SECONDS:g} s; their logs say why"
+        )
 
     def _is_master(self, server: Server) -> bool:
         try:
@@ -348,6 +347,6 @@ def make_failover(
     if shard.sentinel is not None:
         account = handover.administrator
         sentinels = sentinels_of(shard.sentinel, account.user, account.passwd)
-        return SentinelFailover(sentinels, handover, Clock())
+        return SentinelFailover(sentinels, handover)
     assert pair is not None, "only Sentinels know the servers themselves"
-    return RedisFailover(pair, handover, notes, Clock())
+    return RedisFailover(pair, handover, notes)

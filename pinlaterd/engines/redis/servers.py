@@ -37,7 +37,6 @@ class Locator(Protocol):
 
     def find(self) -> Server:
         """Raises StorageError where nobody knows."""
-        ...
 
 
 class Agreement(NamedTuple):

@@ -24,7 +24,6 @@ from pinlaterd.engines.base import (
     SearcherFactory,
     StorageEngine,
     StoredJob,
-    TableLimits,
 )
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite.batch import (
@@ -83,9 +82,6 @@ class SqliteEngine(Store, StorageEngine):
 
     def queues(self) -> frozenset[str]:
         return frozenset(self.queue_ids)
-
-    def narrower(self, queue: str) -> Mapping[int, TableLimits]:
-        return {}
 
     def create_queue(self, queue: str, now_ms: int) -> None:
         if queue in self.queue_ids:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Address
 from pinlaterd.engines.base import Batch, EnqueueOp
 from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair
@@ -64,7 +63,7 @@ def new_failover() -> Iterator[NewFailover]:
     ) -> Failover:
         servers = Pair(Address(HOST, pair.primary.port), Address(HOST, pair.replica.port))
         handover = Handover([SHARD], US, replication, accept_loss, catch_up_seconds)
-        made.append(MysqlFailover(servers, handover, notes or Remembered(), Clock()))
+        made.append(MysqlFailover(servers, handover, notes or Remembered()))
         return made[-1]
 
     yield make

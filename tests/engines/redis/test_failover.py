@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Address
 from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine
 from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair
@@ -45,7 +44,7 @@ class Forgotten(Notes):
 def failover_of(pair: RedisPair, *, accept_loss: bool = False) -> RedisFailover:
     servers = Pair(Address(HOST, pair.master.port), Address(HOST, pair.replica.port))
     handover = Handover([SHARD], NOBODY, NOBODY, accept_loss, catch_up_seconds=5.0)
-    return RedisFailover(servers, handover, Forgotten(), Clock())
+    return RedisFailover(servers, handover, Forgotten())
 
 
 def carry_out(failover: Failover) -> list[str]:
@@ -203,7 +202,7 @@ def test_what_was_held_is_given_back(watched):
     engine = redis_engine(sentinels_of(watched), SHARD)
     begin(engine)
     handover = Handover([SHARD], NOBODY, NOBODY, accept_loss=False, catch_up_seconds=0.3)
-    failover = SentinelFailover(sentinels_of(watched), handover, Clock())
+    failover = SentinelFailover(sentinels_of(watched), handover)
     watched.pair.replica.freeze()
     try:
         with pytest.raises(StorageError, match="0 of 1 replicas"):
