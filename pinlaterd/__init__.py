@@ -16,7 +16,7 @@ Imports go downward only:
 
     cli                                                       the command lines
     deployment                                                init, up, down
-    router | shard | coordinator                              the processes
+    router | shard | coordinator | http                       the processes
     client                                                    what applications import
     rpc | wire | engines                                      Thrift, ZeroMQ, storage
     config | stats | lifecycle

@@ -12,7 +12,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import cast
 
 from aiohttp import web
@@ -35,8 +35,10 @@ class HttpPort:
         *,
         most_connections: int = _MOST_CONNECTIONS,
         step_seconds: float = STEP_SECONDS,
+        ends_with_client: bool = False,
     ) -> None:
-        """`hosts`: names that it answers to, in addition to the machine's; None: to all."""
+        """`hosts`: names that it answers to, in addition to the machine's; None: to all.
+        `ends_with_client`: a handler is cancelled once its client has gone."""
         application.middlewares.insert(0, self._limit)
         self._runner = web.AppRunner(
             application,
@@ -44,29 +46,47 @@ class HttpPort:
             keepalive_timeout=step_seconds,
             lingering_time=step_seconds,
             shutdown_timeout=_STOP_SECONDS,
+            handler_cancellation=ends_with_client,
         )
         self._hosts = hosts
         self.most_connections = most_connections
         self.step_seconds = step_seconds
         self.connections: dict[asyncio.BaseProtocol, _HttpConnection] = {}  # by aiohttp's own
         self.waiting: dict[_HttpConnection, None] = {}  # for a head, the longest first
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._machine_names: asyncio.Future[Collection[str]] | None = None
         self._names_until = 0.0
 
-    async def listen(self, host: str, port: int | None = None) -> None:
-        """Listen; without `port` at the path of a Unix socket. Raises OSError if that is taken."""
+    @property
+    def listeners(self) -> Sequence[socket.socket]:
+        """The sockets that it listens on; only to look at, or to hand on."""
+        return [listener for server in self._servers for listener in server.sockets]
+
+    async def listen(self, host: str, port: int | None = None, *, is_shared: bool = False) -> None:
+        """Listen at an address, which other processes may share, or without `port` at the path of a
+        Unix socket. Raises OSError if it can't be had."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         if port is None:
-            self._server = await loop.create_unix_server(self._connection, host)
+            server = await loop.create_unix_server(self._connection, host)
         else:
-            self._server = await loop.create_server(self._connection, host, port)
+            server = await loop.create_server(self._connection, host, port, reuse_port=is_shared)
+        self._servers.append(server)
+
+    async def listen_on(self, listeners: Sequence[socket.socket]) -> None:
+        """Serve at sockets that listen already."""
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        for listener in listeners:
+            self._servers.append(await loop.create_server(self._connection, sock=listener))
+
+    def stop_listening(self) -> None:
+        """Accept no further connection; those that are open go on."""
+        while self._servers:
+            self._servers.pop().close()
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self.stop_listening()
         await self._runner.cleanup()
 
     def _connection(self) -> _HttpConnection:

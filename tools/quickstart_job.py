@@ -92,6 +92,7 @@ def main() -> int:
     )
     parser.add_argument("--port", type=int, help=f"Thrift port ({defaults.port})")
     parser.add_argument("--stats-port", type=int, help=f"HTTP port ({defaults.stats_port})")
+    parser.add_argument("--http-port", type=int, help=f"HTTP interface ({defaults.http_port})")
     parser.add_argument("--web-port", type=int, help=f"dashboard port ({defaults.web_port})")
     parser.add_argument("--cluster", action="store_true", help="three servers, one of them killed")
     options = parser.parse_args()
@@ -145,6 +146,7 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
     ports = {
         "--port": options.port,
         "--stats-port": options.stats_port,
+        "--http-port": options.http_port,
         "--web-port": options.web_port,
     }
     given = [word for name, port in ports.items() if port for word in (name, str(port))]
@@ -196,6 +198,7 @@ def free_ports(options: argparse.Namespace) -> list[str]:
     for name, host, usual, wanted in (
         ("--port", defaults.host, defaults.port, options.port),
         ("--stats-port", defaults.stats_host, defaults.stats_port, options.stats_port),
+        ("--http-port", defaults.http_host, defaults.http_port, options.http_port),
     ):
         if wanted is None and is_taken(host, usual):
             port = next(p for p in range(usual + 1, 65536) if not is_taken(host, p))
@@ -237,8 +240,9 @@ def start_service(directory: Path, server: ServerSettings) -> None:
         for name, host, port in (
             ("port", server.host, server.port),
             ("stats-port", server.stats_host, server.stats_port),
+            ("http-port", server.http_host, server.http_port),
         ):
-            if is_taken(host, port):
+            if port and is_taken(host, port):
                 raise NotAsPromised(
                     f"{address_of(host, port)} is taken by another program. Change "
                     f"{name.replace('-', '_')} in {directory}/etc/pinlaterd.yaml, or give a new "
@@ -487,8 +491,18 @@ The service goes on running, on port {server.port}. Look around:
   http://{address_of(server.stats_host, server.stats_port)}/stats.txt has all figures
 Stop it:
   {in_directory}{programs}/pinlaterd down
-A worker of your own is five lines away: "Your first worker" in README.md"""
+A worker of your own is five lines away: "Your first worker" in README.md{http_way(server)}"""
     )
+
+
+def http_way(server: ServerSettings) -> str:
+    """Return the last lines: where HTTP is, and a command that enqueues."""
+    if not server.http_port:
+        return ""
+    url = f"http://{server.http_address}/v2/queues/{QUEUE}/jobs"
+    return f"""
+HTTP is on http://{server.http_address}/v2 (docs/http.md). Enqueue a job:
+  curl {url} -d '{{"data": "/usr/share/dict/words"}}'"""
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ _RATES = {
         "server": ["servers"],
         "shard": ["shards", "drain", "failover"],
         "top": ["service_status"],
+        "user": ["users"],
     },
     context_settings=command.WIDTH,
 )

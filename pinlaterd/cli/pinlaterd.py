@@ -85,6 +85,11 @@ def cli() -> None:
     "--stats-port", type=command.PORT, help="Port of statistics and health  [default: 9999]"
 )
 @command.option(
+    "--http-port",
+    type=click.IntRange(0, 65535),
+    help="Port of the HTTP interface; 0: there is none  [default: 9013, or 3 above --port]",
+)
+@command.option(
     "--web-port",
     type=command.PORT,
     help="Port kept for a dashboard, not in this release  [default: 9011]",
@@ -123,9 +128,10 @@ def up(*, directory: Path) -> None:
     server = result.config.server
     state = "serving" if result.changed else "already serving"
     thrift, stats = (server.host, server.port), (server.stats_host, server.stats_port)
+    http = f"HTTP on http://{server.http_address}/v2, " if server.http_port else ""
     click.echo(
-        f"{state}: Thrift on {address_of(*thrift)}, statistics on http://{address_of(*stats)}, "
-        f"shards {', '.join(result.config.shards)}"
+        f"{state}: Thrift on {address_of(*thrift)}, {http}statistics on "
+        f"http://{address_of(*stats)}, shards {', '.join(result.config.shards)}"
     )
 
 

@@ -24,6 +24,7 @@ from pinlaterd.errors import (
 from pinlaterd.model import (
     CONTINUATION_END,
     AckInfo,
+    AckOutcomes,
     AckRequest,
     CallContext,
     CheckpointInfo,
@@ -171,6 +172,20 @@ def ack(
     # What is no AckInfo at all is found out when it is encoded, and said by name.
     under_claims = all(isinstance(info, AckInfo) and info.claim_descriptor for info in infos)
     return PreparedCall(Method.ACK, request, _done, repeatable=under_claims)
+
+
+def ack_jobs(
+    queue: str,
+    *,
+    succeeded: Iterable[ClaimedJob | AckInfo] = (),
+    failed: Iterable[ClaimedJob | AckInfo] = (),
+) -> PreparedCall[AckOutcomes]:
+    """Say how jobs ended, each named once, and return which of these acks applied.
+
+    One that did not, because its claim no longer holds, has changed nothing. Otherwise as `ack`;
+    but if no answer comes, the call is not repeated, as the outcomes would be those of the second.
+    """
+    return PreparedCall(Method.ACK_JOBS, _acks(queue, succeeded, failed), lambda answer: answer)
 
 
 def checkpoint(queue: str, checkpoints: Iterable[CheckpointInfo]) -> PreparedCall[None]:

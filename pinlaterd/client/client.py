@@ -106,6 +106,7 @@ class Client(BaseClient):
     enqueue = _operation(calls.enqueue)
     dequeue = _operation(calls.dequeue)
     ack = _operation(calls.ack)
+    ack_jobs = _operation(calls.ack_jobs)
     checkpoint = _operation(calls.checkpoint)
 
     lookup = _operation(calls.lookup)
@@ -325,6 +326,7 @@ class AsyncClient(BaseClient):
     enqueue = _async_operation(calls.enqueue)
     dequeue = _async_operation(calls.dequeue)
     ack = _async_operation(calls.ack)
+    ack_jobs = _async_operation(calls.ack_jobs)
     checkpoint = _async_operation(calls.checkpoint)
 
     lookup = _async_operation(calls.lookup)

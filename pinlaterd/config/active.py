@@ -25,6 +25,7 @@ from pinlaterd.config.schema import (
     QueueSettings,
     ServerSettings,
     ShardSettings,
+    UserSettings,
 )
 from pinlaterd.errors import ConfigError
 
@@ -50,6 +51,7 @@ class _File(msgspec.Struct):
     queues: Mapping[str, QueueSettings]
     abandon: tuple[str, ...]
     files: tuple[str, ...]
+    users: Mapping[str, UserSettings] = {}
 
 
 class _Head(msgspec.Struct):
@@ -98,7 +100,7 @@ def read_active() -> ActiveConfig | None:
     if HASH_ENVIRONMENT in os.environ:
         server = replace(server, admin_password_hash=os.environ[HASH_ENVIRONMENT])
     shards = _with_passwords(found.shards, _from_environment)
-    config = Config(server, shards, found.queues, found.abandon, found.files)
+    config = Config(server, shards, found.queues, found.abandon, found.files, users=found.users)
     return ActiveConfig(found.version, config)
 
 
@@ -121,7 +123,15 @@ def _pack(active: ActiveConfig) -> bytes:
     if server.admin_password_hash == os.environ.get(HASH_ENVIRONMENT):
         server = replace(server, admin_password_hash="")
     shards = _with_passwords(config.shards, lambda _: "")
-    found = _File(active.version, server, shards, config.queues, config.abandon, config.files)
+    found = _File(
+        active.version,
+        server,
+        shards,
+        config.queues,
+        config.abandon,
+        config.files,
+        config.users,
+    )
     return msgspec.json.format(msgspec.json.encode(found), indent=1)
 
 

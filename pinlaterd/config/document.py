@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import yaml
 
-from pinlaterd.config.schema import Setting
+from pinlaterd.config.schema import Matching, OneOf, Setting
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 20
@@ -375,6 +375,21 @@ class Section:
         if node.items is None:
             self.problem(name, f"expected a list, got {node.describe()}")
         return [self._at(item, name, n) for n, item in enumerate(node.items or ())]
+
+    def texts(self, name: str, allowed: Matching | OneOf) -> tuple[str, ...]:
+        """Return the items of a list of texts that are right; none without that key."""
+        node = self.values.get(name, ValueNode(self.node.line, items=()))
+        if node.items is None:
+            self.problem(name, f"expected a list, got {node.describe()}")
+        found = []
+        for number, item in enumerate(node.items or ()):
+            text = item.text if item.is_scalar else ""
+            problem = allowed.problem(text, text)
+            if problem:
+                self.file.problem(item.line, f"{self.key(name)}.{number}", f"{problem}; {allowed}")
+            else:
+                found.append(text)
+        return tuple(found)
 
     def _at(self, node: ValueNode, *steps: str | int) -> Section:
         path = (*self.path, *steps)

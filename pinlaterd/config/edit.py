@@ -22,7 +22,13 @@ from typing import Any, NamedTuple
 from pinlaterd.config.active import active_files
 from pinlaterd.config.document import DocumentError, FileReader
 from pinlaterd.config.edit_text import Text, Value
-from pinlaterd.config.layout import QUEUES_FILE, SHARDS_FILE, sync_folder, write_beside
+from pinlaterd.config.layout import (
+    QUEUES_FILE,
+    SHARDS_FILE,
+    USERS_FILE,
+    sync_folder,
+    write_beside,
+)
 from pinlaterd.config.load import (
     ABANDON,
     LIMIT,
@@ -298,6 +304,46 @@ def _put_queue(text: Text, queue: str, settings: Mapping[str, Any]) -> None:
         listed[names.index(queue)]["queueConfig"] = settings
     else:
         del listed[names.index(queue)]
+
+
+# --- users.yaml -------------------------------------------------------------------------------
+
+
+def add_user(etc: Path, user: str, settings: Mapping[str, Value]) -> bool:
+    """Add a user at the end of the file. Raises ConfigError if there is one of that name."""
+
+    def change(text: Text, config: Config) -> None:
+        if user in config.users:
+            path = etc / USERS_FILE
+            raise ConfigError([f"{path}: user {user!r} is there already; remove it first"])
+        text.tree["users"] = {**(text.tree.get("users") or {}), user: settings}
+
+    return _edit_tree(etc, USERS_FILE, change)
+
+
+def remove_user(etc: Path, user: str) -> bool:
+    """Remove a user with all its tokens; False if there is none of that name."""
+
+    def change(text: Text, config: Config) -> None:
+        if user in config.users:
+            users = text.tree["users"]
+            text.tree["users"] = {name: users[name] for name in users if name != user}
+
+    return _edit_tree(etc, USERS_FILE, change)
+
+
+def add_token(etc: Path, user: str, token: Mapping[str, Value]) -> bool:
+    """Give a user one more token. Raises ConfigError if there is no such user."""
+
+    def change(text: Text, config: Config) -> None:
+        if user not in config.users:
+            names = ", ".join(config.users) or "none"
+            raise ConfigError([f"{etc / USERS_FILE}: no user {user!r}; there are: {names}"])
+        settings = text.tree["users"][user]
+        tokens = [*(settings.get("tokens") or ()), token]
+        text.tree["users"][user] = {**settings, "tokens": tokens}
+
+    return _edit_tree(etc, USERS_FILE, change)
 
 
 # --- files ------------------------------------------------------------------------------------

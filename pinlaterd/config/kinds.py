@@ -71,6 +71,10 @@ def _shards(config: Config) -> Mapping[str, object]:
     return {shard.name: asdict(shard) for shard in started}
 
 
+def _http_processes(config: Config) -> Mapping[str, object]:
+    return numbered(config.server.http_processes) if config.server.http_port else {}
+
+
 KINDS = [
     COORDINATOR_KIND := ProcessKind(
         COORDINATOR,
@@ -97,6 +101,15 @@ KINDS = [
         members=lambda config: numbered(config.server.routers),
         restart=RestartRule.HANDOVER,
         address=("host", "port"),
+    ),
+    HTTP := ProcessKind(
+        "http",
+        main="pinlaterd.http.main",
+        purpose="Run the HTTP interface, a client of the routers.",
+        priority=400,
+        members=_http_processes,
+        restart=RestartRule.HANDOVER,
+        address=("http_host", "http_port"),
     ),
 ]
 

@@ -29,10 +29,16 @@ DATA = Path("data")
 SERVER_FILE = "pinlaterd.yaml"
 SHARDS_FILE = "shards.yaml"
 QUEUES_FILE = "queues.yaml"
+USERS_FILE = "users.yaml"
 LOCAL_FILE = "local.yaml"
 CLUSTER_KEY_FILE = "cluster.key"
 SUPERVISORD_FILE = "supervisord.conf"
-SHARED_FILES = (SERVER_FILE, SHARDS_FILE, QUEUES_FILE)  # the same on all servers of a cluster
+SHARED_FILES = (
+    SERVER_FILE,
+    SHARDS_FILE,
+    QUEUES_FILE,
+    USERS_FILE,
+)  # the same on all servers of a cluster
 CONFIG_FILES = (*SHARED_FILES, LOCAL_FILE)
 
 LOGS = RUN / "log"

@@ -2,6 +2,7 @@
 
 etc/pinlaterd.yaml    optional: the server's settings
 etc/queues.yaml       optional: settings of single queues; PinLater's JSON is accepted
+etc/users.yaml        optional: who may use the HTTP interface, and for what
 etc/local.yaml        optional: settings of this machine alone, and of its place in a cluster
 etc/shards.yaml       required: the shards, in one of three forms
 
@@ -21,6 +22,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
@@ -33,16 +35,22 @@ from pinlaterd.config.schema import (
     DEFAULT_ENGINE,
     ENGINES,
     HASH_ENVIRONMENT,
+    MAX_GLOB_CHARS,
     MAX_PORT,
+    ROLES,
+    USER_NAME,
+    AccessToken,
     Address,
     Between,
     Config,
+    Matching,
     OneOf,
     QueueSettings,
     SentinelSettings,
     ServerSettings,
     Setting,
     ShardSettings,
+    UserSettings,
     characters,
     default_file,
     default_queue_settings,
@@ -57,18 +65,19 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     files = [FileReader(etc / name, read) for name in CONFIG_FILES]
     if not etc.is_dir():
         raise ConfigError([f"{etc}: no such folder; `pinlaterd init DIR` writes a new deployment"])
-    server_file, shards_file, queues_file, local_file = files
+    server_file, shards_file, queues_file, users_file, local_file = files
     local = _read_settings(local_file, shared=False)
     server = _read_server(server_file, local)
     shards, abandon = _read_shards(shards_file, server)
     _check_cluster(local, server, etc / CLUSTER_KEY_FILE, len(shards))
     queues = _read_queues(queues_file, server)
+    users = _read_users(users_file)
     problems = [problem for file in files for problem in file.problems]
     if problems:
         raise ConfigError(problems)
     held = tuple(file.path.name for file in files if not file.blank)
     warnings = tuple(warning for file in files for warning in file.warnings)
-    return Config(server, shards, queues, abandon, held, warnings)
+    return Config(server, shards, queues, abandon, held, warnings, users)
 
 
 # --- pinlaterd.yaml and local.yaml ------------------------------------------------------------
@@ -217,6 +226,67 @@ def _is_queue(section: Section, key: str, name: str) -> bool:
         return True
     section.problem(key, f"{name[:80]!r} is no queue name; use letters, digits and underscores")
     return False
+
+
+# --- users.yaml -------------------------------------------------------------------------------
+
+_USER_KEYS = ("roles", "queues", "password_hash", "tokens")
+_SHA256 = Setting("", Matching(re.compile(r"[0-9a-f]{64}"), "expected 64 hexadecimal digits"))
+
+
+def _read_users(file: FileReader) -> dict[str, UserSettings]:
+    root = file.read()
+    if root is None:
+        return {}
+    file.warn_of_readers(file.path)
+    section = Section(file, root)
+    section.allow(("users",))
+    if "users" not in section:
+        return {}
+    users = section.section("users")
+    return {
+        name: _read_user(users.section(name), name)
+        for name in users.values
+        if _is_user(users, name)
+    }
+
+
+def _is_user(users: Section, name: str) -> bool:
+    problem = USER_NAME.problem(name, name)
+    if problem:
+        users.problem(name, f"{problem}; {USER_NAME}")
+    return not problem
+
+
+def _read_user(section: Section, name: str) -> UserSettings:
+    section.allow(_USER_KEYS)
+    section.require("roles", reason=f"; choose from {', '.join(ROLES)}")
+    hashed = section.get("password_hash", str, Setting("", secret=True)) or ""
+    if hashed and not is_hash(hashed):
+        section.problem("password_hash", "not a hash; make one with `pinlater-admin user add`")
+    tokens = section.sections("tokens") if "tokens" in section else ()
+    if not hashed and not tokens:
+        section.problem("password_hash", "missing, and so are tokens; nobody could be this user")
+    return UserSettings(
+        name,
+        section.texts("roles", OneOf(ROLES, "role")),
+        section.texts("queues", characters(1, MAX_GLOB_CHARS)) or ("*",),
+        hashed,
+        tuple(map(_read_token, tokens)),
+    )
+
+
+def _read_token(section: Section) -> AccessToken:
+    section.allow(("sha256", "expires"))
+    section.require("sha256")
+    expires_at_ms = None
+    if "expires" in section:
+        try:
+            at = datetime.fromisoformat(section.values["expires"].text)
+            expires_at_ms = round(at.astimezone(UTC).timestamp() * 1000)
+        except ValueError:
+            section.problem("expires", "expected a time as 2027-01-31T00:00:00Z")
+    return AccessToken(section.get("sha256", str, _SHA256) or "", expires_at_ms)
 
 
 # --- shards.yaml ------------------------------------------------------------------------------

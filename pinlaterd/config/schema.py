@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 from pinlaterd.config.layout import DATA, ETC, LOCAL_FILE, SERVER_FILE
+from pinlaterd.errors import address_of
 
 T = TypeVar("T")
 
@@ -144,13 +145,20 @@ class ServerSettings:
     )
     http_hosts: str = _machine(
         "",
-        "further names by which clients of the statistics port may call this server, with commas"
+        "further names by which clients of its HTTP ports may call this server, with commas"
         " between; its addresses and the machine's own names are valid as they are",
         Matching(
             re.compile(r"(?:[\w-]+(?:\.[\w-]+)*(?:,[\w-]+(?:\.[\w-]+)*)*)?"),
             "expected NAME,NAME without spaces",
         ),
         live=True,
+    )
+    http_host: str = _machine("127.0.0.1", "address that the HTTP interface listens on", _ANY_HOST)
+    http_port: int = _machine(
+        9013, "port of the HTTP interface; 0: there is none", Between(0, MAX_PORT)
+    )
+    http_processes: int = _machine(
+        1, "processes of the HTTP interface, all on the same port", Between(1, 64)
     )
     web_port: int = _setting(9011, "HTTP port of the dashboard (not in this release)", _ANY_PORT)
     advertised_host: str = _machine(
@@ -275,6 +283,9 @@ class ServerSettings:
         "a longer Thrift frame closes its connection, bytes",
         Between(1 * KIB, MOST_FRAME_BYTES),
     )
+    max_http_body_bytes: int = _setting(
+        16 * MIB, "a longer body of an HTTP request is refused, bytes", Between(1 * KIB, 1024 * MIB)
+    )
     max_response_bytes: int = _setting(
         32 * MIB, "a dequeue's answer stops growing at this, bytes", Between(1 * KIB, 1024 * MIB)
     )
@@ -365,6 +376,11 @@ class ServerSettings:
     log_level: str = _setting("info", "lowest level that is logged", OneOf(LOG_LEVELS), live=True)
 
     @property
+    def http_address(self) -> str:
+        """HOST:PORT that the HTTP interface listens on."""
+        return address_of(self.http_host, self.http_port)
+
+    @property
     def store_answer_seconds(self) -> float:
         """Return the seconds after which a store's server that has not answered is given up.
 
@@ -432,6 +448,33 @@ class QueueSettings:
     paused: bool = _setting(False, "no dequeues, whatever max_jobs_per_second says (true or false)")
 
 
+# What a user may do: each may also do what `view` may; `admin` may do everything.
+ROLES = ("view", "enqueue", "work", "operate", "admin")
+USER_NAME = Matching(
+    re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"),
+    "use 1 to 64 letters, digits, dots, hyphens, underscores and @",
+)
+MAX_GLOB_CHARS = 200
+
+
+class AccessToken(NamedTuple):
+    """A token of a user, of which only the SHA-256 is known, in hexadecimal."""
+
+    sha256: str
+    expires_at_ms: int | None = None  # None: never
+
+
+@dataclass(frozen=True, slots=True)
+class UserSettings:
+    """A user of etc/users.yaml: how it proves who it is, and what it may do with which queues."""
+
+    name: str
+    roles: tuple[str, ...]
+    queues: tuple[str, ...] = ("*",)  # as shell patterns
+    password_hash: str = field(default="", repr=False)
+    tokens: tuple[AccessToken, ...] = field(default=(), repr=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """A whole deployment's configuration, checked."""
@@ -442,6 +485,7 @@ class Config:
     abandon: tuple[str, ...] = ()  # shards that may be removed with the jobs that they hold
     files: tuple[str, ...] = ()  # those of etc/ that held anything at all
     warnings: tuple[str, ...] = field(default=(), compare=False)  # of the files
+    users: Mapping[str, UserSettings] = field(default_factory=dict)
 
     def only(self, shards: Collection[str]) -> Config:
         """The same with those shards only."""

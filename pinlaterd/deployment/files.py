@@ -13,9 +13,11 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import TypeVar
 
 from pinlaterd.config import layout
 from pinlaterd.config.schema import (
+    MAX_PORT,
     Between,
     QueueSettings,
     ServerSettings,
@@ -24,6 +26,8 @@ from pinlaterd.config.schema import (
     settings_of,
 )
 from pinlaterd.errors import DeploymentError
+
+T = TypeVar("T")
 
 _WIDTH = 100
 _COMMAND_LOCK = layout.RUN / "command.lock"
@@ -51,7 +55,7 @@ def write_deployment(
     check_depth(directory)
     etc = directory / layout.ETC
     texts = {
-        etc / layout.SERVER_FILE: server_text(ports),
+        etc / layout.SERVER_FILE: server_text(with_http_port(ports)),
         etc / layout.SHARDS_FILE: shards_text(engine, shards),
         etc / layout.QUEUES_FILE: queues_text(),
         etc / layout.SUPERVISORD_FILE: supervisord_text(),
@@ -84,6 +88,19 @@ def make_folders(directory: Path) -> None:
         (directory / folder).mkdir(mode=0o700, exist_ok=True)
 
 
+def with_http_port(given: Mapping[str, T]) -> Mapping[str, T | int]:
+    """Return the settings that a deployment is given, with a port of its own for HTTP where only
+    other ports are given: as far from the Thrift port as by default, or the next that is free of
+    them. So deployments of one machine that have different ports have different ones for HTTP."""
+    port = given.get("port")
+    if "http_port" in given or not isinstance(port, int):
+        return given
+    defaults, taken = ServerSettings(), set(given.values())
+    first = port + defaults.http_port - defaults.port
+    candidates = (number for number in range(first, MAX_PORT + 1) if number not in taken)
+    return {**given, "http_port": next(candidates, 0)}
+
+
 _SERVER_HEAD = (
     "# The server's settings. Each line that is commented out shows the default.",
     "# `pinlater-admin config check` lists mistakes. Changes act at once, or `pinlaterd",
@@ -104,6 +121,7 @@ def server_text(ports: Mapping[str, int]) -> str:
 
 def local_text(given: Mapping[str, object]) -> str:
     """local.yaml, likewise."""
+    given = with_http_port(given)
     settings = settings_of(ServerSettings).items()
     own = {name: setting for name, setting in settings if setting.machine}
     return _settings_text(_LOCAL_HEAD, own, given)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol
 
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, Times
@@ -98,6 +99,7 @@ class Acks(NamedTuple):
     append_custom_status: str = ""
     retry_delay_ms: int = 0
     claim_descriptor: str | None = None
+    retryable: bool = True  # of failed ones: else no further attempt follows
 
 
 class AckOp(NamedTuple):
@@ -222,6 +224,7 @@ class AckResult(NamedTuple):
     failed: int  # those that will be retried, too
     noop: int
     requeued: Sequence[Requeued]  # the failed ones that have attempts left
+    missed: AbstractSet[JobKey] = frozenset()  # jobs to which none of the op's acks applied
 
 
 class CheckpointResult(NamedTuple):

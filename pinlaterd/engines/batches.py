@@ -7,13 +7,13 @@ has to fit is said in `base.ClaimOp`. Pure, but for what an engine passes in.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import dropwhile
 from typing import NamedTuple, Protocol
 
 from pinlaterd.engines.base import AckOp, AckResult, Acks, ClaimOp, ClaimRoom, Claims, Requeued
-from pinlaterd.model import Payload
+from pinlaterd.model import JobKey, Payload
 
 _NOBODY: frozenset[int] = frozenset()
 _Place = tuple[str, int]  # queue and priority
@@ -59,8 +59,10 @@ def apply_acks(ops: Sequence[AckOp], actions: AckActions) -> list[AckResult]:
             break
     else:
         return _together(ops, places, actions)
-    rounds = [_together(part, _by_place(part), actions) for part in _rounds(ops)]
-    return [_sum(op, results) for op, results in zip(ops, zip(*rounds, strict=True), strict=True)]
+    rounds = _rounds(ops)
+    results = [_together(of_round, _by_place(of_round), actions) for of_round in rounds]
+    parts, found = zip(*rounds, strict=True), zip(*results, strict=True)
+    return list(map(_sum, ops, parts, found))
 
 
 def _by_place(ops: Sequence[AckOp]) -> dict[_Place, _Ends]:
@@ -98,11 +100,26 @@ def _rounds(ops: Sequence[AckOp]) -> list[list[AckOp]]:
     ]
 
 
-def _sum(op: AckOp, results: Sequence[AckResult]) -> AckResult:
+def keys_of(op: AckOp) -> Iterator[JobKey]:
+    """Yield the jobs that the acks of `op` name."""
+    for alike in (*op.succeeded, *op.failed):
+        for local_id in alike.local_ids:
+            yield JobKey(alike.priority, local_id)
+
+
+def _sum(op: AckOp, parts: Sequence[AckOp], results: Sequence[AckResult]) -> AckResult:
+    """Return what the parts of `op` came to, one of each round. Acks in no round are no-ops."""
+    applied = {
+        key
+        for part, result in zip(parts, results, strict=True)
+        for key in keys_of(part)
+        if key not in result.missed
+    }
+    missed = set(keys_of(op)) - applied
     succeeded = sum(result.succeeded for result in results)
     failed = sum(result.failed for result in results)
     requeued = [job for result in results for job in result.requeued]
-    return AckResult(succeeded, failed, op.jobs - succeeded - failed, requeued)
+    return AckResult(succeeded, failed, op.jobs - succeeded - failed, requeued, missed)
 
 
 def _together(
@@ -144,7 +161,12 @@ def _result(
         for local_id in alike.local_ids
         if (job := requeued[op.queue, alike.priority].get(local_id)) is not None
     ]
-    return AckResult(succeeded, failed, op.jobs - succeeded - failed, again)
+    lost = {
+        key
+        for key in (keys_of(op) if missed else ())
+        if key.local_id in missed.get((op.queue, key.priority), _NOBODY)
+    }
+    return AckResult(succeeded, failed, op.jobs - succeeded - failed, again, lost)
 
 
 # --- claims ---------------------------------------------------------------------------------

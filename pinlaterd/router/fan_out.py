@@ -37,6 +37,7 @@ from pinlaterd.model import (
     CONTINUATION_START,
     QUEUE_NAME,
     AckInfo,
+    AckOutcomes,
     AckRequest,
     CheckpointInfo,
     CheckpointRequest,
@@ -88,6 +89,7 @@ class FanOut:
             Method.CREATE_QUEUE: self._create_queue,
             Method.DELETE_QUEUE: self._delete_queue,
             Method.ACK: self.ack,
+            Method.ACK_JOBS: self._ack_jobs,
             Method.CHECKPOINT: self._checkpoint,
             Method.LOOKUP: self._lookup,
             Method.COUNT: self._count,
@@ -199,6 +201,22 @@ class FanOut:
         results_of(query.method, list(zip(requests, replies, strict=True)))
         if bad:
             raise InvalidRequest(describe_bad(bad))
+
+    async def _ack_jobs(self, query: Query, request: AckRequest) -> AckOutcomes:
+        """Send each shard its acks; return their outcomes in the order of the request."""
+        if not self._shards.knows_queue(request.queue):
+            await self._ask_one(query, AckRequest(request.queue))
+        requests, bad = acks_by_shard(request, self._shards.by_name)
+        answers = cast("list[AckOutcomes]", await query.ask(requests.items()))
+        if bad:
+            raise InvalidRequest(describe_bad(bad))
+        names = [shard.name for shard in requests]
+        return AckOutcomes(
+            in_order(
+                request.succeeded, zip(names, [each.succeeded for each in answers], strict=True)
+            ),
+            in_order(request.failed, zip(names, [each.failed for each in answers], strict=True)),
+        )
 
     async def _checkpoint(self, query: Query, request: CheckpointRequest) -> None:
         if not self._shards.knows_queue(request.queue):
@@ -398,6 +416,14 @@ def acks_by_shard(
         shard: AckRequest(request.queue, succeeded.get(shard, ()), failed.get(shard, ()))
         for shard in {**succeeded, **failed}
     }, bad
+
+
+def in_order(
+    infos: Iterable[AckInfo], by_shard: Iterable[tuple[str, Iterable[bool]]]
+) -> list[bool]:
+    """Return the outcomes of acks in their order, from those of each shard in its own."""
+    left = {shard: iter(outcomes) for shard, outcomes in by_shard}
+    return [next(left[info.descriptor.split(":", 2)[1][1:]]) for info in infos]
 
 
 def checkpoints_by_shard(

@@ -1,22 +1,16 @@
 """`pinlaterd router`: wires the router's parts together and runs them until told to stop.
 
-A router and its handover peer pass on the Thrift port's listening sockets. Closing one resets the
-connections in its queue, so the very socket passes to the successor (SCM_RIGHTS, over a Unix socket
-in DIR/run): it stays open as long as one of them lives, and clients that connect meanwhile are
-accepted by the one or the other. Each offers its sockets from the moment at which it serves; when
-one starts, it asks the other. Relies on everything below it; nothing imports it but the
+Relies on everything below it; nothing imports it but the
 command line.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -44,6 +38,7 @@ from pinlaterd.wire.control import UNHEALTHY_SHARDS, ProcessState, RouterId, Sna
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import new_context
 from pinlaterd.wire.link import LinkListener, ShardLink
+from pinlaterd.wire.listeners import Offer, is_offered, take_listeners
 from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process
 
 log = logging.getLogger(__name__)
@@ -58,12 +53,6 @@ _TAKE_OVER_SECONDS = 4.0 + 5.0
 _HANDOVER_RETIRE_SECONDS = 5.0
 _SPARE_FILES = 200  # beside clients: logs, sockets to shards and the coordinator
 _ALLOCATIONS_BETWEEN_COLLECTIONS = 50_000
-# A socket for each address that the host's name stands for.
-_MOST_SOCKETS = 16
-_MOST_BYTES = 1024
-_WAITING_ASKERS = 8
-# A router that serves answers at once; a frozen one must not keep its successor from starting.
-_ANSWER_SECONDS = 2.0
 
 
 def run(etc: Path) -> int:
@@ -215,73 +204,3 @@ class Router(ReportingProcess):
 def _is_another(pid: int) -> bool:
     """Whether a process other than this one has that pid."""
     return pid != os.getpid() and process_exists(pid)
-
-
-# --- the listening sockets, from one process to another ----------------------------------------
-
-
-def take_listeners(path: Path, address: str) -> Sequence[socket.socket]:
-    """The listening sockets offered at `path`, if they are those of `address`; else none.
-
-    Blocks, for two seconds at most: for a process that does not serve yet."""
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(_ANSWER_SECONDS)
-        try:
-            asking.connect(os.fspath(path))
-            name, descriptors, _, _ = socket.recv_fds(
-                asking, _MOST_BYTES, _MOST_SOCKETS, socket.MSG_CMSG_CLOEXEC
-            )
-        except OSError:  # nobody is there, or nobody who answers
-            return []
-    taken = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-    if name == address.encode():
-        return taken
-    for listener in taken:
-        listener.close()
-    return []
-
-
-def is_offered(path: Path) -> bool:
-    """Whether a router offers its sockets at `path`. Never blocks."""
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.setblocking(False)
-        return asking.connect_ex(os.fspath(path)) == 0
-
-
-class Offer:
-    """Offers the listening sockets of `address` at `path` (a Service)."""
-
-    def __init__(self, path: Path, address: str, listeners: Sequence[socket.socket]) -> None:
-        self._path = path
-        self._address = address
-        self._listeners = listeners
-        self._loop = asyncio.get_running_loop()
-        self._door: socket.socket | None = None
-
-    def start(self) -> None:
-        """Raises OSError if `path` can't be had."""
-        if self._door is not None:
-            return
-        self._path.unlink(missing_ok=True)  # what a predecessor that was killed has left
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.setblocking(False)
-        self._door.bind(os.fspath(self._path))
-        self._door.listen(_WAITING_ASKERS)
-        self._loop.add_reader(self._door.fileno(), self._give)
-
-    def stop(self) -> None:
-        if self._door is None:
-            return
-        self._loop.remove_reader(self._door.fileno())
-        self._door.close()
-        self._door = None
-        self._path.unlink(missing_ok=True)
-
-    def _give(self) -> None:
-        assert self._door is not None
-        with contextlib.suppress(OSError):  # the peer has gone: it asked only whether we are there
-            asking, _ = self._door.accept()
-            with asking:
-                asking.setblocking(False)
-                descriptors = [listener.fileno() for listener in self._listeners]
-                socket.send_fds(asking, [self._address.encode()], descriptors)

@@ -74,6 +74,7 @@ class RouterService:
             Method.ENQUEUE: self._enqueue,
             Method.DEQUEUE: self._dequeue,
             Method.ACK: self._to_first_descriptor,
+            Method.ACK_JOBS: self._to_first_descriptor,
             Method.CHECKPOINT: self._to_first_descriptor,
             Method.LOOKUP: self._to_first_descriptor,
         }

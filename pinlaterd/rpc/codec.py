@@ -110,6 +110,7 @@ _TUNED_CALLS: Final[Mapping[Method, Callable[[bytes, int, int], tuple[CallContex
     Method.ENQUEUE: tuned.read_enqueue,
     Method.DEQUEUE: tuned.read_dequeue,
     Method.ACK: tuned.read_ack,
+    Method.ACK_JOBS: tuned.read_ack,
 }
 # The arguments of a call behind the context, which is the first of all.
 _WRITE_REQUEST: Final = {

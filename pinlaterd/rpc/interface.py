@@ -22,7 +22,7 @@ from thriftpy2.thrift import TApplicationException
 from thriftpy2.thrift import TType as ParserType
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.model import REQUESTS, CallContext, JobRecord, Method, ScanResult
+from pinlaterd.model import REQUESTS, AckOutcomes, CallContext, JobRecord, Method, ScanResult
 
 # --- TBinaryProtocol ------------------------------------------------------------------------
 
@@ -362,6 +362,7 @@ class MethodStructs(NamedTuple):
 
 # What a result is, or consists of, where it is no plain value.
 _RESULTS: Final[dict[Method, type[Any]]] = {
+    Method.ACK_JOBS: AckOutcomes,
     Method.ENQUEUE: EnqueueResponse,
     Method.DEQUEUE: DequeueResponse,
     Method.LOOKUP: JobRecord,

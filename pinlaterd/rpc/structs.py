@@ -299,6 +299,8 @@ def _writer(declared: Type, head: bytes = b"") -> Write:
         head += bytes((declared.key.code, element.code))
         return _map_writer(head, _writer(declared.key), _writer(element))
     head += bytes((element.code,))
+    if element.code in FORMATS:
+        return _numbers_writer(head, FORMATS[element.code])
     return texts_writer(head) if element.struct is None else _structs_writer(head, element.struct)
 
 
@@ -349,41 +351,53 @@ def texts_writer(head: bytes) -> Write:
     return write
 
 
+def _numbers_writer(head: bytes, letter: str) -> Write:
+    """Write a list of numbers or booleans; `letter`: what `struct` calls their type."""
+
+    def write(parts: list[bytes], values: Sequence[Any]) -> None:
+        parts += (head, pack_u32(len(values)), struct.pack(f">{len(values)}{letter}", *values))
+
+    return write
+
+
 def sized(text: str) -> bytes:
     raw = text.encode()
     return pack_u32(len(raw)) + raw
 
 
 def _structs_writer(head: bytes, declared: Struct) -> Write:
-    """Write a list of structs. What equals the one before is not written again: jobs of one call
-    mostly differ in the first field alone, acks in the first and the last."""
+    """Write a list of structs.
+
+    If they begin with a text or bytes, what equals the one before is not written again: jobs of one
+    call mostly differ in the first field alone, acks in the first and the last text, the claim."""
     first, *others = declared.fields
     if first.type.code != _STRING or len(others) < _LEAST_OTHERS:
         return _plain_structs_writer(head, struct_writer(declared))
     is_text, first_head, first_place = not first.type.binary, first.header, first.place
     pack_first = struct.Struct(">3sI").pack
-    *inner, (last_place, write_last) = [
-        (field.place, _writer(field.type, field.header)) for field in others
-    ]
-    inner_of = itemgetter(*[place for place, _ in inner])
+    places = [(field.place, _writer(field.type, field.header)) for field in others]
+    texts = [at for at, field in enumerate(others) if field.type.code == _STRING]
+    last = texts[-1] if texts else len(others) - 1
+    inner, (last_place, write_last), behind = places[:last], places[last], places[last + 1 :]
+    alike_of = itemgetter(*[place for place, _ in (*inner, *behind)])
 
     def write(parts: list[bytes], values: Sequence[Sequence[Any]]) -> None:
         parts += (head, pack_u32(len(values)))
-        known: tuple[Any, ...] = ()  # the fields between the first and the last
+        known: tuple[Any, ...] = ()  # all fields but the first and the last text
         known_last: object = None
-        middle = written = b""  # those; with the last one
+        middle = end = written = b""  # those before and behind that text; with it
         for value in values:
             raw = value[first_place].encode() if is_text else value[first_place]
-            between, last = inner_of(value), value[last_place]
-            if last != known_last or between != known or not written:
-                if between != known or not written:
-                    middle = _written(inner, value)
-                known, known_last = between, last
-                end = [middle]
-                if last is not None:
-                    write_last(end, last)
-                end.append(b"\0")
-                written = b"".join(end)
+            alike, last_text = alike_of(value), value[last_place]
+            if last_text != known_last or alike != known or not written:
+                if alike != known or not written:
+                    middle, end = _written(inner, value), _written(behind, value) + b"\0"
+                known, known_last = alike, last_text
+                rest = [middle]
+                if last_text is not None:
+                    write_last(rest, last_text)
+                rest.append(end)
+                written = b"".join(rest)
             parts += (pack_first(first_head, len(raw)), raw, written)
 
     return write

@@ -59,8 +59,8 @@ _END_ALL: Final = b"\0\0"  # of the request and of the arguments
 _PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers(
     "PinLaterJob", "priority", "run_after_ms", "attempts_allowed", "custom_status"
 )
-_APPEND_STATUS, _RETRY_DELAY, _CLAIM = headers(
-    "PinLaterJobAckInfo", "append_custom_status", "retry_delay_ms", "claim_descriptor"
+_APPEND_STATUS, _RETRY_DELAY, _CLAIM, _RETRYABLE = headers(
+    "PinLaterJobAckInfo", "append_custom_status", "retry_delay_ms", "claim_descriptor", "retryable"
 )
 # Longer ends of enqueues, behind the last body, are not remembered.
 _USUAL_TAIL_BYTES: Final = 64
@@ -76,7 +76,7 @@ _DEQUEUE: Final = DequeueRequest(*STRUCTS["PinLaterDequeueRequest"].defaults)
 _JOB: Final = Job(*STRUCTS["PinLaterJob"].defaults)
 _ACK: Final = AckInfo(*STRUCTS["PinLaterJobAckInfo"].defaults)
 _OTHERS_OF_JOB: Final = defaults_behind(Job, "custom_status")
-_OTHERS_OF_ACK: Final = defaults_behind(AckInfo, "claim_descriptor")
+_OTHERS_OF_ACK: Final = defaults_behind(AckInfo, "retryable")
 
 
 def read_enqueue(message: bytes, at: int, most: int) -> tuple[CallContext, EnqueueRequest]:
@@ -92,7 +92,7 @@ def read_enqueue(message: bytes, at: int, most: int) -> tuple[CallContext, Enque
 
 
 def read_ack(message: bytes, at: int, most: int) -> tuple[CallContext, AckRequest]:
-    """The arguments of ackDequeuedJobs; declined if a list has more than `most` elements."""
+    """Read the arguments of ackDequeuedJobs and ackJobs; decline a list of more than `most`."""
     context, queue, at = _context_and_queue(message, at)
     acks, at = _ack_request(message, queue, at, most)
     if message[at:] != _END:
@@ -247,31 +247,33 @@ def read_acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[
     between = b""
     size = 0
     status, delay_ms, claim, others = "", 0, None, _OTHERS_OF_ACK
+    retryable = unsaid = _ACK.retryable
     for _ in range(count - 1):
         begin = at + 4
         end = begin + U32(message, at)[0]
-        if not size or not startswith(between, end):
-            status, delay_ms, claim, claim_at, at = _ack_rest(message, end)
+        is_known = size and startswith(between, end)
+        if is_known and claim is None:
+            at = end + size
+        elif is_known:
+            claim_at = end + size
+            at = claim_at + 4 + U32(message, claim_at)[0]
+            claim = message[claim_at + 4 : at].decode()
+            retryable = unsaid
+            is_known = startswith(_NEXT_ACK, at)
+            at += 4
+        if not is_known:
+            status, delay_ms, claim, retryable, claim_at, at = _ack_rest(message, end)
             if not startswith(FIRST_TEXT, at):
                 raise Unusual
             at += 3
             between = message[end : at if claim is None else claim_at]
             size = len(between)
-        elif claim is None:
-            at = end + size
-        else:
-            claim_at = end + size
-            at = claim_at + 4 + U32(message, claim_at)[0]
-            claim = message[claim_at + 4 : at].decode()
-            if not startswith(_NEXT_ACK, at):
-                raise Unusual
-            at += 4
-        fields = (message[begin:end].decode(), status, delay_ms, claim)
+        fields = (message[begin:end].decode(), status, delay_ms, claim, retryable)
         append(new(AckInfo, fields + others))
     begin = at + 4
     end = begin + U32(message, at)[0]
-    status, delay_ms, claim, _, at = _ack_rest(message, end)
-    fields = (message[begin:end].decode(), status, delay_ms, claim)
+    status, delay_ms, claim, retryable, _, at = _ack_rest(message, end)
+    fields = (message[begin:end].decode(), status, delay_ms, claim, retryable)
     append(new(AckInfo, fields + others))
     return acks, at
 
@@ -282,7 +284,7 @@ def _alike_acks(message: bytes, at: int, count: int) -> tuple[AlikeAcks, int] | 
     begin = at + 7
     (length,) = U32(message, at + 3)
     end = begin + length
-    status, delay_ms, claim, _, after = _ack_rest(message, end)
+    status, delay_ms, claim, retryable, _, after = _ack_rest(message, end)
     cut = message.rfind(b":", begin, end) + 1
     tail = message[end:after]
     list_end = at + (after - at) * count
@@ -296,15 +298,15 @@ def _alike_acks(message: bytes, at: int, count: int) -> tuple[AlikeAcks, int] | 
     if not b"".join(digits).isdigit():
         return None
     head = message[begin:cut].decode()
-    alike = new_record(AckInfo, (head, status, delay_ms, claim, *_OTHERS_OF_ACK))
+    alike = new_record(AckInfo, (head, status, delay_ms, claim, retryable, *_OTHERS_OF_ACK))
     return AlikeAcks(alike, digits), list_end
 
 
-def _ack_rest(message: bytes, at: int) -> tuple[str, int, str | None, int, int]:
-    """Return the text to append, the delay and the claim that follow a descriptor, where the
-    claim's length is (`at`: no claim), and where the ack ends."""
+def _ack_rest(message: bytes, at: int) -> tuple[str, int, str | None, bool | None, int, int]:
+    """Return the text to append, the delay, the claim and whether the job is retryable, which
+    follow a descriptor; where the claim's length is (`at`: no claim), and where the ack ends."""
     status, delay_ms = _ACK.append_custom_status, _ACK.retry_delay_ms
-    claim = _ACK.claim_descriptor
+    claim, retryable = _ACK.claim_descriptor, _ACK.retryable
     claim_at = at
     tag = message[at : at + 3]
     if tag == _APPEND_STATUS:
@@ -321,9 +323,13 @@ def _ack_rest(message: bytes, at: int) -> tuple[str, int, str | None, int, int]:
         begin = at + 7
         at = begin + U32(message, at + 3)[0]
         claim = message[begin:at].decode()
+        tag = message[at : at + 3]
+    if tag == _RETRYABLE:
+        retryable = message[at + 3] != 0
+        at += 4
     if message[at]:
         raise Unusual
-    return status, delay_ms, claim, claim_at, at + 1
+    return status, delay_ms, claim, retryable, claim_at, at + 1
 
 
 # --- long lists, some elements at a time ----------------------------------------------------

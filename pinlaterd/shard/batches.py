@@ -26,7 +26,7 @@ from pinlaterd.errors import (
     StorageLocked,
     StorageNotCommitted,
 )
-from pinlaterd.model import AckRequest, CheckpointRequest, DequeueRequest, EnqueueRequest
+from pinlaterd.model import AckRequest, CheckpointRequest, DequeueRequest, EnqueueRequest, Method
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call
 from pinlaterd.shard.bulk import AnsweredError, BulkCalls
@@ -36,6 +36,7 @@ from pinlaterd.shard.operations import (
     BATCH_JOBS,
     PART_JOBS,
     Ack,
+    AckJobs,
     AckScheduled,
     CheckpointJobs,
     Commit,
@@ -477,5 +478,7 @@ class Dispatch:
         return None
 
     def _ack(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> Operation:
-        kind = AckScheduled if entry.op is Op.ACK_SCHEDULED else Ack
+        kind: type[Ack] = AckJobs if call.head.method_name == Method.ACK_JOBS else Ack
+        if entry.op is Op.ACK_SCHEDULED:
+            kind = AckScheduled
         return kind(entry, call, state, now_ms)

@@ -29,6 +29,7 @@ from pinlaterd.engines.base import (
 from pinlaterd.errors import InvalidRequest, PinLaterError, RequestError
 from pinlaterd.model import (
     AckInfo,
+    AckOutcomes,
     AckRequest,
     AlikeAcks,
     CheckpointRequest,
@@ -40,6 +41,7 @@ from pinlaterd.model import (
     JobState,
     Method,
     Payload,
+    Result,
     all_but_first,
     claim_source,
     defaults_behind,
@@ -103,6 +105,9 @@ class Commit:
     def hand_over(self, result: BatchResult, state: ShardState, now_ms: int) -> None:
         """It is durable: give each result to whom it belongs."""
         if self.acks:
+            for operation, acked in zip(self.acks, result.acks, strict=True):
+                if acked.noop and isinstance(operation, AckJobs):
+                    operation.missed.update(acked.missed)
             _hand_over_parts(self.acks, result.acks, state.acked, now_ms)
         if self.checkpoints:
             _hand_over_parts(self.checkpoints, result.checkpoints, state.checkpointed, now_ms)
@@ -171,9 +176,13 @@ class Operation:
         if self.problem is not None:
             self.fail(self.problem)
         else:
-            payload = codec.encode_reply(self.head, None)
+            payload = codec.encode_reply(self.head, self.result())
             self.state.replies.add(self.call, Status.DONE, payload)
         return True
+
+    def result(self) -> Result:
+        """Return what is answered once all of it is carried out."""
+        return None
 
     def give_up(self, now_ms: int) -> None:
         """Its commit failed, and nothing of it has changed."""
@@ -273,6 +282,29 @@ class Ack(Acking):
         self.take_acks(request, now_ms)
 
 
+class AckJobs(Ack):
+    """An ack that tells what became of each job: `missed` are those to which it did not apply."""
+
+    __slots__ = ("_keys", "missed")
+
+    def __init__(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> None:
+        """Raises RequestError, ForeignError."""
+        super().__init__(entry, call, state, now_ms)
+        request = cast("AckRequest", call.request)
+        facts = state.queue(request.queue)
+        self._keys = [
+            [facts.key(info.descriptor) for info in infos]
+            for infos in (request.succeeded, request.failed)
+        ]
+        self.missed: set[JobKey] = set()
+        named = [key for keys in self._keys for key in keys]
+        if len(set(named)) < len(named):
+            raise InvalidRequest("ackJobs names a job twice; name each once")
+
+    def result(self) -> AckOutcomes:
+        return AckOutcomes(*[[key not in self.missed for key in keys] for keys in self._keys])
+
+
 class AckScheduled(Ack):
     """Of jobs that are not due, and were enqueued elsewhere: they are claimed first, in a commit of
     their own."""
@@ -350,14 +382,14 @@ def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[A
     return acks
 
 
-_OTHERS_OF_ACKS = defaults_behind(Acks, "claim_descriptor")
+_OTHERS_OF_ACKS = defaults_behind(Acks, "retryable")
 
 
 def _acks_like(info: AckInfo, priority: int, local_ids: list[int]) -> Acks:
     """Return the acks of these jobs, which are all as `info`."""
     text, delay_ms = info.append_custom_status, info.retry_delay_ms
     fields = (priority, local_ids, text, delay_ms, info.claim_descriptor)
-    return new_record(Acks, fields + _OTHERS_OF_ACKS)
+    return new_record(Acks, (*fields, info.retryable is not False, *_OTHERS_OF_ACKS))
 
 
 def _bad_descriptors(bad: Sequence[str], facts: QueueFacts) -> RequestError:

@@ -33,7 +33,10 @@ def test_what_it_writes_is_a_valid_configuration(operator):
     assert f"pinlaterd up {operator.folder}" in done.stdout
     config = load_config(operator.folder / "etc")
     assert config.server == ServerSettings(
-        port=operator.port, stats_port=operator.stats_port, web_port=4711
+        port=operator.port,
+        stats_port=operator.stats_port,
+        http_port=operator.port + 3,  # so that it runs beside one with the usual ports
+        web_port=4711,
     )
     assert list(config.shards) == ["1", "2"]
     folders = [operator.folder / name for name in ("etc", "run", "data")]

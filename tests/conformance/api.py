@@ -280,6 +280,12 @@ class Client:
     def ack(self, queue: str, succeeded: Sequence[Any] = (), failed: Sequence[Any] = ()) -> None:
         self._call("ackDequeuedJobs", self.ack_request(queue, succeeded, failed))
 
+    def ack_jobs(
+        self, queue: str, succeeded: Sequence[Any] = (), failed: Sequence[Any] = ()
+    ) -> tuple[list[bool], list[bool]]:
+        answer = self._call("ackJobs", self.ack_request(queue, succeeded, failed))
+        return answer.succeeded, answer.failed
+
     def checkpoint(self, queue: str, *checkpoints: Any) -> None:
         self._call(
             "checkpointJobs", self._types.PinLaterCheckpointJobsRequest(queue, list(checkpoints))
@@ -438,7 +444,7 @@ class Deployment(deployment.Deployment):
         self.shard_settings = {"engine": backend.engine, **store}
         self.command(
             "init", str(folder), "--engine", backend.engine, "--shards", str(SHARDS),
-            "--port", str(self.port), "--stats-port", str(self.stats_port),
+            "--port", str(self.port), "--stats-port", str(self.stats_port), "--http-port", "0",
         )  # fmt: skip
         transport = SupervisorTransport(None, None, f"unix://{folder}/run/supervisor.sock")
         self._supervisor: Any = xmlrpc.client.ServerProxy(

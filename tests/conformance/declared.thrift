@@ -59,12 +59,18 @@ struct PinLaterJobAckInfo {
   2: optional string appendCustomStatus = ""
   3: optional i64 retryDelayMillis = 0
   100: optional string claimDescriptor
+  101: optional bool retryable
 }
 
 struct PinLaterJobAckRequest {
   1: required string queueName
   2: optional list<PinLaterJobAckInfo> jobsSucceeded
   3: optional list<PinLaterJobAckInfo> jobsFailed
+}
+
+struct PinLaterJobAckResponse {
+  1: required list<bool> succeeded
+  2: required list<bool> failed
 }
 
 struct PinLaterDequeueRequest {
@@ -168,6 +174,8 @@ service PinLater {
   PinLaterEnqueueResponse enqueueJobs(1: RequestContext context, 2: PinLaterEnqueueRequest request)
     throws (1: PinLaterException e)
   PinLaterDequeueResponse dequeueJobs(1: RequestContext context, 2: PinLaterDequeueRequest request)
+    throws (1: PinLaterException e)
+  PinLaterJobAckResponse ackJobs(1: RequestContext context, 2: PinLaterJobAckRequest request)
     throws (1: PinLaterException e)
   void ackDequeuedJobs(1: RequestContext context, 2: PinLaterJobAckRequest request)
     throws (1: PinLaterException e)

@@ -6,6 +6,7 @@ Unknown queue: test_api_queues.py; acks of a shard that is down: test_api_shard_
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -235,3 +236,66 @@ def test_bad_retry_delay_fails_alone(client: Client, queue):
 @one_engine
 def test_empty_ack(client: Client, queue):
     client.ack(queue)
+
+
+# --- ackJobs: the same, and what became of each ---------------------------------------------
+
+
+def test_outcomes_come_in_the_order_of_the_acks(client: Client, queue):
+    made = [descriptor for n in range(6) for descriptor in client.enqueue(queue, b"%d" % n)]
+    claims = {name: job.claim for name, job in client.dequeue(queue, 6).items()}
+    client.ack(queue, succeeded=made[1:2], failed=made[4:5])
+
+    succeeded, failed = client.ack_jobs(
+        queue,
+        [client.ack_info(one, claimDescriptor=claims[one]) for one in made[:3]],
+        [
+            client.ack_info(made[3], claimDescriptor=OTHER_CLAIM),
+            client.ack_info(made[4], claimDescriptor=claims[made[4]]),
+            client.ack_info(made[5]),
+        ],
+    )
+
+    assert (succeeded, failed) == ([True, False, True], [False, False, True])
+    states = [client.info(one).jobState for one in made]
+    assert states == [SUCCEEDED, SUCCEEDED, SUCCEEDED, IN_PROGRESS, PENDING, PENDING]
+
+
+def test_a_failure_that_is_not_retryable_is_for_good(client: Client, queue, descriptor):
+    _, failed = client.ack_jobs(
+        queue, failed=[client.ack_info(descriptor, appendCustomStatus="no", retryable=False)]
+    )
+
+    info = client.info(descriptor)
+    assert failed == [True]
+    assert (info.jobState, info.attemptsAllowed, info.attemptsRemaining) == (FAILED, 2, 0)
+    assert info.customStatus.endswith("no")
+
+
+@one_engine
+def test_a_job_is_named_once(client: Client, queue, descriptor):
+    with pytest.raises(Refused, match="invalid request: ackJobs names a job twice"):
+        client.ack_jobs(queue, [descriptor], [descriptor])
+
+    assert client.info(descriptor).jobState == IN_PROGRESS
+
+
+def test_callers_who_end_one_job_see_one_success(service: Deployment, queue, descriptor):
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(lambda _: _ack_once(service, queue, descriptor), range(8)))
+
+    assert sorted(outcomes) == [False] * 7 + [True]
+
+
+def _ack_once(service: Deployment, queue: str, descriptor: str) -> bool:
+    with service.client() as own:
+        [[outcome], _] = own.ack_jobs(queue, [descriptor])
+    return bool(outcome)
+
+
+@one_engine
+def test_bad_descriptors_fail_behind_the_others(client: Client, queue, descriptor):
+    with pytest.raises(Refused, match="nonsense"):
+        client.ack_jobs(queue, [descriptor, "nonsense"])
+
+    assert client.info(descriptor).jobState == SUCCEEDED

@@ -79,6 +79,8 @@ class ReadersShell:
         line = line.replace(_FOLDER, str(service.folder)).replace(_PORT, str(service.port))
         for its_port in (_STATS_PORT, _DEFAULT_STATS_PORT):
             line = line.replace(its_port, str(service.stats_port))
+        # `init` with another Thrift port chooses that of HTTP.
+        line = line.replace("localhost:9013", f"localhost:{service.port + 3}")
         speaks_thrift = re.search(r"(^|\| )(pinlater|python) ", line)
         return f"{line} --port {service.port}" if speaks_thrift else line
 

@@ -5,6 +5,7 @@ That the service itself is made by README.md's commands, and ended by them, is t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -80,6 +81,22 @@ def test_the_commands_of_the_shell_work(shell, program_path):
     assert "SUCCEEDED\t" in said("queue stats")
     assert "mail_enqueue" in said("stats.txt")
     assert "RUNNING" in said("supervisorctl")
+
+
+def test_curl_alone_is_enough(shell, program_path):
+    program_path("curl", debian_package="curl")
+    create, enqueue, claim, ack, look = commands(section(README, "With curl alone"))
+
+    for line in (create, enqueue):
+        assert "errors" not in shell.run(line)
+    [job] = json.loads(shell.run(claim))["jobs"]
+    line = ack.replace("DESCRIPTOR", job["descriptor"]).replace("CLAIM", job["claim"])
+    [acked] = json.loads(shell.run(line))["succeeded"]
+    found = json.loads(shell.run(look.replace("DESCRIPTOR", job["descriptor"])))
+
+    assert job["data"] == {"to": "ada"}
+    assert acked["outcome"] == "done"
+    assert found["state"] == "succeeded"
 
 
 def test_the_bench_of_the_shell_works(shell):

@@ -27,6 +27,7 @@ from pinlaterd.engines.base import (
     Requeued,
     StoredJob,
 )
+from pinlaterd.engines.batches import keys_of
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
 
 
@@ -116,23 +117,29 @@ class ModelEngine:
     def _ack(self, op: AckOp, now_ms: int) -> AckResult:
         succeeded = failed = 0
         requeued: list[Requeued] = []
+        missed = set(keys_of(op))
         for row, _ in self._acked(op.queue, op.succeeded):
             row.become(JobState.SUCCEEDED, now_ms)
+            missed.discard(row.key)
             succeeded += 1
-        for row, delay_ms in self._acked(op.queue, op.failed):
-            requeued += row.end_attempt(now_ms + delay_ms, now_ms)
+        for row, acks in self._acked(op.queue, op.failed):
+            if not acks.retryable:
+                row.attempts_remaining = 1
+            requeued += row.end_attempt(now_ms + acks.retry_delay_ms, now_ms)
+            missed.discard(row.key)
             failed += 1
-        return AckResult(succeeded, failed, op.jobs - succeeded - failed, requeued)
+        return AckResult(succeeded, failed, op.jobs - succeeded - failed, requeued, missed)
 
-    def _acked(self, queue: str, acks: Iterable[Acks]) -> Iterator[tuple[Row, int]]:
-        """One by one: the jobs that the acks apply to, and when each is due again."""
-        for priority, local_ids, text, delay_ms, claim in acks:
-            for local_id in local_ids:
-                row = self._held(queue, JobKey(priority, local_id), claim)
+    def _acked(self, queue: str, acks: Iterable[Acks]) -> Iterator[tuple[Row, Acks]]:
+        """One by one: the jobs that the acks apply to, and those acks."""
+        for alike in acks:
+            for local_id in alike.local_ids:
+                row = self._held(queue, JobKey(alike.priority, local_id), alike.claim_descriptor)
                 if row is not None:
+                    text = alike.append_custom_status
                     before = "" if text and self.limits.acks_replace_status else row.custom_status
                     row.custom_status = self._cut(before + text)
-                    yield row, delay_ms
+                    yield row, alike
 
     def _cut(self, text: str) -> str:
         return text[: self.limits.custom_status_chars]

@@ -12,9 +12,9 @@ from tests.conformance.engine.harness import Ack, ack_op
 
 def acks_of(acks: Sequence[Acks]) -> list[Ack]:
     return [
-        Ack(JobKey(priority, local_id), text, delay_ms, claim)
-        for priority, local_ids, text, delay_ms, claim in acks
-        for local_id in local_ids
+        Ack(JobKey(alike.priority, local_id), *alike[2:])
+        for alike in acks
+        for local_id in alike.local_ids
     ]
 
 

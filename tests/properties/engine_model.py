@@ -172,7 +172,13 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
         acks = [
-            Ack(key, data.draw(texts), data.draw(st.integers(0, 2_000)), self.draw_claim(data, key))
+            Ack(
+                key,
+                data.draw(texts),
+                data.draw(st.integers(0, 2_000)),
+                self.draw_claim(data, key),
+                data.draw(st.booleans()),
+            )
             for key in self.draw_keys(data, JobState.IN_PROGRESS)
         ]
         middle = data.draw(st.integers(0, len(acks)))

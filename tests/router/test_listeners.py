@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.router.main import Offer, is_offered, take_listeners
+from pinlaterd.wire.listeners import Offer, is_offered, take_listeners
 
 ADDRESS = "127.0.0.1:9010"
 

@@ -28,6 +28,7 @@ from pinlaterd.errors import (
 )
 from pinlaterd.model import (
     AckInfo,
+    AckOutcomes,
     AckRequest,
     CallContext,
     CheckpointInfo,
@@ -93,6 +94,7 @@ REQUESTS: dict[Method, Request] = {
         max_wait_ms=1000,
     ),
     Method.ACK: AckRequest("mail", [], [AckInfo("mail:s1:p1:3", "no", 5000)]),
+    Method.ACK_JOBS: AckRequest("mail", [], [AckInfo("mail:s1:p1:3", "no", 0, CLAIM, False)]),
     Method.CHECKPOINT: CheckpointRequest(
         "mail",
         [
@@ -118,6 +120,7 @@ RESULTS: dict[Method, Result] = {
             ClaimedJob("mail:s1:p2:1", b"", 2, 2, "", 600),
         ]
     ),
+    Method.ACK_JOBS: AckOutcomes([True, False, True], []),
     Method.LOOKUP: {"a": RECORD, "b": RECORD._replace(claim_descriptor=None, body=None)},
     Method.COUNT: 17,
     Method.QUEUE_NAMES: frozenset({"mail", "push"}),

@@ -50,6 +50,7 @@ FAST: dict[Method, Any] = {
     Method.ENQUEUE: tuned.read_enqueue,
     Method.DEQUEUE: tuned.read_dequeue,
     Method.ACK: tuned.read_ack,
+    Method.ACK_JOBS: tuned.read_ack,
 }
 FORMS = st.booleans()
 

@@ -150,6 +150,7 @@ def test_an_apache_server_reads_what_we_write(apache):
         "lookupJobs": {},
         "getQueueNames": set(),
         "scanJobs": apache.types.PinLaterScanJobsResponse([]),
+        "ackJobs": apache.types.PinLaterJobAckResponse([], []),
     }
     # Apache's library insists on text where PinLater's clients put bytes.
     checkpoint = CheckpointInfo("b", b"text", True, 1, 2, "c", CLAIM)

@@ -16,6 +16,7 @@ PASSED_THROUGH = {
     "enqueueJobs",
     "dequeueJobs",
     "ackDequeuedJobs",
+    "ackJobs",
     "checkpointJobs",
     "lookupJobs",
 }

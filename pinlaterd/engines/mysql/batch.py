@@ -160,7 +160,9 @@ def _ack_actions(store: Store, tx: Transaction) -> AckActions:
         held = _lock_held(tx, table, local_ids_of(acks))
         attempts = [
             FailedAttempt(
-                held[local_id],
+                held[local_id]
+                if alike.retryable
+                else held[local_id]._replace(attempts_remaining=1),
                 min(tx.now_ms + alike.retry_delay_ms, LATEST_MS),
                 alike.append_custom_status,
             )

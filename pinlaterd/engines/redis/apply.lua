@@ -59,7 +59,7 @@ local acks, checkpoints, releases, enqueues, claims = {}, {}, {}, {}, {}
 local jobs -- made when something needs it
 
 -- Acks of a queue and priority, alike but in their ids, none of which is there twice: when those
--- that failed are due again, or '' if they succeeded; a text that takes the old status' place, as
+-- that failed are due again (negative: never), or '' if they succeeded; a text that takes the old status' place, as
 -- PinLater's does here; whether each names its claim; ranges of jobs, whose ids count up. Results:
 -- the positions of those that did not apply and, negative, of those that failed for good.
 local count = take_number()
@@ -166,8 +166,13 @@ if count > 0 then
       local status = job and (text == '' and job.cs or text)
       if not job then
         missed[#missed + 1] = at
-      elseif not jobs.fail(queue, priority, id, job, retry_ms, status, now) then
-        missed[#missed + 1] = -at
+      else
+        if retry_ms < 0 then
+          job.ar = 1 -- no further attempt follows
+        end
+        if not jobs.fail(queue, priority, id, job, retry_ms, status, now) then
+          missed[#missed + 1] = -at
+        end
       end
     end
   end

@@ -13,7 +13,7 @@ from itertools import compress, groupby, repeat
 from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import AckResult, Batch, BatchResult, CheckpointResult, Requeued
-from pinlaterd.engines.batches import first_claims
+from pinlaterd.engines.batches import first_claims, keys_of
 from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.scripts import LIMITS, RUN_JOBS, is_lean, lean_head
 from pinlaterd.model import Job, JobKey, Payload, PendingKey, all_but_first
@@ -24,6 +24,7 @@ _OF_LEAN_QUEUES = frozenset("bux")
 _TEXT_CHARS = LIMITS.custom_status_chars
 _MOST_EXACT = 2**53  # whole numbers up to here are such in Lua
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,15})\Z")
+_NEVER = -1  # when a job is due again that no further attempt follows
 _NUMBERS_OF_CLAIMS = 9 * 10**15  # they are less, as in runs.lua
 
 
@@ -32,7 +33,8 @@ class _Head(NamedTuple):
 
     queue: str
     priority: int
-    retry_ms: int | str | None = None  # when those that failed are due again; "": they succeeded
+    # When those that failed are due again, or _NEVER; "": they succeeded.
+    retry_ms: int | str | None = None
     custom_status: str | None = None
     named: str | None = None
 
@@ -173,6 +175,7 @@ class Application:
                     local_ids, claim = acks.local_ids, acks.claim_descriptor
                     status, named = acks.append_custom_status, "0" if claim is None else "1"
                     retry_ms = acks.retry_delay_ms if of_op is op.failed else None
+                    retry_ms = _NEVER if of_op is op.failed and not acks.retryable else retry_ms
                     claims = () if claim is None else (_numbered(claim),) * len(local_ids)
                     for ids in ([each] for each in local_ids) if alone else (local_ids,):
                         alike = (op.queue, acks.priority, retry_ms, status, named)
@@ -188,7 +191,11 @@ class Application:
     ) -> _Head:
         place, failed = (self._stored[queue], priority), delay_ms is not None
         self._keys[place].add(_ALL if failed or status else _SUCCESS)
-        retry_ms = "" if delay_ms is None else min(self._now_ms + delay_ms, LIMITS.run_after_ms)
+        retry_ms: int | str = ""
+        if delay_ms is not None:
+            retry_ms = min(self._now_ms + delay_ms, LIMITS.run_after_ms)
+        if delay_ms == _NEVER:
+            retry_ms = _NEVER
         return _Head(*place, retry_ms, status[:_TEXT_CHARS], named)
 
     def _checkpoints(self) -> list[Argument]:
@@ -315,22 +322,32 @@ class Application:
         ops = self._batch.acks
         if not any(answer) and all(run.head.retry_ms == "" for run in self._acks):
             return [AckResult(op.jobs, 0, 0, ()) for op in ops]
-        failed, noop, requeued = [0] * len(ops), [0] * len(ops), [list[Requeued]() for _ in ops]
+        failures, again = [0] * len(ops), [list[Requeued]() for _ in ops]
+        applied, lost = [set[JobKey]() for _ in ops], [0] * len(ops)
         for run, said in _answers(self._acks, answer):
             retry_ms = run.head.retry_ms
             missed, ended = {at for at in said if at > 0}, {-at for at in said if at < 0}
-            for at in missed:
-                noop[run.ops[at - 1]] += 1
-            if not isinstance(retry_ms, int):
-                continue
             for at, (op, local_id) in enumerate(zip(run.ops, run.ids, strict=True), 1):
-                failed[op] += at not in missed
-                if at not in missed and at not in ended:
-                    key = JobKey(run.head.priority, local_id)
-                    requeued[op].append(_requeued(key, retry_ms))
+                key = JobKey(run.head.priority, local_id)
+                if at in missed:
+                    lost[op] += 1
+                    continue
+                applied[op].add(key)
+                if isinstance(retry_ms, int):
+                    failures[op] += 1
+                    if at not in ended:
+                        again[op].append(_requeued(key, retry_ms))
         return [
-            AckResult(op.jobs - noop[at] - failed[at], failed[at], noop[at], requeued[at])
-            for at, op in enumerate(ops)
+            AckResult(
+                op.jobs - noop - failed,
+                failed,
+                noop,
+                requeued,
+                set(keys_of(op)) - done if noop else frozenset(),
+            )
+            for op, failed, noop, requeued, done in zip(
+                ops, failures, lost, again, applied, strict=True
+            )
         ]
 
     def _given_ids(self, first_ids: Sequence[int]) -> list[range]:

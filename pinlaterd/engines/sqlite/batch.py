@@ -216,6 +216,8 @@ def _fail(tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]) -> F
             if claim is None:
                 missed.add(local_id)
                 continue
+            if not alike.retryable:
+                claim = claim._replace(attempts_remaining=1)
             status = _cut_status(claim.custom_status + alike.append_custom_status)
             attempts.append(FailedAttempt(claim, retry_at_ms, status))
     return Failed(missed, fail_attempts(tx, held, ended, attempts))

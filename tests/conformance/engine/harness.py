@@ -50,6 +50,7 @@ class Ack(NamedTuple):
     append_custom_status: str = ""
     retry_delay_ms: int = 0
     claim_descriptor: str | None = None
+    retryable: bool = True
 
 
 def ack_op(queue: str, succeeded: Iterable[Ack | JobKey], failed: Iterable[Ack | JobKey]) -> AckOp:

@@ -1,0 +1,10 @@
+"""The HTTP interface: a process of its own, and a client of the routers like any other.
+
+v2             the calls of /v2: what each takes, does and answers
+bodies         their JSON, as records that are checked as they are read
+problems       errors as RFC 9457 has them (`application/problem+json`)
+service        the service behind it: calls that outlast the restart of a router
+process        `pinlaterd http`: wires these together
+
+Relies on `client` for calls, on `wire` for what the coordinator says.
+"""

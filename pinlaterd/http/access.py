@@ -1,0 +1,157 @@
+"""Who makes a request, and what that user may do (etc/users.yaml).
+
+Without users every request is allowed: the interface listens on this machine only. With users each
+needs Basic credentials or a Bearer token. A password costs 50 ms to check (scrypt), so two are
+checked at a time, off the loop, and one that was right is remembered by a hash that only this
+process can make. An address with more than five failures in a minute is not checked until that is
+over. Every refusal is logged, with who and what, and never with a credential.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import os
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from enum import Enum, auto
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from pinlaterd.clock import Clock
+from pinlaterd.config.password import hash_password, verify_password
+from pinlaterd.config.schema import UserSettings
+
+log = logging.getLogger(__name__)
+
+_CHECKS_AT_A_TIME = 2
+_FAILURES = 5
+FAILURES_SECONDS = 60
+_MOST_ADDRESSES = 10_000
+_MOST_REMEMBERED = 1_000
+_ADMIN, _VIEW = "admin", "view"
+
+
+class Refusal(Enum):
+    """Why a request is nobody's."""
+
+    NO_CREDENTIALS = auto()
+    NO_NAME = auto()
+    UNKNOWN_USER = auto()
+    WRONG_PASSWORD = auto()
+    WRONG_TOKEN = auto()
+    TOO_MANY_FAILURES = auto()
+
+
+class Refused(Exception):
+    """The request is nobody's. `user`: whose it says it is; "" if it names none."""
+
+    def __init__(self, why: Refusal, user: str = "") -> None:
+        super().__init__(why.name)
+        self.why = why
+        self.user = user
+
+
+class _TokenOwner(NamedTuple):
+    user: UserSettings
+    expires_at_ms: int | None
+
+
+def may(user: UserSettings | None, role: str, queue: str = "") -> bool:
+    """Return whether `user` may do what `role` is for with `queue`, or at all. None: anybody."""
+    if user is None:
+        return True
+    has_role = role in (_VIEW, *user.roles) or _ADMIN in user.roles
+    return has_role and (not queue or any(fnmatchcase(queue, glob) for glob in user.queues))
+
+
+class Access:
+    """The users of a deployment, as a process of one event loop checks their credentials."""
+
+    def __init__(self, users: Mapping[str, UserSettings], clock: Clock) -> None:
+        self._clock = clock
+        self._key = os.urandom(32)
+        self._unknown = hash_password("")  # checked for unknown names, so that time tells nothing
+        self._checks = asyncio.Semaphore(_CHECKS_AT_A_TIME)
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()  # times, by address
+        # Hashes in users.yaml that credentials were right for, by our own hash of those.
+        self._remembered: OrderedDict[bytes, str] = OrderedDict()
+        self.follow(users)
+
+    def follow(self, users: Mapping[str, UserSettings]) -> None:
+        """Know these users from now on: they were changed in etc/users.yaml."""
+        self._users = users
+        self._tokens = {
+            token.sha256: _TokenOwner(user, token.expires_at_ms)
+            for user in users.values()
+            for token in user.tokens
+        }
+
+    async def identify(self, authorization: str | None, address: str) -> UserSettings | None:
+        """Return who makes a request with this header; None where there are no users at all.
+        Raises Refused."""
+        if not self._users:
+            return None
+        kind, _, credentials = (authorization or "").partition(" ")
+        if kind.lower() == "bearer":
+            return self._by_token(credentials.strip(), address)
+        if kind.lower() == "basic":
+            return await self._by_password(credentials.strip(), address)
+        raise Refused(Refusal.NO_CREDENTIALS)
+
+    def _by_token(self, token: str, address: str) -> UserSettings:
+        owner = self._tokens.get(hashlib.sha256(token.encode()).hexdigest())
+        if owner is not None:
+            if owner.expires_at_ms is None or self._clock.now_ms() < owner.expires_at_ms:
+                return owner.user
+            raise self._failure(address, Refusal.WRONG_TOKEN, owner.user.name)
+        self._check_failures(address)
+        raise self._failure(address, Refusal.WRONG_TOKEN)
+
+    async def _by_password(self, credentials: str, address: str) -> UserSettings:
+        try:
+            pair = base64.b64decode(credentials, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            raise Refused(Refusal.NO_CREDENTIALS) from None
+        name, colon, password = pair.partition(":")
+        if not colon:
+            raise Refused(Refusal.NO_CREDENTIALS)
+        if not name:
+            raise Refused(Refusal.NO_NAME)
+        user = self._users.get(name)
+        hashed = user.password_hash if user is not None else ""
+        ours = hmac.digest(self._key, f"{name}:{password}".encode(), "sha256")
+        if user is not None and hashed and self._remembered.get(ours) == hashed:
+            return user
+        self._check_failures(address)
+        async with self._checks:
+            is_right = await asyncio.to_thread(verify_password, password, hashed or self._unknown)
+        if user is None or not hashed:
+            raise self._failure(address, Refusal.UNKNOWN_USER, name)
+        if not is_right:
+            raise self._failure(address, Refusal.WRONG_PASSWORD, name)
+        self._remembered[ours] = hashed
+        if len(self._remembered) > _MOST_REMEMBERED:
+            self._remembered.popitem(last=False)
+        return user
+
+    def _check_failures(self, address: str) -> None:
+        """Raise Refused if the address has failed too often in the last minute."""
+        failed = self._failures.get(address)
+        since = self._clock.monotonic() - FAILURES_SECONDS
+        while failed and failed[0] < since:
+            failed.popleft()
+        if failed and len(failed) >= _FAILURES:
+            raise Refused(Refusal.TOO_MANY_FAILURES)
+
+    def _failure(self, address: str, why: Refusal, user: str = "") -> Refused:
+        """Note a failure of the address; return the refusal, to be raised."""
+        self._failures.setdefault(address, deque()).append(self._clock.monotonic())
+        self._failures.move_to_end(address)
+        if len(self._failures) > _MOST_ADDRESSES:
+            self._failures.popitem(last=False)
+        return Refused(why, user)

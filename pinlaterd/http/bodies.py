@@ -1,0 +1,233 @@
+"""The JSON that /v2 reads and writes, as records.
+
+msgspec checks a body as it decodes it, so that a mistake is found with its place. `data` stays the
+bytes that the client wrote: numbers keep their digits and objects their order of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from pinlaterd.model import AckInfo, ClaimedJob, Job, JobRecord
+
+Milliseconds = Annotated[int, Meta(ge=0)]
+# RFC 3339 with an offset, or milliseconds since the epoch.
+Time = Annotated[datetime, Meta(tz=True)] | int
+_MILLISECOND = 1000
+
+
+class Mistake(Exception):
+    """A body's mistake: `field` is its place, as in `jobs[3].priority`, or "" for all of it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.message = message
+
+
+class _Request(Struct, forbid_unknown_fields=True, frozen=True): ...
+
+
+class _Answer(Struct): ...
+
+
+# --- requests -----------------------------------------------------------------------------
+
+
+class JobBody(_Request, frozen=True, kw_only=True):
+    """A job to enqueue: `data` is any JSON, `body` any bytes in base64."""
+
+    data: Raw | UnsetType = UNSET
+    body: bytes | UnsetType = UNSET
+    priority: Annotated[int, Meta(ge=1, le=127)] = 1
+    run_after: Time | None = None
+    attempts: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 2
+    status: str = ""
+
+    def job(self, field: str = "") -> Job:
+        """Return the job. Raises Mistake, which names `field`, the job's place."""
+        if isinstance(self.body, bytes):
+            if self.data is not UNSET:
+                raise Mistake(field, "give `data` or `body`, not both")
+            body = self.body
+        elif isinstance(self.data, Raw):
+            body = bytes(self.data)
+        else:
+            raise Mistake(field, "give `data` (any JSON) or `body` (bytes in base64)")
+        run_after_ms = None if self.run_after is None else milliseconds(self.run_after)
+        return Job(body, self.priority, run_after_ms, self.attempts, self.status)
+
+
+class EnqueueBody(JobBody, frozen=True, kw_only=True):
+    """One job, or several as `jobs`."""
+
+    jobs: list[JobBody] | UnsetType = UNSET
+
+
+class LimitsBody(_Request, frozen=True, kw_only=True):
+    """The limits of a queue that are to be set; null removes one."""
+
+    max_jobs_per_second: Annotated[float, Meta(ge=0, le=1000000000)] | UnsetType | None = UNSET
+
+
+class QueueBody(_Request, frozen=True, kw_only=True):
+    limits: LimitsBody = LimitsBody()
+
+
+class ClaimsBody(_Request, frozen=True, kw_only=True):
+    limit: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
+    wait_ms: Milliseconds = 0
+
+
+class SucceededBody(_Request, frozen=True, kw_only=True):
+    descriptor: str
+    claim: Annotated[str, Meta(min_length=1)]
+    status: str = ""
+
+    def info(self) -> AckInfo:
+        return AckInfo(self.descriptor, self.status, claim_descriptor=self.claim)
+
+
+class FailedBody(SucceededBody, frozen=True, kw_only=True):
+    retry_delay_ms: Milliseconds = 0
+    retryable: bool = True
+
+    def info(self) -> AckInfo:
+        retryable = None if self.retryable else False
+        return AckInfo(self.descriptor, self.status, self.retry_delay_ms, self.claim, retryable)
+
+
+class AcksBody(_Request, frozen=True, kw_only=True):
+    succeeded: list[SucceededBody] = []
+    failed: list[FailedBody] = []
+
+
+# --- answers ------------------------------------------------------------------------------
+
+
+class EnqueuedAnswer(_Answer, kw_only=True):
+    """`existed`: whether the job was there already, under its key."""
+
+    descriptor: str
+    existed: bool
+
+
+class EnqueuedManyAnswer(_Answer, kw_only=True):
+    jobs: Sequence[EnqueuedAnswer]
+
+
+class AckAnswer(_Answer, kw_only=True):
+    """`outcome`: done, or stale if the claim no longer held."""
+
+    descriptor: str
+    outcome: str
+
+
+class AcksAnswer(_Answer, kw_only=True):
+    succeeded: Sequence[AckAnswer]
+    failed: Sequence[AckAnswer]
+
+
+class ClaimAnswer(_Answer, kw_only=True):
+    """A claimed job; its bytes are `data` where they are JSON, else `body`."""
+
+    descriptor: str
+    claim: str
+    data: Raw | UnsetType = UNSET
+    body: bytes | UnsetType = UNSET
+    attempts_allowed: int
+    attempts_remaining: int
+
+    @classmethod
+    def of(cls, job: ClaimedJob) -> ClaimAnswer:
+        return cls(
+            descriptor=job.descriptor,
+            claim=job.claim_descriptor,
+            attempts_allowed=job.attempts_allowed,
+            attempts_remaining=job.attempts_remaining,
+            **content(job.body),
+        )
+
+
+class ClaimsAnswer(_Answer, kw_only=True):
+    jobs: Sequence[ClaimAnswer]
+
+
+class JobAnswer(_Answer, kw_only=True):
+    """All that is known of a job."""
+
+    descriptor: str
+    queue: str
+    state: str
+    attempts_allowed: int
+    attempts_remaining: int
+    status: str
+    created_at: datetime
+    run_after: datetime
+    updated_at: datetime
+    claim: str | None
+    data: Raw | UnsetType = UNSET
+    body: bytes | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, record: JobRecord) -> JobAnswer:
+        return cls(
+            descriptor=record.descriptor,
+            queue=record.descriptor.partition(":")[0],
+            state=record.state.name.lower(),
+            attempts_allowed=record.attempts_allowed,
+            attempts_remaining=record.attempts_remaining,
+            status=record.custom_status,
+            created_at=instant(record.created_at_ms),
+            run_after=instant(record.run_after_ms),
+            updated_at=instant(record.updated_at_ms),
+            claim=record.claim_descriptor or None,
+            **({} if record.body is None else content(record.body)),
+        )
+
+
+class QueueAnswer(_Answer, kw_only=True):
+    name: str
+    counts: Mapping[str, int]
+    limits: Mapping[str, float | None]
+
+
+class QueueNameAnswer(_Answer, kw_only=True):
+    name: str
+
+
+class QueuesAnswer(_Answer, kw_only=True):
+    queues: Sequence[QueueNameAnswer]
+
+
+# --- values -------------------------------------------------------------------------------
+
+
+def content(body: bytes) -> dict[str, Any]:
+    """Return a job's bytes as the field that shows them: `data` if they are JSON, else `body`."""
+    try:
+        body.decode()
+        msgspec.json.decode(body, type=Raw)
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
+        return {"body": body}
+    return {"data": Raw(body)}
+
+
+def milliseconds(time: datetime | int) -> int:
+    """Return a time of a body as milliseconds since the epoch."""
+    if isinstance(time, int):
+        return time
+    return round(time.timestamp() * _MILLISECOND)
+
+
+def instant(time_ms: int) -> datetime:
+    """Return milliseconds since the epoch as a time in UTC; the latest there is if beyond it."""
+    try:
+        return datetime.fromtimestamp(time_ms / _MILLISECOND, UTC)
+    except (ValueError, OverflowError):
+        return datetime.max.replace(tzinfo=UTC)

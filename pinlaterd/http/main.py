@@ -1,0 +1,140 @@
+"""`pinlaterd http`: wires the HTTP interface together and runs it until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from pinlaterd import __version__
+from pinlaterd.clock import Clock
+from pinlaterd.config import layout
+from pinlaterd.config.active import ActiveConfig
+from pinlaterd.config.kinds import HTTP, counterpart
+from pinlaterd.http.access import Access
+from pinlaterd.http.problems import explain
+from pinlaterd.http.service import RouterClient
+from pinlaterd.http.v2 import V2
+from pinlaterd.http_port import HttpPort
+from pinlaterd.lifecycle import ExitCode, StopSignal, allowed_files
+from pinlaterd.stats import Stats
+from pinlaterd.wire.control import ProcessState, Snapshot
+from pinlaterd.wire.listeners import Offer, is_offered, take_listeners
+from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process
+
+log = logging.getLogger(__name__)
+
+_SERVER_NAME = f"pinlaterd/{__version__}"
+# A process that ends while another one serves its port is in no hurry: of a client that sends a
+# request once within so long, none meets the end of its connection.
+_RETIRE_SECONDS = 0.25
+_HANDOVER_RETIRE_SECONDS = 5.0
+_SPARE_FILES = 200  # in addition to clients: logs, connections to routers and the coordinator
+_MOST_CLIENTS = 10_000
+
+
+def run(etc: Path) -> int:
+    """Serve until SIGTERM; then finish the requests in flight. Returns the exit code."""
+    start = start_process(HTTP, etc)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(start))
+
+
+async def _serve(start: ProcessStart) -> int:
+    stop = StopSignal()
+    stop.catch_in(asyncio.get_running_loop())
+    process = HttpProcess(start)
+    try:
+        await process.start(stop)
+    except OSError as error:
+        address = start.active.config.server.http_address
+        log.error("can't listen on %s: %s", address, error.strerror)
+        return ExitCode.FAILURE
+    await stop.wait()
+    await process.stop()
+    return ExitCode.OK
+
+
+class HttpProcess(ReportingProcess):
+    """The HTTP interface's process (a Service)."""
+
+    def __init__(self, start: ProcessStart) -> None:
+        clock, config = Clock(), start.active.config
+        super().__init__(HTTP, start.name, start.active, clock, Stats())
+        self._name = start.name
+        self._settings = config.server
+        self._access = Access(config.users, clock)
+        self._client = RouterClient(config.server, clock)
+        self._v2 = V2(self._client, self._access, start.etc, config)
+        application = web.Application(
+            middlewares=[explain], client_max_size=config.server.max_http_body_bytes
+        )
+        application.add_routes(self._v2.routes())
+        application.on_response_prepare.append(self._prepare)
+        # Clients must not take the files that the process itself needs.
+        files = allowed_files(_MOST_CLIENTS + _SPARE_FILES, log.warning)
+        self._port = HttpPort(
+            application,
+            self._hosts,
+            most_connections=max(1, files - _SPARE_FILES),
+            ends_with_client=True,  # so that no job is claimed for nobody
+        )
+        self._peer = layout.listener_socket(counterpart(start.name))
+        self._offer: Offer | None = None
+        self._is_stopping = False
+
+    async def start(self, stop: StopSignal) -> None:
+        """Listen once a router answers, or `stop` is set. Raises OSError if the port can't be
+        had."""
+        self._start_reporting()
+        await self._client.wait_until_served(stop)
+        settings, address = self._settings, self._settings.http_address
+        taken = take_listeners(self._peer, address)
+        if taken:
+            await self._port.listen_on(taken)
+        else:
+            is_shared = settings.http_processes > 1
+            await self._port.listen(settings.http_host, settings.http_port, is_shared=is_shared)
+        own_socket = layout.listener_socket(self._name)
+        self._offer = Offer(own_socket, address, self._port.listeners)
+        self._offer.start()
+        log.info("serving HTTP on %s%s", address, ", taken over" if taken else "")
+        self._enter(ProcessState.SERVING)
+
+    async def stop(self) -> None:
+        """Finish the requests in flight; end each connection with the answer to its next one."""
+        has_peer = is_offered(self._peer)
+        if self._offer is not None:
+            self._offer.stop()
+        log.info("stopping: finishing the requests in flight")
+        self._enter(ProcessState.STOPPING)
+        self._is_stopping = True
+        self._port.stop_listening()
+        await asyncio.sleep(_HANDOVER_RETIRE_SECONDS if has_peer else _RETIRE_SECONDS)
+        await self._port.stop()
+        await self._client.close()
+        self._stop_reporting()
+
+    async def _prepare(self, _request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = _SERVER_NAME
+        if self._is_stopping:
+            response.force_close()
+
+    def _hosts(self) -> Collection[str]:
+        """Return the names that this server may be called by."""
+        settings = self._v2.config.server
+        return {settings.http_host, settings.advertised_host, *settings.http_hosts.split(",")}
+
+    # --- the coordinator ---------------------------------------------------------------------
+
+    def facts(self) -> Mapping[str, str]:
+        return {"address": self._settings.http_address}
+
+    def follow(self, snapshot: Snapshot, active: ActiveConfig | None) -> None:
+        if active is not None:
+            self._v2.config = active.config
+            self._access.follow(active.config.users)

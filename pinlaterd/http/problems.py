@@ -1,0 +1,208 @@
+"""Errors as RFC 9457 has them: `application/problem+json`, with our code's name and the cure.
+
+    {"type": "about:blank", "title": "Not Found", "status": 404, "code": "QUEUE_NOT_FOUND",
+     "detail": "queue 'mail' does not exist; create it first"}
+
+A mistake in a body also has `errors`: `[{"field": "jobs[3].priority", "message": "…"}]`. Codes are
+those of the Thrift interface, and a few that only HTTP needs (`Code`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from pinlaterd.errors import (
+    ConfigError,
+    ConnectionFailed,
+    DequeueRateLimited,
+    EnqueuedInPart,
+    EnqueueRejected,
+    InvalidEnqueue,
+    NoHealthyShards,
+    OutcomeUnknown,
+    Overloaded,
+    PasswordInvalid,
+    PinLaterError,
+    QueueNotFound,
+    RequestError,
+    ShardConnectionFailed,
+)
+from pinlaterd.http.bodies import Mistake
+
+log = logging.getLogger(__name__)
+
+CONTENT_TYPE = "application/problem+json"
+# A restart of what is away mostly takes less.
+_RETRY_SECONDS = 1
+# `Expected `int`, got `str` - at `$.jobs[...].priority``
+_PLACE = re.compile(r" - at `\$\.?(.*)`\Z")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Code(StrEnum):
+    """What is wrong with a request where the Thrift interface has no code for it."""
+
+    FORBIDDEN = "FORBIDDEN"
+    INVALID_REQUEST = "INVALID_REQUEST"
+    INTERNAL = "INTERNAL"
+    JOB_NOT_FOUND = "JOB_NOT_FOUND"
+    METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
+    NOT_FOUND = "NOT_FOUND"
+    OVERLOADED = "OVERLOADED"
+    TOO_LARGE = "TOO_LARGE"
+    UNAUTHORIZED = "UNAUTHORIZED"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+class Problem(Exception):
+    """An answer that says why a request was not carried out."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        code: str,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        **members: object,
+    ) -> None:
+        """`members`: further members of the document."""
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.headers = dict(headers or {})
+        self.members = members
+
+    def response(self) -> web.Response:
+        document = {
+            "type": "about:blank",
+            "title": self.status.phrase,
+            "status": self.status.value,
+            "code": self.code,
+            "detail": self.detail,
+            **self.members,
+        }
+        return web.Response(
+            status=self.status,
+            body=msgspec.json.encode(document),
+            headers={"Content-Type": CONTENT_TYPE, **self.headers},
+        )
+
+
+class _Kind(NamedTuple):
+    status: HTTPStatus
+    code: str = ""  # "": the name of the error's Thrift code
+    is_passing: bool = False  # whether the same request may succeed soon
+
+
+# The first that an error is an instance of.
+_KINDS: tuple[tuple[type[Exception], _Kind], ...] = (
+    (QueueNotFound, _Kind(HTTPStatus.NOT_FOUND)),
+    (PasswordInvalid, _Kind(HTTPStatus.FORBIDDEN)),
+    (DequeueRateLimited, _Kind(HTTPStatus.TOO_MANY_REQUESTS, is_passing=True)),
+    (InvalidEnqueue, _Kind(HTTPStatus.BAD_REQUEST)),
+    (EnqueueRejected, _Kind(HTTPStatus.SERVICE_UNAVAILABLE, is_passing=True)),
+    (RequestError, _Kind(HTTPStatus.BAD_REQUEST)),
+    (Overloaded, _Kind(HTTPStatus.SERVICE_UNAVAILABLE, Code.OVERLOADED, is_passing=True)),
+    (NoHealthyShards, _Kind(HTTPStatus.SERVICE_UNAVAILABLE, is_passing=True)),
+    (ShardConnectionFailed, _Kind(HTTPStatus.SERVICE_UNAVAILABLE, is_passing=True)),
+    (PinLaterError, _Kind(HTTPStatus.INTERNAL_SERVER_ERROR)),
+    (ConnectionFailed, _Kind(HTTPStatus.SERVICE_UNAVAILABLE, Code.UNAVAILABLE, is_passing=True)),
+    (ConfigError, _Kind(HTTPStatus.CONFLICT, Code.INVALID_REQUEST)),
+)
+
+
+def problem_of(error: Exception) -> Problem | None:
+    """Return what the client is told of `error`; None if it is a defect of ours."""
+    kind = next((kind for of, kind in _KINDS if isinstance(error, of)), None)
+    if kind is None:
+        return None
+    members: dict[str, object] = {}
+    if isinstance(error, EnqueuedInPart):
+        members["jobs"] = [_fate(descriptor) for descriptor in error.descriptors]
+    detail = str(error)
+    if isinstance(error, ConnectionFailed) and not isinstance(error, OutcomeUnknown):
+        detail += "; nothing was done"
+    code = kind.code or (error.code.name if isinstance(error, PinLaterError) else "")
+    headers = {"Retry-After": str(_RETRY_SECONDS)} if kind.is_passing else {}
+    return Problem(kind.status, code, detail, headers=headers, **members)
+
+
+def _fate(descriptor: str) -> dict[str, object]:
+    """Say of a job of an enqueue that was stored in part whether it is stored."""
+    if descriptor == EnqueuedInPart.NOT_STORED:
+        return {"stored": False}
+    if descriptor == EnqueuedInPart.MAY_BE_STORED:
+        return {"stored": None}
+    return {"stored": True, "descriptor": descriptor}
+
+
+def invalid(field: str, message: str) -> Problem:
+    """Return the problem of a body that has a mistake at `field`."""
+    where = f"{field}: " if field else ""
+    return Problem(
+        HTTPStatus.BAD_REQUEST,
+        Code.INVALID_REQUEST,
+        f"{where}{message}",
+        errors=[{"field": field, "message": message}],
+    )
+
+
+def invalid_body(error: Exception) -> Problem:
+    """Return the problem of a body that `bodies` refuses."""
+    if isinstance(error, Mistake):
+        return invalid(error.field, error.message)
+    if isinstance(error, UnicodeDecodeError):
+        return invalid("", f"the body is not UTF-8 at byte {error.start}")
+    if isinstance(error, RecursionError):
+        return invalid("", "the body is nested too deeply")
+    text = str(error)
+    place = _PLACE.search(text)
+    field = place[1] if place else ""
+    return invalid(field, text[: place.start()] if place else text)
+
+
+@web.middleware
+async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every error of a handler into its problem document."""
+    try:
+        return await handler(request)
+    except Problem as problem:
+        return problem.response()
+    except web.HTTPException as refused:
+        return _of_aiohttp(refused).response()
+    except Exception as error:  # the outermost place of a request
+        told = problem_of(error)
+        if told is None:
+            log.exception("%s %s: a defect", request.method, request.path)
+            text = "a defect; the log says more"
+            told = Problem(HTTPStatus.INTERNAL_SERVER_ERROR, Code.INTERNAL, text)
+        return told.response()
+
+
+def _of_aiohttp(refused: web.HTTPException) -> Problem:
+    status, kept = HTTPStatus(refused.status), dict[str, str]()
+    detail: Any = refused.reason
+    code = Code.INVALID_REQUEST
+    match refused:
+        case web.HTTPNotFound():
+            code, detail = (
+                Code.NOT_FOUND,
+                "there is nothing at this path; /v2/openapi.json lists all",
+            )
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(refused.allowed_methods))
+            code, kept = Code.METHOD_NOT_ALLOWED, {"Allow": allowed}
+            detail = f"this path takes {allowed}, not {refused.method}"
+        case web.HTTPRequestEntityTooLarge():
+            code, detail = Code.TOO_LARGE, refused.text
+    return Problem(status, code, str(detail), headers=kept)

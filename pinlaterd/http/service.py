@@ -1,0 +1,78 @@
+"""The service behind the HTTP interface: calls that outlast the restart of a router.
+
+An HTTP request has the time that a call has (`request_timeout_ms`). A call that could not be sent,
+since no router listened, is made again until that is up; one whose outcome is unknown never is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from pinlaterd.client import AsyncClient
+from pinlaterd.client.calls import PreparedCall, lookup
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError
+from pinlaterd.lifecycle import StopSignal
+
+T = TypeVar("T")
+
+# Routers are restarted within a second.
+_AGAIN_SECONDS = 0.05
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a router listens on
+# For calls that are answered at once, and for those that wait for jobs.
+_CONNECTIONS = 64
+_WAITING_CONNECTIONS = 1_000
+
+
+class RouterClient:
+    """Makes calls of this server's routers, for requests of one event loop."""
+
+    def __init__(self, settings: ServerSettings, clock: Clock) -> None:
+        self._clock = clock
+        self._seconds = settings.request_timeout_ms / 1000
+        self._at_once = _client(settings, self._seconds, _CONNECTIONS)
+        self._waiting = _client(settings, self._seconds, _WAITING_CONNECTIONS)
+
+    async def run(self, call: PreparedCall[T]) -> T:
+        """Return the result of `call`. Raises what AsyncClient raises."""
+        client = self._waiting if call.wait_ms else self._at_once
+        until = self._clock.monotonic() + self._seconds
+        while True:
+            try:
+                return await client.run(call)
+            except OutcomeUnknown:
+                raise
+            except ConnectionFailed:
+                if self._clock.monotonic() >= until:
+                    raise
+                await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def wait_until_served(self, stop: StopSignal) -> None:
+        """Return once a router answers, so that the first request meets no error; or `stop` is
+        set."""
+        while not stop.requested:
+            try:
+                await self._at_once.run(lookup([]))
+            except ConnectionFailed:
+                await asyncio.sleep(_AGAIN_SECONDS)
+            except PinLaterError:
+                return
+            else:
+                return
+
+    async def close(self) -> None:
+        await self._at_once.close()
+        await self._waiting.close()
+
+
+def _client(settings: ServerSettings, seconds: float, connections: int) -> AsyncClient:
+    """Return a client of the routers; `seconds`: in which they answer."""
+    return AsyncClient(
+        _ANY_ADDRESS.get(settings.host, settings.host),
+        settings.port,
+        source=f"http:{settings.advertised_host}",
+        timeout_seconds=seconds + 1,  # so that the router's own answer comes first
+        max_connections=connections,
+    )

@@ -1,0 +1,290 @@
+"""The calls of /v2: queues, jobs, claims and acks, for whoever has only HTTP.
+
+    PUT    /v2/queues/{queue}            create it, and set its limits
+    GET    /v2/queues                    all names
+    GET    /v2/queues/{queue}            counts and limits
+    DELETE /v2/queues/{queue}            with the admin password in X-Admin-Password
+    POST   /v2/queues/{queue}/jobs       enqueue one, or many
+    POST   /v2/queues/{queue}/claims     dequeue
+    POST   /v2/jobs/acks                 end claimed jobs
+    GET    /v2/jobs/{descriptor}         one job
+
+docs/http.md is the guide. Each handler reads a body (`bodies`), makes a call of the service, and
+writes the answer; errors become problems in `problems.explain`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from pinlaterd.client import calls
+from pinlaterd.config import edit
+from pinlaterd.config.schema import Config, UserSettings
+from pinlaterd.http.access import FAILURES_SECONDS, Access, Refusal, Refused, may
+from pinlaterd.http.bodies import (
+    AckAnswer,
+    AcksAnswer,
+    AcksBody,
+    ClaimAnswer,
+    ClaimsAnswer,
+    ClaimsBody,
+    EnqueueBody,
+    EnqueuedAnswer,
+    EnqueuedManyAnswer,
+    JobAnswer,
+    LimitsBody,
+    Mistake,
+    QueueAnswer,
+    QueueBody,
+    QueueNameAnswer,
+    QueuesAnswer,
+    SucceededBody,
+)
+from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
+from pinlaterd.http.service import RouterClient
+from pinlaterd.model import JobDescriptor, JobState
+
+T = TypeVar("T")
+Ack = TypeVar("Ack", bound=SucceededBody)
+
+log = logging.getLogger(__name__)
+
+_USER = web.RequestKey("user", UserSettings)
+_CHALLENGE = {"WWW-Authenticate": 'Basic realm="pinlaterd", Bearer realm="pinlaterd"'}
+_PASSWORD = "X-Admin-Password"  # noqa: S105 - the name of a header
+_encode = msgspec.json.Encoder().encode
+
+
+class ApiCall(NamedTuple):
+    """One call of the interface: where it is, which role it takes, and what carries it out."""
+
+    method: str
+    path: str
+    role: str
+    handler: Handler
+
+
+class V2:
+    """The handlers of /v2, on one service."""
+
+    def __init__(self, client: RouterClient, access: Access, etc: Path, config: Config) -> None:
+        self._client = client
+        self._access = access
+        self._etc = etc
+        self.config = config  # the active one; whoever follows the coordinator replaces it
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of all calls, each behind the check of its caller."""
+        queues, queue = "/v2/queues", "/v2/queues/{queue}"
+        found = (
+            ApiCall("GET", queues, "view", self._queues),
+            ApiCall("PUT", queue, "operate", self._create),
+            ApiCall("GET", queue, "view", self._queue),
+            ApiCall("DELETE", queue, "admin", self._delete),
+            ApiCall("POST", f"{queue}/jobs", "enqueue", self._enqueue),
+            ApiCall("POST", f"{queue}/claims", "work", self._claim),
+            ApiCall("POST", "/v2/jobs/acks", "work", self._ack),
+            ApiCall("GET", "/v2/jobs/{descriptor}", "view", self._job),
+        )
+        return [web.route(call.method, call.path, self._guarded(call)) for call in found]
+
+    def _guarded(self, call: ApiCall) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            user = await self._user_of(request)
+            if user is not None:
+                request[_USER] = user
+            named = request.match_info.get("queue", "")
+            queue = named or request.match_info.get("descriptor", "").partition(":")[0]
+            if not may(user, call.role, queue):
+                raise _forbidden(request, call.role, queue)
+            return await call.handler(request)
+
+        return handle
+
+    async def _user_of(self, request: web.Request) -> UserSettings | None:
+        """Return who makes the request; None if there are no users. Raises Problem."""
+        address = request.remote or ""
+        try:
+            return await self._access.identify(request.headers.get("Authorization"), address)
+        except Refused as refused:
+            why = refused.why
+            log.warning(
+                "refused: %s %s from %s as %r: %s",
+                *(request.method, request.path, address, refused.user, why.name.lower()),
+            )
+        if why is Refusal.TOO_MANY_FAILURES:
+            headers = {"Retry-After": str(FAILURES_SECONDS)}
+            text = "too many failures from this address; try again in a minute"
+            raise Problem(HTTPStatus.TOO_MANY_REQUESTS, Code.UNAUTHORIZED, text, headers=headers)
+        text = "give the password of a user (Basic) or a token (Bearer) that is valid"
+        raise Problem(HTTPStatus.UNAUTHORIZED, Code.UNAUTHORIZED, text, headers=_CHALLENGE)
+
+    # --- queues ------------------------------------------------------------------------------
+
+    async def _queues(self, _request: web.Request) -> web.Response:
+        names = await self._client.run(calls.queue_names())
+        return _json(QueuesAnswer(queues=[QueueNameAnswer(name=name) for name in sorted(names)]))
+
+    async def _create(self, request: web.Request) -> web.Response:
+        queue = request.match_info["queue"]
+        body = await _read(request, QueueBody)
+        existed = queue in await self._client.run(calls.queue_names())
+        await self._client.run(calls.create_queue(queue))
+        await self._set_limits(queue, body.limits)
+        answer = await self._describe(queue)
+        return _json(answer, HTTPStatus.OK if existed else HTTPStatus.CREATED)
+
+    async def _queue(self, request: web.Request) -> web.Response:
+        return _json(await self._describe(request.match_info["queue"]))
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        password = request.headers.get(_PASSWORD, "")
+        await self._client.run(calls.delete_queue(request.match_info["queue"], password=password))
+        return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    async def _describe(self, queue: str) -> QueueAnswer:
+        counted = {
+            "pending": calls.count(queue, JobState.PENDING),
+            "scheduled": calls.count(queue, JobState.PENDING, future=True),
+            "in_progress": calls.count(queue, JobState.IN_PROGRESS),
+            "succeeded": calls.count(queue, JobState.SUCCEEDED),
+            "failed": calls.count(queue, JobState.FAILED),
+        }
+        numbers = await asyncio.gather(*map(self._client.run, counted.values()))
+        return QueueAnswer(
+            name=queue,
+            counts=dict(zip(counted, numbers, strict=True)),
+            limits={"max_jobs_per_second": self.config.queue(queue).max_jobs_per_second},
+        )
+
+    async def _set_limits(self, queue: str, limits: LimitsBody) -> None:
+        rate = limits.max_jobs_per_second
+        if not isinstance(rate, msgspec.UnsetType):
+            edit_limit = asyncio.to_thread(edit.set_limit, self._etc, queue, rate)
+            await edit_limit
+
+    # --- jobs --------------------------------------------------------------------------------
+
+    async def _enqueue(self, request: web.Request) -> web.Response:
+        queue = request.match_info["queue"]
+        body = await _read(request, EnqueueBody)
+        try:
+            if isinstance(body.jobs, msgspec.UnsetType):
+                jobs = [body.job()]
+            else:
+                jobs = [job.job(f"jobs[{place}]") for place, job in enumerate(body.jobs)]
+        except Mistake as mistake:
+            raise invalid_body(mistake) from None
+        stored = [
+            EnqueuedAnswer(descriptor=descriptor, existed=False)
+            for descriptor in await self._client.run(calls.enqueue(queue, jobs))
+        ]
+        answer = stored[0] if body.jobs is msgspec.UNSET else EnqueuedManyAnswer(jobs=stored)
+        return _json(answer, HTTPStatus.CREATED)
+
+    async def _claim(self, request: web.Request) -> web.Response:
+        body = await _read(request, ClaimsBody)
+        claimed = await self._client.run(
+            calls.dequeue(request.match_info["queue"], limit=body.limit, max_wait_ms=body.wait_ms)
+        )
+        return _json(ClaimsAnswer(jobs=list(map(ClaimAnswer.of, claimed))))
+
+    async def _ack(self, request: web.Request) -> web.Response:
+        """End jobs of any queues, by a call for each queue, all at once."""
+        body = await _read(request, AcksBody)
+        succeeded, failed = _by_queue("succeeded", body.succeeded), _by_queue("failed", body.failed)
+        queues = list({**succeeded, **failed})
+        for queue in queues:
+            if not may(request.get(_USER), "work", queue):
+                raise _forbidden(request, "work", queue)
+        answers = await asyncio.gather(
+            *(
+                self._client.run(
+                    calls.ack_jobs(
+                        queue,
+                        succeeded=[ack.info() for ack in succeeded.get(queue, ())],
+                        failed=[ack.info() for ack in failed.get(queue, ())],
+                    )
+                )
+                for queue in queues
+            )
+        )
+        outcomes = dict(zip(queues, answers, strict=True))
+        done = {queue: iter(found.succeeded) for queue, found in outcomes.items()}
+        lost = {queue: iter(found.failed) for queue, found in outcomes.items()}
+        return _json(
+            AcksAnswer(
+                succeeded=_outcomes(body.succeeded, done), failed=_outcomes(body.failed, lost)
+            )
+        )
+
+    async def _job(self, request: web.Request) -> web.Response:
+        descriptor = request.match_info["descriptor"]
+        if JobDescriptor.parse(descriptor) is not None:
+            found = await self._client.run(calls.lookup([descriptor], include_body=True))
+            if descriptor in found:
+                return _json(JobAnswer.of(found[descriptor]))
+        raise Problem(
+            HTTPStatus.NOT_FOUND, Code.JOB_NOT_FOUND, f"there is no job {descriptor[:200]!r}"
+        )
+
+
+def _by_queue(field: str, acks: Sequence[Ack]) -> dict[str, list[Ack]]:
+    """Return acks by the queue that their descriptors name. Raises Problem."""
+    found: dict[str, list[Ack]] = {}
+    for place, ack in enumerate(acks):
+        descriptor = JobDescriptor.parse(ack.descriptor)
+        if descriptor is None:
+            where = f"{field}[{place}].descriptor"
+            raise invalid(where, "expected a descriptor as an enqueue or a claim returned it")
+        found.setdefault(descriptor.queue, []).append(ack)
+    return found
+
+
+def _outcomes(
+    acks: Sequence[SucceededBody], applied: Mapping[str, Iterator[bool]]
+) -> list[AckAnswer]:
+    """Return the outcome of each ack, from those of each queue in their order."""
+    return [
+        AckAnswer(
+            descriptor=ack.descriptor,
+            outcome="done" if next(applied[ack.descriptor.partition(":")[0]]) else "stale",
+        )
+        for ack in acks
+    ]
+
+
+def _forbidden(request: web.Request, role: str, queue: str) -> Problem:
+    """Return the refusal of a user whose roles do not allow the request, and log it."""
+    user = request[_USER]
+    log.warning(
+        "refused: %s %s from %s as %r: no role %s",
+        *(request.method, request.path, request.remote, user.name, role),
+    )
+    of_queue = f" for queue {queue!r}" if queue else ""
+    text = f"user {user.name!r} has no role {role!r}{of_queue}"
+    return Problem(HTTPStatus.FORBIDDEN, Code.FORBIDDEN, text)
+
+
+async def _read(request: web.Request, of: type[T]) -> T:
+    """Read a body; none at all is an empty object. Raises Problem."""
+    body = await request.read() or b"{}"
+    try:
+        body.decode()  # msgspec does not look into what it keeps raw
+        return msgspec.json.decode(body, type=of)
+    except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
+        raise invalid_body(error) from None
+
+
+def _json(answer: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    return web.Response(
+        status=status, body=_encode(answer), content_type="application/json", charset="utf-8"
+    )

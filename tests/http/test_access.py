@@ -1,0 +1,135 @@
+"""Who may do what over HTTP: users of etc/users.yaml, made by `pinlater-admin user`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.deployment import Deployment
+from tests.http.conftest import http_of, serving_http
+
+SECRET = "correct horse"
+CALLS = {
+    "queues": ("GET", "/v2/queues", None),
+    "queue": ("GET", "/v2/queues/mail", None),
+    "create": ("PUT", "/v2/queues/mail", None),
+    "delete": ("DELETE", "/v2/queues/mail", None),
+    "enqueue": ("POST", "/v2/queues/mail/jobs", {"data": 1}),
+    "claim": ("POST", "/v2/queues/mail/claims", None),
+    "ack": ("POST", "/v2/jobs/acks", {"succeeded": [{"descriptor": "mail:s1:p1:1", "claim": "x"}]}),
+    "job": ("GET", "/v2/jobs/mail:s1:p1:1", None),
+}
+VIEW = {"queues", "queue", "job"}
+ALLOWED = {
+    "view": VIEW,
+    "enqueue": VIEW | {"enqueue"},
+    "work": VIEW | {"claim", "ack"},
+    "operate": VIEW | {"create"},
+    "admin": set(CALLS),
+    "elsewhere": {"queues"},  # admin of other queues
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("access")
+    with serving_http(folder) as deployment:
+        http_of(deployment).put("/v2/queues/mail")
+        for role in ALLOWED:
+            _add(deployment, role, "admin" if role == "elsewhere" else role)
+        yield deployment
+
+
+def _add(deployment: Deployment, name: str, role: str) -> None:
+    queue = "other*" if name == "elsewhere" else "*"
+    command = ("user", "add", name, "--role", role, "--queue", queue, "--password-stdin")
+    deployment.admin(*command, stdin=SECRET)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("user", ALLOWED)
+def test_a_user_may_do_what_its_role_says_and_nothing_else(guarded, user, call):
+    api = http_of(guarded).as_user(user, SECRET)
+    method, path, body = CALLS[call]
+
+    answer = api.call(method, path, body)
+
+    refused = answer.status == 403 and answer.body["code"] == "FORBIDDEN"
+    assert refused == (call not in ALLOWED[user])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_needs_a_user(guarded, call):
+    method, path, body = CALLS[call]
+
+    answer = http_of(guarded).call(method, path, body)
+
+    assert answer.status == 401
+    assert answer.headers["WWW-Authenticate"].startswith("Basic")
+
+
+def test_a_token_is_shown_once_and_refused_once_its_user_is_removed(guarded, wait_until):
+    token = guarded.admin("user", "add", "ci", "--role", "enqueue", "--token").splitlines()[-1]
+    api = http_of(guarded).with_token(token)
+    allowed = api.post("/v2/queues/mail/jobs", {"data": 1})
+    kept = (guarded.folder / "etc/users.yaml").read_text()
+    guarded.admin("user", "remove", "ci")
+
+    wait_until(lambda: api.post("/v2/queues/mail/jobs", {"data": 1}).status == 401)
+    assert allowed.status == 201
+    assert token not in kept
+
+
+def test_refusals_are_logged_without_the_credentials(guarded):
+    http_of(guarded).as_user("view", "wrong password").get("/v2/queues")
+    http_of(guarded).as_user("view", SECRET).post("/v2/queues/mail/claims")
+
+    log = (guarded.folder / "run/log/http.log").read_text()
+    assert "refused: GET /v2/queues from 127.0.0.1 as 'view': wrong_password" in log
+    assert "refused: POST /v2/queues/mail/claims from 127.0.0.1 as 'view': no role work" in log
+    assert "wrong password" not in log
+    assert SECRET not in log
+
+
+def test_guessing_is_slowed_down(tmp_path: Path):
+    with serving_http(tmp_path / "d") as deployment:
+        _add(deployment, "ada", "admin")
+        api = http_of(deployment)
+        guesses = [api.as_user("ada", f"guess {n}").get("/v2/queues").status for n in range(7)]
+        right = api.as_user("ada", SECRET).get("/v2/queues")
+
+    assert guesses == [401] * 5 + [429] * 2
+    assert right.status == 429
+    assert int(right.headers["Retry-After"]) > 0
+
+
+def test_users_is_a_file_for_its_owner_only(guarded):
+    assert (guarded.folder / "etc/users.yaml").stat().st_mode & 0o777 == 0o600
+
+
+def test_mistakes_in_users_are_named_with_their_place(guarded, tmp_path: Path):
+    from pinlaterd.config.load import load_config
+    from pinlaterd.deployment.files import write_deployment
+    from pinlaterd.errors import ConfigError
+
+    write_deployment(tmp_path, "sqlite", 1, {})
+    users = tmp_path / "etc/users.yaml"
+    users.write_text(
+        "users:\n"
+        "  ada: {roles: [boss], password_hash: secret}\n"
+        "  b b: {roles: [view], tokens: [{sha256: xyz}]}\n"
+        "  eve: {roles: [view]}\n"
+        "  jim: {roles: [view], tokens: [{sha256: xyz, expires: soon}]}\n"
+    )
+    with pytest.raises(ConfigError) as raised:
+        load_config(tmp_path / "etc")
+
+    text = str(raised.value)
+    assert f"{users}:2: users.ada.roles.0: unknown role 'boss'; choose from view" in text
+    assert f"{users}:2: users.ada.password_hash: not a hash" in text
+    assert f"{users}:3: users.b b: 'b b' is not valid" in text
+    assert f"{users}:4: users.eve.password_hash: missing, and so are tokens" in text
+    assert f"{users}:5: users.jim.tokens.0.sha256" in text
+    assert f"{users}:5: users.jim.tokens.0.expires: expected a time" in text
+    assert "secret" not in text

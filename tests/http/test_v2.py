@@ -1,0 +1,304 @@
+"""The calls of /v2, as a client that has only HTTP makes them."""
+
+from __future__ import annotations
+
+import base64
+import threading
+
+import psutil
+import pytest
+
+from pinlaterd.client import Job
+from tests.deployment import Deployment, frozen
+from tests.http.conftest import HttpClient, http_of, serving_http
+
+
+def test_a_job_goes_from_enqueue_to_its_end(api, mail):
+    enqueued = api.post(f"{mail}/jobs", {"data": {"to": "ada"}})
+    [claimed] = api.post(f"{mail}/claims", {"limit": 10}).body["jobs"]
+    acked = api.post(
+        "/v2/jobs/acks",
+        {
+            "succeeded": [
+                {
+                    "descriptor": claimed["descriptor"],
+                    "claim": claimed["claim"],
+                    "status": "sent",
+                }
+            ]
+        },
+    )
+    job = api.get(f"/v2/jobs/{claimed['descriptor']}")
+
+    assert enqueued.status == 201
+    assert enqueued.body == {"descriptor": claimed["descriptor"], "existed": False}
+    assert claimed["data"] == {"to": "ada"}
+    assert (claimed["attempts_allowed"], claimed["attempts_remaining"]) == (2, 2)
+    assert acked.status == 200
+    assert acked.body == {
+        "succeeded": [{"descriptor": claimed["descriptor"], "outcome": "done"}],
+        "failed": [],
+    }
+    assert job.status == 200
+    assert job.body["state"] == "succeeded"
+    assert job.body["status"] == "sent"
+    assert job.body["queue"] == mail.rpartition("/")[2]
+    assert job.body["data"] == {"to": "ada"}
+    assert job.body["created_at"].endswith("Z")
+
+
+def test_a_queue_is_created_once_and_counts_its_jobs(api, mail):
+    again = api.put(mail)
+    api.post(f"{mail}/jobs", {"jobs": [{"data": 1}, {"data": 2}, {"data": 3}]})
+    api.post(f"{mail}/jobs", {"data": 4, "run_after": "2100-01-01T00:00:00Z"})
+    api.post(f"{mail}/claims")
+
+    queue = api.get(mail)
+    names = [one["name"] for one in api.get("/v2/queues").body["queues"]]
+
+    assert again.status == 200
+    assert queue.body["counts"] == {
+        "pending": 2,
+        "scheduled": 1,
+        "in_progress": 1,
+        "succeeded": 0,
+        "failed": 0,
+    }
+    assert queue.body["name"] in names
+
+
+def test_data_stays_as_it_was_written(api, mail, http_service):
+    """Numbers keep their digits, objects their order and their keys given twice."""
+    data = b'{"b": 1.50, "a": 12345678901234567890, "b": [ 1e400 ]}'
+
+    api.post(f"{mail}/jobs", b'{"data": ' + data + b"}")
+
+    with http_service.client() as client:
+        [job] = client.dequeue(mail.rpartition("/")[2], limit=1)
+    assert job.body == data
+
+
+def test_bytes_that_are_no_json_are_given_in_base64(api, mail, http_service):
+    with http_service.client() as client:
+        client.enqueue(mail.rpartition("/")[2], [Job(body) for body in (b"\xff", b"{", b"[1]")])
+
+    jobs = api.post(f"{mail}/claims", {"limit": 3}).body["jobs"]
+
+    given = [job.get("data", job.get("body")) for job in jobs]
+    assert sorted(map(str, given)) == sorted(["/w==", "ew==", "[1]"])
+    assert base64.b64decode("/w==") == b"\xff"
+
+
+def test_options_of_a_job_are_kept(api, mail):
+    sent = {
+        "body": base64.b64encode(b"\0\1").decode(),
+        "priority": 2,
+        "attempts": 7,
+        "status": "new",
+        "run_after": 4_102_444_800_000,
+    }
+
+    descriptor = api.post(f"{mail}/jobs", sent).body["descriptor"]
+
+    job = api.get(f"/v2/jobs/{descriptor}").body
+    assert ":p2:" in descriptor
+    assert (job["state"], job["attempts_allowed"], job["status"]) == ("pending", 7, "new")
+    assert job["run_after"] == "2100-01-01T00:00:00Z"
+    assert job["body"] == "AAE="
+
+
+def test_a_failed_job_is_retried_unless_it_is_not_retryable(api, mail):
+    api.post(f"{mail}/jobs", {"jobs": [{"data": 1}, {"data": 2}]})
+    jobs = api.post(f"{mail}/claims", {"limit": 2}).body["jobs"]
+    failed = [
+        {"descriptor": job["descriptor"], "claim": job["claim"], "retryable": job["data"] == 1}
+        for job in jobs
+    ]
+
+    answer = api.post("/v2/jobs/acks", {"failed": failed})
+
+    assert {one["outcome"] for one in answer.body["failed"]} == {"done"}
+    states = {job["data"]: api.get(f"/v2/jobs/{job['descriptor']}").body["state"] for job in jobs}
+    assert states == {1: "pending", 2: "failed"}
+
+
+def test_an_ack_whose_claim_no_longer_holds_is_stale(api, mail):
+    api.post(f"{mail}/jobs", {"jobs": [{"data": 1}, {"data": 2}]})
+    one, other = api.post(f"{mail}/claims", {"limit": 2}).body["jobs"]
+    acks = [{"descriptor": job["descriptor"], "claim": job["claim"]} for job in (one, other)]
+    api.post("/v2/jobs/acks", {"succeeded": acks[:1]})
+
+    again = api.post("/v2/jobs/acks", {"succeeded": acks})
+
+    assert [ack["outcome"] for ack in again.body["succeeded"]] == ["stale", "done"]
+
+
+def test_a_claim_waits_for_a_job(api, mail):
+    answers = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(api.post(f"{mail}/claims", {"wait_ms": 9_000}))
+    )
+    waiting.start()
+    api.post(f"{mail}/jobs", {"data": "soon"})
+    waiting.join()
+
+    assert [job["data"] for job in answers[0].body["jobs"]] == ["soon"]
+
+
+def test_jobs_claimed_for_a_client_that_has_gone_are_pending_again(api, mail, wait_until):
+    import socket
+
+    with socket.create_connection(("127.0.0.1", api.port)) as gone:
+        body = b'{"wait_ms": 20000}'
+        head = f"POST {mail}/claims HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        gone.sendall(head.encode() + body)
+        api.get(mail)  # the other request was read by now
+    api.post(f"{mail}/jobs", {"data": 1})
+
+    wait_until(lambda: api.post(f"{mail}/claims").body["jobs"])
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "says"),
+    [
+        (b'{"data": 1, "priority": "high"}', "priority", "Expected `int`"),
+        (b'{"jobs": [{"data": 1}, {"data": 1, "attempts": 0}]}', "jobs[1].attempts", ">= 1"),
+        (b'{"jobs": [{"data": 1}, {}]}', "jobs[1]", "give `data`"),
+        (b'{"data": 1, "body": "AA=="}', "", "not both"),
+        (b'{"body": "?"}', "body", "base64"),
+        (b'{"data": 1, "run_after": "2026-01-01T00:00:00"}', "run_after", "timezone"),
+        (b'{"data": 1, "colour": "red"}', "", "colour"),
+        (b'{"data": 1', "", "truncated"),
+        (b'{"data": "\xff"}', "", "UTF-8"),
+        (b'{"data": ' + b"[" * 100_000, "", "nested"),
+        (b"[]", "", "object"),
+    ],
+)
+def test_a_mistake_in_a_body_is_named_with_its_place(api, mail, body, field, says):
+    answer = api.post(f"{mail}/jobs", body)
+
+    assert answer.status == 400
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    [error] = answer.body["errors"]
+    assert error["field"] == field
+    assert says in error["message"]
+    assert answer.body["code"] == "INVALID_REQUEST"
+
+
+def test_nothing_of_a_list_with_a_mistake_is_stored(api, mail):
+    api.post(f"{mail}/jobs", {"jobs": [{"data": 1}, {"data": 2, "priority": 100}]})
+
+    assert api.get(mail).body["counts"]["pending"] == 0
+
+
+def test_refusals_of_the_service_have_its_codes(api, mail):
+    unknown = api.post("/v2/queues/nowhere/jobs", {"data": 1})
+    invalid = api.put("/v2/queues/no-hyphens")
+    priority = api.post(f"{mail}/jobs", {"data": 1, "priority": 9})
+    no_job = api.get("/v2/jobs/mail:s1:p1:1")
+    password = api.delete(mail, headers={"X-Admin-Password": "guess"})
+
+    assert (unknown.status, unknown.body["code"]) == (404, "QUEUE_NOT_FOUND")
+    assert (invalid.status, invalid.body["code"]) == (400, "QUEUE_NAME_INVALID")
+    assert (priority.status, priority.body["code"]) == (400, "PRIORITY_NOT_SUPPORTED")
+    assert (no_job.status, no_job.body["code"]) == (404, "JOB_NOT_FOUND")
+    assert (password.status, password.body["code"]) == (403, "PASSWORD_INVALID")
+
+
+def test_what_is_not_there_says_what_is(api, mail):
+    path, method = api.get("/v3"), api.post(mail)
+
+    assert (path.status, path.body["code"]) == (404, "NOT_FOUND")
+    assert (method.status, method.body["code"]) == (405, "METHOD_NOT_ALLOWED")
+    assert method.headers["Allow"] == "DELETE, GET, HEAD, PUT"
+
+
+def test_a_limit_is_set_and_shown(api, mail, wait_until):
+    limited = api.put(mail, {"limits": {"max_jobs_per_second": 0}})
+    wait_until(lambda: api.get(mail).body["limits"]["max_jobs_per_second"] == 0)
+    api.post(f"{mail}/jobs", {"data": 1})
+    wait_until(lambda: api.post(f"{mail}/claims").status == 429)
+    refused = api.post(f"{mail}/claims")
+    api.put(mail, {"limits": {"max_jobs_per_second": None}})
+
+    assert limited.status == 200
+    assert refused.body["code"] == "DEQUEUE_RATE_LIMITED"
+    assert int(refused.headers["Retry-After"]) >= 1
+    wait_until(lambda: api.post(f"{mail}/claims").body.get("jobs"))
+
+
+def test_the_process_is_one_of_the_service(tmp_path, wait_until):
+    """It is in `status`, counted in /health, and back after a kill -9."""
+    with serving_http(tmp_path / "d") as deployment:
+        api = http_of(deployment)
+        shown = deployment.processes_called("http")
+        killed = deployment.kill("http")
+        wait_until(lambda: not deployment.status()["healthy"])
+        deployment.wait_until_serving()
+        wait_until(lambda: _answers(api))
+        back = deployment.pid_of("http")
+
+    assert [process["state"] for process in shown.values()] == ["serving"]
+    assert back != killed
+
+
+def test_a_restart_refuses_no_request(tmp_path):
+    with serving_http(tmp_path / "d") as deployment:
+        api = http_of(deployment)
+        api.put("/v2/queues/mail")
+        failures: list[object] = []
+        done = threading.Event()
+
+        def enqueue() -> None:
+            while not done.is_set():
+                try:
+                    answer = api.post("/v2/queues/mail/jobs", {"data": 1})
+                    if answer.status != 201:
+                        failures.append(answer)
+                except OSError as error:
+                    failures.append(error)
+
+        load = threading.Thread(target=enqueue)
+        load.start()
+        deployment.admin("restart", "http")
+        deployment.admin("restart", "router")
+        done.set()
+        load.join()
+
+    assert failures == []
+
+
+def test_a_router_that_was_killed_costs_no_request(tmp_path, wait_until):
+    with serving_http(tmp_path / "d") as deployment:
+        api = http_of(deployment)
+        api.put("/v2/queues/mail")
+        killed = deployment.kill("router")
+        wait_until(lambda: not psutil.pid_exists(killed))
+
+        answer = api.post("/v2/queues/mail/jobs", {"data": 1})
+
+    assert answer.status == 201
+
+
+def test_a_shard_that_hangs_is_named_and_may_be_asked_again(tmp_path):
+    with serving_http(tmp_path / "d", request_timeout_ms=1_000) as deployment:
+        api = http_of(deployment)
+        api.put("/v2/queues/mail")
+        descriptor = api.post("/v2/queues/mail/jobs", {"data": 1}).body["descriptor"]
+        with frozen(deployment.pid_of("shard-1")):
+            answer = api.get(f"/v2/jobs/{descriptor}")
+
+    assert (answer.status, answer.body["code"]) == (503, "SHARD_CONNECTION_FAILED")
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert "shard 1" in answer.body["detail"]
+
+
+def _answers(api: HttpClient) -> bool:
+    try:
+        return api.get("/v2/queues").status == 200
+    except OSError:
+        return False
+
+
+def test_a_deployment_without_it_starts_no_such_process(service: Deployment):
+    assert "http" not in service.pids()
