@@ -347,13 +347,19 @@ def _open_without_waiting(descriptor: int) -> int:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ASIDE_BYTES: Final = 8 * 1024  # each takes up to a microsecond, to change threads 100
+# To decode a byte takes up to a microsecond, to change threads a hundred.
+ASIDE_BYTES: Final = 8 * 1024
 # The loop takes the interpreter back from it within milliseconds; from several, one by one.
 _ASIDE: Final = ThreadPoolExecutor(1, "aside")
+
+
+def begin_aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+    """Call a pure function that would hold the event loop for long in a thread beside it."""
+    return asyncio.wrap_future(_ASIDE.submit(function, *args, **kwargs))
 
 
 async def aside(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a pure function that works on `size` bytes: beside the event loop if they are many."""
     if size <= ASIDE_BYTES:
         return function(*args, **kwargs)
-    return await asyncio.wrap_future(_ASIDE.submit(function, *args, **kwargs))
+    return await begin_aside(function, *args, **kwargs)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -34,12 +33,13 @@ from pinlaterd.errors import (
     ShardConnectionFailed,
 )
 from pinlaterd.lifecycle import aside
-from pinlaterd.model import CallContext, Method, Request, Result, ScanRequest
+from pinlaterd.model import CallContext, Method, Request, Result
 from pinlaterd.router.rate_limits import LimitedQueue, RateLimits
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head, Peek
 from pinlaterd.rpc.connection import Answer, Connection
+from pinlaterd.rpc.peek import DEQUEUE_END_BYTES, may_be_dry_run, may_include_bodies, most_scanned
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import DONE, SCAN_BYTES, Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
@@ -67,14 +67,6 @@ _STATUS_BYTES = 20_000
 _RECORD_BYTES = _STATUS_BYTES + 400
 # What a dequeue tells of a job beside its body, at most.
 _CLAIM_BYTES = 512
-# includeBody of a look-up is field 2, dryRun of a dequeue field 4; each a boolean, true if not 0.
-_INCLUDES_BODY = re.compile(rb"\x02\x00\x02[^\x00]", re.DOTALL).search
-true_dry_run = re.compile(rb"\x02\x00\x04[^\x00]", re.DOTALL).search
-# Of a dequeue, from dryRun on: that, coverage, maxWaitMillis, and the ends of two structs.
-_DEQUEUE_END_BYTES = 4 + 11 + 7 + 2
-# The limit of a scan is field 6, an i32.
-_DEFAULT_SCAN_LIMIT: int = ScanRequest._field_defaults["limit"]
-_SCAN_LIMITS = re.compile(rb"\x08\x00\x06(.{4})", re.DOTALL).findall
 _MAY_BE_LARGE = frozenset({Method.DEQUEUE, Method.LOOKUP, Method.SCAN})
 _MSEC_NAMES = {method: f"PinLaterService.{method}_msec" for method in Method}
 _ENDED = Peek(Head("", 0, oneway=False, strict=True), None, False, None, 0, 0, None)
@@ -120,9 +112,10 @@ class Call(Answer, ShardCall):
         self._on_end = on_end
 
     async def decode(self, most_elements: int) -> codec.Call:
-        """All of it. Raises PinLaterError if it is malformed, or a list of it too long."""
+        """Decode all of it. Raises PinLaterError if it is malformed, or a list of it too long."""
+        message = self.message
         try:
-            return await aside(len(self.message), codec.decode_call, self.message, most_elements)
+            return await aside(len(message), codec.decode_call, message, most_elements)
         except ProtocolError as error:
             raise InvalidRequest(str(error)) from error
 
@@ -195,8 +188,8 @@ class Admission:
         if method not in _MAY_BE_LARGE:
             return True
         if method is DEQUEUE:
-            at = len(call.message) - _DEQUEUE_END_BYTES if call.peek.canonical else 0
-            call.claims = true_dry_run(call.message, at) is None
+            end = call.message[-DEQUEUE_END_BYTES:] if call.peek.canonical else call.message
+            call.claims = not may_be_dry_run(end)
         size = self._grantable(call)
         if size if call.claims else size <= _LARGE_BYTES:
             self._grant(call, size)
@@ -266,11 +259,11 @@ class Admission:
             of_a_job = settings.max_job_body_bytes + _CLAIM_BYTES
             size = min(jobs * of_a_job, settings.max_response_bytes)
         elif peek.method is Method.LOOKUP:
-            body = settings.max_job_body_bytes if _INCLUDES_BODY(call.message) else 0
+            body = settings.max_job_body_bytes if may_include_bodies(call.message) else 0
             jobs = peek.items if peek.canonical else settings.max_jobs_per_call
             size = min(jobs * (body + _RECORD_BYTES), settings.max_frame_bytes)
         else:
-            jobs = min(_scan_limit(call.message), settings.scan_limit)
+            jobs = most_scanned(call.message, settings.scan_limit)
             statuses = min(jobs * _STATUS_BYTES, len(self._shared.shards.by_name) * SCAN_BYTES)
             size = statuses + jobs * (_RECORD_BYTES - _STATUS_BYTES)
         return min(size, self._most_bytes)
@@ -311,17 +304,11 @@ class Admission:
         self._looking = asyncio.get_running_loop().call_later(seconds, self._look)
 
 
-def _scan_limit(message: bytes) -> int:
-    """The largest that the message may mean: what looks like a limit may stand in a text, too."""
-    limits = [int.from_bytes(limit, "big", signed=True) for limit in _SCAN_LIMITS(message)]
-    return max([_DEFAULT_SCAN_LIMIT, *limits])
-
-
 # --- asking shards ---------------------------------------------------------------------------
 
 
 class Query(NamedTuple):
-    """What a call that several shards answer asks of each of them."""
+    """What a call of `size` bytes that several shards answer asks of each of them."""
 
     method: Method
     context: CallContext

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -32,20 +31,17 @@ from pinlaterd.router.call import (
     Shared,
     failure,
     results_of,
-    true_dry_run,
 )
 from pinlaterd.router.fan_out import FanOut
 from pinlaterd.router.shards import best_level, cover, plan_round, ready_through
 from pinlaterd.rpc import codec
-from pinlaterd.rpc.peek import MAX_WAIT, UNUSUAL
+from pinlaterd.rpc.peek import UNUSUAL, may_be_dry_run, may_wait
 from pinlaterd.rpc.tuned import dequeue_without_acks
 from pinlaterd.wire.envelope import DONE, GiveUp, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 
 T = TypeVar("T")
 _FAILED = Status.FAILED  # see envelope.DONE
-# Whether maxWaitMillis is given and not 0, or a text looks like it.
-may_wait = re.compile(re.escape(MAX_WAIT) + rb"(?!\x00{4})").search
 
 
 class Dequeuer:
@@ -83,10 +79,11 @@ class Dequeuer:
     def join(self, call: Call, first: ShardLink, reply: ReplyEntry) -> bool:
         """Complete what `first` gave as the other shards answer, without a task of its own. False:
         it may have to wait, or is no plain dequeue."""
-        if true_dry_run(call.message) or (not reply.jobs and may_wait(call.message)):
+        message = call.message
+        if may_be_dry_run(message) or (not reply.jobs and may_wait(message)):
             return False
         try:
-            message = dequeue_without_acks(call.message)
+            message = dequeue_without_acks(message)
         except UNUSUAL:
             return False
         request = DequeueRequest(call.peek.queue or "", call.peek.limit)

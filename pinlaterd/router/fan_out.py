@@ -31,7 +31,7 @@ from pinlaterd.errors import (
     QueueNameTooLong,
     ShardConnectionFailed,
 )
-from pinlaterd.lifecycle import aside
+from pinlaterd.lifecycle import aside, begin_aside
 from pinlaterd.model import (
     CONTINUATION_END,
     CONTINUATION_START,
@@ -261,7 +261,7 @@ class FanOut:
             raise ContinuationInvalid(request.continuation)
         limit = min(request.limit, self._shared.settings.scan_limit)
         results = await query.ask(zip(self._every(), repeat(request._replace(limit=limit))))
-        return await aside(100 * limit, merge_scans, cast("list[ScanResult]", results), limit)
+        return await begin_aside(merge_scans, cast("list[ScanResult]", results), limit)
 
     async def _retry_failed(self, query: Query, request: RetryFailedRequest) -> int:
         """The oldest over all shards, a bounded number at a time."""

@@ -23,6 +23,7 @@ from pinlaterd.errors import (
     PinLaterError,
     RequestError,
 )
+from pinlaterd.lifecycle import aside
 from pinlaterd.model import Method
 from pinlaterd.router.call import (
     DEQUEUE,
@@ -35,12 +36,12 @@ from pinlaterd.router.call import (
     reason_of,
     results_of,
 )
-from pinlaterd.router.dequeue import Dequeuer, may_wait
+from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.fan_out import FanOut
 from pinlaterd.router.shards import ShardSet, less_loaded
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.connection import Answer, Connection
-from pinlaterd.rpc.peek import UNUSUAL
+from pinlaterd.rpc.peek import UNUSUAL, may_wait, names_one_shard
 from pinlaterd.rpc.tuned import SLICE, EnqueuePart, enqueue_parts
 from pinlaterd.wire.envelope import DONE, GiveUp, Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
@@ -208,7 +209,7 @@ class RouterService:
         if len(self._shards.by_name) > 1 or any(shard.ready_counts(call.peek.queue or "")):
             return True
         # The counts that came with the answer of the only shard confirm that nothing is left.
-        return not reply.jobs and may_wait(call.message) is not None
+        return not reply.jobs and may_wait(call.message)
 
     def _to_first_descriptor(self, call: Call) -> None:
         first = call.peek.first_descriptor
@@ -261,9 +262,7 @@ def _is_for_several(call: Call) -> bool:
     peek = call.peek
     if peek.method is Method.ACK and len(call.message) > LARGE_BYTES:
         return True
-    if peek.first_descriptor is None or peek.items <= _LONG_LIST:
-        return False
-    return call.message.count(peek.first_descriptor.encode().rpartition(b":p")[0]) < peek.items
+    return peek.items > _LONG_LIST and not names_one_shard(call.message, peek)
 
 
 def _end_unanswered(call: Call, task: asyncio.Task[None]) -> None:
@@ -333,7 +332,8 @@ class SplitEnqueue:
             return await self._validated(enqueue_parts(message, most, self._sizes_of))
         except UNUSUAL:
             _, context, request = await self._call.decode(most)
-            message = codec.encode_call(Method.ENQUEUE, 0, context, request)
+            encode = partial(codec.encode_call, Method.ENQUEUE, 0, context, request)
+            message = await aside(len(message), encode)
             return await self._validated(enqueue_parts(message, most, self._sizes_of))
 
     async def _validated(self, cut: Iterator[EnqueuePart]) -> list[EnqueuePart]:

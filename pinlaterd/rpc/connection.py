@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc.compact import from_binary
+from pinlaterd.lifecycle import ASIDE_BYTES, begin_aside
+from pinlaterd.rpc.compact import from_binary, to_binary
 from pinlaterd.rpc.framing import FrameReader
 from pinlaterd.rpc.interface import pack_u32
 
@@ -33,6 +34,8 @@ _AHEAD_BYTES: Final = 8 * KIB * KIB
 _FIRST_GUESS_BYTES: Final = 256 * KIB
 # Answers up to this size are put together with others to be written at once.
 _JOIN_BYTES: Final = 16 * KIB
+# Calls that come one upon the other are converted from compact on the loop up to this size.
+_PIPELINED_BYTES: Final = 512
 # A dead peer is found out by TCP after about two minutes of silence.
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -59,6 +62,7 @@ class Answer:
 
     oneway: bool = False
     sent: bytes | None = None
+    converted: asyncio.Future[bytes] | None = None  # a large one, to compact
     may_wait: bool = False
     # Called with the answer if the client goes before all of it has arrived.
     on_undelivered: Callable[[bytes], None] | None = None
@@ -96,6 +100,14 @@ class Answer:
         """False if nobody will get it: the client has gone, or the call is oneway."""
         return self.connection.answered(self, message)
 
+    def lost(self) -> None:
+        """Tell that the client has gone before all of the answer has arrived."""
+        if self.sent is None:
+            if self.on_gone is not None:
+                self.on_gone()
+        elif self.on_undelivered is not None:
+            self.on_undelivered(self.sent)
+
 
 class _Progress:
     """How far something has got, and since when it has got no further."""
@@ -106,8 +118,12 @@ class _Progress:
         self._since = 0.0
         self._reached: tuple[int, int] | None = None
 
-    def idle_seconds(self, now: float) -> float:
+    def idle_seconds(self, now: float, *, expected: bool) -> float:
+        """Return since when it got no further, 0 if that is not `expected` of it."""
         reached = self._reached
+        if not expected:
+            self._reached = None
+            return 0.0
         if (
             reached is None
             or self.finished != reached[0]
@@ -115,9 +131,6 @@ class _Progress:
         ):
             self._since, self._reached = now, (self.finished, self.bytes)
         return now - self._since
-
-    def forget(self) -> None:
-        self._reached = None
 
 
 class Connection(asyncio.Protocol):
@@ -129,6 +142,7 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader(server.max_frame_bytes)
         self.slots: deque[Answer] = deque()  # the calls in flight, oldest first
         self._waiting: deque[bytes] = deque()  # messages that are not begun yet
+        self._converting_bytes = 0  # of the next call, on its way from compact
         self.oneway_calls = 0  # that have not ended
         self.calls_that_may_wait = 0  # for long, and have no answer yet
         self._deliveries: _Deliveries | None = None
@@ -169,6 +183,7 @@ class Connection(asyncio.Protocol):
         if len(messages) == 1 and not (
             self.slots
             or self._waiting
+            or self._converting_bytes
             or self.oneway_calls
             or self._unsent_high
             or reader.buffer
@@ -182,8 +197,7 @@ class Connection(asyncio.Protocol):
         if messages:
             self._pump()
         if reader.buffer or self._waiting:
-            # A compact message has grown meanwhile.
-            self.server.budget.charge(max(len(data), sum(map(len, messages))))
+            self.server.budget.charge(len(data))
         if reader.paused:
             asyncio.get_running_loop().call_soon(self.data_received, b"")
         self._update_reading()
@@ -212,11 +226,7 @@ class Connection(asyncio.Protocol):
         self._waiting.clear()
         self.server.closed(self)
         for answer in (*undelivered, *slots):
-            if answer.sent is None:
-                if answer.on_gone is not None:
-                    answer.on_gone()
-            elif answer.on_undelivered is not None:
-                answer.on_undelivered(answer.sent)
+            answer.lost()
 
     # --- calls and answers ----------------------------------------------------------------------
 
@@ -243,6 +253,9 @@ class Connection(asyncio.Protocol):
             return False
         answer.sent = message
         size = len(message)
+        if self._reader.compact and size > ASIDE_BYTES:
+            answer.converted = begin_aside(from_binary, message)
+            answer.converted.add_done_callback(lambda _: self._pump())
         if answer.may_wait:
             self.calls_that_may_wait -= 1
         # Few calls are begun whose answers are large, or a client that reads none could have
@@ -284,13 +297,14 @@ class Connection(asyncio.Protocol):
             self._update_reading()
 
     def _is_idle(self) -> bool:
-        return not (self.slots or self._waiting or self._reader.buffer)
+        return not (self.slots or self._waiting or self._converting_bytes or self._reader.buffer)
 
     def _begin_calls(self) -> bool:
         """Begin the calls that wait, as many as may be in flight; whether there were any."""
         begun = False
         while (
             self._waiting
+            and not self._converting_bytes
             and self._ready_bytes < _JOIN_BYTES
             and (calls := len(self.slots) + self.oneway_calls) < self.server.max_calls
             and calls * self._answer_bytes < _AHEAD_BYTES
@@ -304,9 +318,28 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, message: bytes) -> None:
         try:
+            if self._reader.compact:
+                size, most_bytes = len(message), self.server.max_frame_bytes
+                if size > (_PIPELINED_BYTES if self._pumping else ASIDE_BYTES):
+                    self._converting_bytes = size
+                    aside = begin_aside(to_binary, message, most_bytes)
+                    aside.add_done_callback(self._begin_converted)
+                    self._update_reading()
+                    return
+                message = to_binary(message, most_bytes)
             self.server.handler(message, self)
         except ProtocolError as error:
             self._refuse(str(error))
+
+    def _begin_converted(self, converted: asyncio.Future[bytes]) -> None:
+        self._converting_bytes = 0
+        if self.gone or self._closing:
+            return
+        try:
+            self.server.handler(converted.result(), self)
+        except ProtocolError as error:
+            self._refuse(str(error))
+        self._pump()
 
     def _write_answers(self) -> None:
         """Write the answers that no earlier call keeps waiting, of which there is one at least."""
@@ -314,9 +347,12 @@ class Connection(asyncio.Protocol):
         written = self._written_bytes
         parts: list[bytes] = []
         while slots and (message := slots[0].sent) is not None:
-            answer = slots.popleft()
             if reader.compact:
-                message = from_binary(message)
+                converted = slots[0].converted
+                if converted is not None and not converted.done():
+                    break
+                message = from_binary(message) if converted is None else converted.result()
+            answer = slots.popleft()
             if reader.framed:
                 parts.append(pack_u32(len(message)))
                 written += 4
@@ -344,7 +380,7 @@ class Connection(asyncio.Protocol):
         calls = len(self.slots)
         limit = self.server.max_calls
         # Once full, half of the calls have to be answered before more are read.
-        busy = self._waiting or self._reader.paused
+        busy = self._waiting or self._converting_bytes or self._reader.paused
         full = bool(busy) or calls >= (limit if self._reading else max(1, limit // 2))
         wanted = not (full or self._unsent_high or self._held)
         if wanted and not self._reading:
@@ -370,6 +406,7 @@ class Connection(asyncio.Protocol):
         written = self._transport.get_write_buffer_size()
         if self._deliveries is not None:
             written = max(written, self._deliveries.held_bytes)
+        waiting += self._converting_bytes
         return len(self._reader.buffer) + waiting + answers + written
 
     # --- ends -------------------------------------------------------------------------------------
@@ -432,18 +469,13 @@ class Connection(asyncio.Protocol):
 
     def stalled(self, now: float, seconds: float) -> str | None:
         """Why this connection should be closed: what has made no progress for so long."""
-        if self._reader.buffer and self._reading:
-            if self._received.idle_seconds(now) > seconds:
-                return f"an unfinished message, and no more of it for {seconds:g} s"
-        else:
-            self._received.forget()
+        is_unfinished = bool(self._reader.buffer) and self._reading
+        if self._received.idle_seconds(now, expected=is_unfinished) > seconds:
+            return f"an unfinished message, and no more of it for {seconds:g} s"
         unsent = self._transport.get_write_buffer_size()
-        if unsent:
-            self._read.bytes = self._written_bytes - unsent
-            if self._read.idle_seconds(now) > seconds:
-                return f"{unsent} bytes of answers were not read for {seconds:g} s"
-        else:
-            self._read.forget()
+        self._read.bytes = self._written_bytes - unsent
+        if self._read.idle_seconds(now, expected=unsent > 0) > seconds:
+            return f"{unsent} bytes of answers were not read for {seconds:g} s"
         return None
 
 

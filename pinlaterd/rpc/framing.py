@@ -19,7 +19,7 @@ from typing import Final
 
 from pinlaterd.config.schema import MOST_FRAME_BYTES
 from pinlaterd.errors import ProtocolError
-from pinlaterd.rpc import compact
+from pinlaterd.rpc.compact import PROTOCOL_ID
 from pinlaterd.rpc.interface import PAUSE, U32, BeyondEnd, Walk, walk_message
 
 _UNFRAMED: Final = b"\x80\x01"
@@ -46,7 +46,11 @@ _HTTP_ANSWER: Final = (
 
 
 class FrameReader:
-    """Cuts what comes into messages of TBinaryProtocol; while `paused`, `feed(b"")` goes on."""
+    """Cuts what one connection sends into messages.
+
+    They are of TCompactProtocol if `compact`, else of TBinaryProtocol. While `paused`, more can be
+    done without more bytes: `feed` it none, once others had their turn.
+    """
 
     __slots__ = (
         "_decided",
@@ -125,10 +129,8 @@ class FrameReader:
             message = bytes(data[at + 4 : end] if self.framed else data[at:end])
             if self._is_first:
                 self._is_first = False
-                self.compact = self.framed and message[0] == compact.PROTOCOL_ID
-                self._is_usual = self.framed and not self.compact
-            if self.compact:
-                message = compact.to_binary(message, self._max_frame_bytes)
+                self.compact = self.framed and message[0] == PROTOCOL_ID
+                self._is_usual = self.framed
             messages.append(message)
             at = end
             if at < size and at > _UNFRAMED_SLICE_BYTES and not self.framed:

@@ -72,9 +72,12 @@ LEAST_SIZE: Final = {
 }
 
 MAX_DEPTH: Final = 64
-MAX_VALUES: Final = 1_000_000  # ten for each of 100,000 jobs; never walked in one go
-MAX_UNKNOWN_VALUES: Final = 50_000  # in all unknown fields of a message: 20 ms
-_SLICE_VALUES: Final = 10_000  # that a walk passes over in one go: 4 ms
+# Ten for each of the 100,000 jobs that a call may have: half a second, but never in one go.
+MAX_VALUES: Final = 1_000_000
+# The unknown fields of a message together hold no more values than this: 20 ms of one process.
+MAX_UNKNOWN_VALUES: Final = 50_000
+# Values that a walk passes in one go: 4 ms.
+_SLICE_VALUES: Final = 10_000
 
 VERSION_1: Final = 0x8001
 STRICT_CALL: Final = b"\x80\x01\x00\x01"

@@ -10,12 +10,13 @@ is peeked is what decoding would give, if decoding succeeds: a field given twice
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.model import Method, new_record
+from pinlaterd.model import Method, ScanRequest, new_record
 from pinlaterd.rpc.interface import (
     I32,
     METHODS,
@@ -270,6 +271,44 @@ def _text(message: bytes, at: int) -> str:
     if end > len(message):
         raise Unusual
     return message[begin:end].decode()
+
+
+# --- what else a call asks for, as far as its bytes show --------------------------------------
+
+# Longer messages are not searched: they might be made so that it takes long.
+_SEARCHED_BYTES: Final = 64 * 1024
+# Of a dequeue, from dryRun on: that, coverage, maxWaitMillis, and the ends of two structs.
+DEQUEUE_END_BYTES: Final = 4 + 11 + 7 + 2
+(_INCLUDE_BODY,) = headers("PinLaterLookupJobRequest", "include_body")
+(_SCAN_LIMIT,) = headers("PinLaterScanJobsRequest", "limit")
+_DEFAULT_SCAN_LIMIT: int = ScanRequest._field_defaults["limit"]
+_SCAN_LIMITS: Final = re.compile(re.escape(_SCAN_LIMIT) + rb"(.{4})", re.DOTALL).findall
+_LARGEST_I32: Final = b"\x7f\xff\xff\xff"
+
+
+def _finder(header: bytes, value: bytes) -> Callable[[bytes], bool]:
+    """Make what tells whether a field may have such a value: a text may look like it."""
+    search = re.compile(re.escape(header) + value, re.DOTALL).search
+    return lambda message: len(message) > _SEARCHED_BYTES or search(message) is not None
+
+
+may_be_dry_run: Final = _finder(DRY_RUN, rb"[^\0]")
+may_wait: Final = _finder(MAX_WAIT, rb"(?!\0{4})")
+may_include_bodies: Final = _finder(_INCLUDE_BODY, rb"[^\0]")
+
+
+def most_scanned(message: bytes, most: int) -> int:
+    """Return how many jobs a scan may ask for, at most `most`."""
+    found = _SCAN_LIMITS(message) if len(message) <= _SEARCHED_BYTES else [_LARGEST_I32]
+    asked: list[int] = [I32(limit, 0)[0] for limit in found]
+    return min(most, max([_DEFAULT_SCAN_LIMIT, *asked]))
+
+
+def names_one_shard(message: bytes, peek: Peek) -> bool:
+    """Tell whether as many descriptors as a call has begin as its first one, up to the shard."""
+    if peek.first_descriptor is None:
+        return True
+    return message.count(peek.first_descriptor.encode().rpartition(b":p")[0]) >= peek.items
 
 
 def _has_lists(method: Method) -> bool:

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 # After so many calls in a row for which a store had no room, the enqueues behind are not tried.
 _REFUSALS_OF_A_FULL_STORE = 10
 _TOO_LATE = "got the call after its deadline"
-_DELETE_QUEUE = b"deleteQueue"
+_DELETE_QUEUE = Method.DELETE_QUEUE.encode()
 _TAKES_NO_JOBS = "is dequeue-only"
 _CALLS = (Op.CALL, Op.VALIDATE, Op.OLDEST_FAILED, Op.ACK_SCHEDULED)
 
@@ -387,7 +387,7 @@ class _Batch:
 def _changes_queues(entry: CallEntry) -> bool:
     """Whether it may drop a queue that others in the same batch rely on. A job's body that holds
     this name only ends a batch early."""
-    return entry.message.find(_DELETE_QUEUE, 0, 40) >= 0 and entry.op is Op.CALL
+    return entry.op is Op.CALL and entry.message.find(_DELETE_QUEUE, 0, 40) >= 0
 
 
 class Dispatch:

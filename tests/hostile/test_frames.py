@@ -148,6 +148,8 @@ _TEXTS = _call_with(_strangers(STRING, 2_000_000, text(b"")))
 _FLAGS = _call_with(field(2, 99, b"\1") * 2_000_000)
 _IN_JOBS = _enqueue_with(_strangers(STRUCT, 9_000, b"\0"), 900)
 _IN_MANY_JOBS = _enqueue_with(_strangers(STRUCT, 9, b"\0"), 9_000)
+_COMPACT_STRUCTS = b"\x19\xfc" + b"\xb0\xb6\x3c" + bytes(990_000)
+_COMPACT_NUMBERS = b"\x19\xf6" + b"\xb0\xb6\x3c" + b"\xff\x01" * 990_000
 _DEAR = {
     "unframed structs": _STRUCTS,
     "unframed lists": _LISTS,
@@ -161,6 +163,9 @@ _DEAR = {
     "flags": framed(_FLAGS),
     "jobs": framed(_IN_JOBS),
     "many jobs": framed(_IN_MANY_JOBS),
+    "compact structs": framed(_COMPACT_CALL + _COMPACT_STRUCTS + bytes(1)),
+    "compact numbers": framed(_COMPACT_CALL + _COMPACT_NUMBERS + bytes(1)),
+    "small compact": framed(_COMPACT_CALL + b"\x19\xfc\xd8\x36" + bytes(7_001)) * 500,
 }
 
 
