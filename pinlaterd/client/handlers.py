@@ -30,7 +30,9 @@ from pinlaterd.client.running_job import (
     RELEASED,
     ClaimLost,
     Ending,
+    ErrorSummary,
     Outcome,
+    Redact,
     Retries,
     RunningJob,
     handlers_frames,
@@ -67,7 +69,8 @@ class Hooks:
     """Functions to be called around each job, in the worker's process. One that raises is logged;
     it changes nothing about the job."""
 
-    def __init__(self) -> None:
+    def __init__(self, redact: Redact | None = None) -> None:
+        self.redact = redact
         self._before: list[Before] = []
         self._after: list[After] = []
         self._on_error: list[OnError] = []
@@ -123,15 +126,18 @@ class QueueHandler:
         """What becomes of a job whose handler returned `value`."""
         return LOST if job.lost else returned(value)
 
-    def outcome_of(self, job: RunningJob, error: BaseException, text: str | None = None) -> Outcome:
-        """What becomes of a job whose handler raised `error`; `text` as for `raised`."""
+    def outcome_of(
+        self, job: RunningJob, error: BaseException, summary: ErrorSummary | None = None
+    ) -> Outcome:
+        """Return what becomes of a job whose handler raised `error`; `summary` as for `raised`."""
         if job.lost:
             return LOST
+        redact = self.hooks.redact
         try:
-            outcome = raised(error, job, self.retries, text)
+            outcome = raised(error, job, self.retries, summary, redact)
         except BaseException as mistake:  # as in a subclass of Retry that forgets its base
             log.exception("job %s: what its handler raised makes no outcome", job.descriptor)
-            outcome = raised(mistake, job, self.retries)
+            outcome = raised(mistake, job, self.retries, redact=redact)
         self._log(job, error, outcome)
         return outcome
 
@@ -150,8 +156,12 @@ class QueueHandler:
 class Handlers(Hooks):
     """The handlers of a program, one for each queue, and the hooks around all of them."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, redact: Redact | None = None) -> None:
+        """`redact`: returns what a custom status may say of the text of an exception. Raises
+        TypeError if it can't be called."""
+        if redact is not None and not callable(redact):
+            raise TypeError(f"redact: expected a function of a text, got {redact!r}")
+        super().__init__(redact)
         self._of_queues: dict[str, QueueHandler] = {}
 
     @property

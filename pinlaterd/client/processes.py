@@ -33,7 +33,7 @@ from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any, NamedTuple, NoReturn, cast
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.running_job import ClaimLost, RunningJob, error_text, returned
+from pinlaterd.client.running_job import ClaimLost, ErrorSummary, RunningJob, returned
 from pinlaterd.lifecycle import STOP_SIGNALS, begin_process, end_with_parent
 from pinlaterd.model import ClaimedJob
 
@@ -380,7 +380,7 @@ class CarriedError(NamedTuple):
     can import. State is taken along where it can be pickled."""
 
     pickled: bytes
-    summary: str  # its `error_text`
+    summary: ErrorSummary
     traceback_text: str
 
     @classmethod
@@ -390,7 +390,7 @@ class CarriedError(NamedTuple):
             with contextlib.suppress(BaseException):  # a user's class may do anything when pickled
                 pickled = pickle.dumps(candidate)
                 _unpickled(pickled)
-                return cls(pickled, error_text(error), text)
+                return cls(pickled, ErrorSummary.of(error), text)
         raise AssertionError("unreachable: the last candidate is of the standard library")
 
     def restored(self) -> BaseException:

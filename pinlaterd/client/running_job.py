@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from pinlaterd.client.client import AsyncClient, Client
 from pinlaterd.model import CheckpointInfo, ClaimedJob, JobRecord, JobState
 
 RetryPolicy = Callable[[int, BaseException], float | None]
 Retries = RetryPolicy | Mapping[type[BaseException], RetryPolicy]
+Redact = Callable[[str], str]
 
 # What a store is asked to hold as a run-after stays within what each can hold.
 LONGEST_DELAY_SECONDS = 366 * 86_400.0
@@ -357,10 +359,14 @@ def returned(value: object) -> Outcome:
 
 
 def raised(
-    error: BaseException, job: RunningJob, retries: Retries, text: str | None = None
+    error: BaseException,
+    job: RunningJob,
+    retries: Retries,
+    summary: ErrorSummary | None = None,
+    redact: Redact | None = None,
 ) -> Outcome:
-    """The outcome of a handler that raised `error`. `text`: its `error_text`, where that was found
-    out in the process that has its traceback."""
+    """Return the outcome of a handler that raised `error`. `summary`: of `error`, where that was
+    made in the process that has its traceback."""
     failed = Ending.RETRIED if job.attempts_remaining > 1 else Ending.FAILED
     match error:
         case Retry():
@@ -383,8 +389,7 @@ def raised(
             )
         case ClaimLost():
             return LOST
-    if text is None:
-        text = error_text(error)
+    text = (summary or ErrorSummary.of(error)).text(redact)
     delay_seconds = delay_after(error, job.attempt, retries)
     if delay_seconds is None:
         return Outcome(Ending.DISCARDED, text, error=error)
@@ -398,18 +403,38 @@ def sayable(text: str) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def error_text(error: BaseException) -> str:
-    """`ValueError: no such address (smtp.py:30 in lookup < mail.py:12 in send)`, in at most
-    MAX_ERROR_CHARS characters."""
-    frames = traceback.extract_tb(handlers_frames(error))
-    places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames]
-    where = f" ({' < '.join(reversed(places[-_MAX_PLACES:]))})" if places else ""
-    where = where[: MAX_ERROR_CHARS // 2]
-    try:
-        message = f"{type(error).__name__}: {error}"
-    except BaseException:  # noqa: BLE001 - a user's exception may have code of its own
-        message = type(error).__name__
-    return sayable(message[: MAX_ERROR_CHARS - len(where)] + where)
+class ErrorSummary(NamedTuple):
+    """What a custom status says of an exception."""
+
+    class_name: str
+    message: str | None  # None: it could not be had
+    where: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorSummary:
+        """Summarize `error`; its message in full, so that it can be redacted before it is cut."""
+        frames = traceback.extract_tb(handlers_frames(error))
+        places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames]
+        where = f" ({' < '.join(reversed(places[-_MAX_PLACES:]))})" if places else ""
+        try:
+            message = str(error)
+        except BaseException:  # noqa: BLE001 - a user's exception may have code of its own
+            message = None
+        return cls(type(error).__name__, message, where[: MAX_ERROR_CHARS // 2])
+
+    def text(self, redact: Redact | None = None) -> str:
+        """Return `ValueError: no such address (smtp.py:30 in lookup < mail.py:12 in send)`, in at
+        most MAX_ERROR_CHARS characters, with the message as `redact` leaves it."""
+        message = self.message
+        if redact is not None and message is not None:
+            try:
+                message = redact(message)
+                _check_type("what redact returns", message, str)
+            except BaseException:
+                log.exception("redact failed; the text of a %s is left out", self.class_name)
+                message = None
+        said = self.class_name if message is None else f"{self.class_name}: {message}"
+        return sayable(said[: MAX_ERROR_CHARS - len(self.where)] + self.where)
 
 
 def handlers_frames(error: BaseException) -> TracebackType | None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
 import pytest
 
-from pinlaterd.client import Client, Handlers, Worker, constant, never
+from pinlaterd.client import (
+    ClaimedJob,
+    Client,
+    Handlers,
+    RunningJob,
+    Worker,
+    constant,
+    never,
+)
 
 
 def plain(job: object) -> None: ...
@@ -77,3 +86,35 @@ def test_a_worker_refuses_nonsense(options, what):
 
     with pytest.raises(ValueError, match=what):
         Worker(**({"client": Client(), "handlers": handlers} | options))
+
+
+JOB = RunningJob("mail", ClaimedJob("mail:s1:p1:1", b"", 2, 2, "h:1:1:me:1", 60), Client(), now=0.0)
+
+
+@pytest.mark.parametrize(
+    ("redact", "said"),
+    [
+        (lambda text: text.replace("4111-1111", "hidden"), "ValueError: x"),
+        (lambda text: sys.exit("no"), "ValueError (test_handlers.py:"),
+        (lambda text: None, "ValueError (test_handlers.py:"),
+    ],
+    ids=["with a redact", "with one that raises", "with one that returns no text"],
+)
+def test_texts_of_exceptions_are_redacted_before_they_are_cut(redact, said, caplog):
+    handlers = Handlers(redact=redact)
+
+    @handlers.queue("mail")
+    def refuse(job: object) -> None:
+        raise ValueError("x" * 445 + "4111-1111")
+
+    status = handlers.by_queue["mail"].run(JOB).status
+
+    assert status.startswith(said)
+    assert status.endswith(" in refuse); ")
+    assert "4111" not in status
+    assert ("redact failed" in caplog.text) == (said != "ValueError: x")
+
+
+def test_what_can_redact_no_text_is_refused():
+    with pytest.raises(TypeError, match="redact: expected a function of a text, got 'card'"):
+        Handlers(redact="card")  # type: ignore[arg-type]

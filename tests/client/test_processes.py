@@ -29,6 +29,7 @@ from pinlaterd.client.processes import (
     ProcessDied,
     ProcessNotStarted,
 )
+from pinlaterd.client.running_job import ErrorSummary
 from pinlaterd.model import ClaimedJob
 from tests.client.process_handlers import note_pid
 from tests.client.working import is_gone
@@ -271,7 +272,8 @@ def test_a_class_that_is_found_nowhere_becomes_its_base():
 
 
 def test_one_whose_module_is_unknown_here_is_told_by_its_traceback():
-    came = CarriedError(b"cnowhere\nMissing\n.", "gone", "Traceback: Missing: gone").restored()
+    summary = ErrorSummary("Missing", "gone", "")
+    came = CarriedError(b"cnowhere\nMissing\n.", summary, "Traceback: Missing: gone").restored()
 
     assert "No module named 'nowhere'" in str(came)
     assert "Missing: gone" in str(came.__cause__)
