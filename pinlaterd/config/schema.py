@@ -290,7 +290,9 @@ class ServerSettings:
         32 * MIB, "a dequeue's answer stops growing at this, bytes", Between(1 * KIB, 1024 * MIB)
     )
     max_connections: int = _setting(
-        10_000, "client connections of one router", Between(1, 1_000_000)
+        10_000,
+        "client connections of one router; then the longest idle ends",
+        Between(1, 1_000_000),
     )
     max_buffered_bytes: int = _setting(
         256 * MIB,

@@ -314,6 +314,7 @@ class Query(NamedTuple):
     context: CallContext
     deadline: float
     size: int
+    peer: str = "?"
 
     def part(self, request: Request, op: Op = Op.CALL, *, patient: bool = True) -> ShardCall:
         message = codec.encode_call(self.method, 0, self.context, request)

@@ -16,9 +16,9 @@ import logging
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import repeat
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from pinlaterd.config.password import verify_password
 from pinlaterd.errors import (
@@ -26,7 +26,9 @@ from pinlaterd.errors import (
     InvalidRequest,
     LookupTooLarge,
     NoHealthyShards,
+    Overloaded,
     PasswordInvalid,
+    PinLaterError,
     QueueNameInvalid,
     QueueNameTooLong,
     ShardConnectionFailed,
@@ -64,11 +66,13 @@ from pinlaterd.wire.envelope import Op, ReplyEntry, Status
 from pinlaterd.wire.link import ShardLink
 
 log = logging.getLogger(__name__)
+
 S = TypeVar("S")
 _Item = TypeVar("_Item", AckInfo, CheckpointInfo)
 # The most that a descriptor's local id has.
 _ID_DIGITS = 19
 _DELETE_AGAIN_SECONDS = 0.05
+_WRONG_PASSWORD_SECONDS = 1.0
 _LARGEST_I32 = 2**31 - 1
 _CarryOut = Callable[[Query, Any], Coroutine[Any, Any, Result]]
 _MILLIS = struct.Struct(">q")
@@ -85,9 +89,11 @@ class FanOut:
         self._shared = shared
         self._shards = shared.shards
         self._creating: set[str] = set()
+        # By address, as long as somebody waits or has to.
+        self._password_turns = WeakValueDictionary[str, asyncio.Lock]()
         self._by_method: dict[Method, _CarryOut] = {
             Method.CREATE_QUEUE: self._create_queue,
-            Method.DELETE_QUEUE: self._delete_queue,
+            Method.DELETE_QUEUE: _logged(self._delete_queue),
             Method.ACK: self.ack,
             Method.ACK_JOBS: self._ack_jobs,
             Method.CHECKPOINT: self._checkpoint,
@@ -95,8 +101,8 @@ class FanOut:
             Method.COUNT: self._count,
             Method.QUEUE_NAMES: self._queue_names,
             Method.SCAN: self._scan,
-            Method.RETRY_FAILED: self._retry_failed,
-            Method.DELETE_JOBS: self._delete_jobs,
+            Method.RETRY_FAILED: _logged(self._retry_failed),
+            Method.DELETE_JOBS: _logged(self._delete_jobs),
         }
 
     async def run(self, call: Call) -> None:
@@ -104,14 +110,8 @@ class FanOut:
         method, size = call.peek.method, len(call.message)
         assert method is not None
         _, context, request = await call.decode(self._shared.settings.max_jobs_per_call)
-        query = Query(method, context, call.deadline, size)
-        outcome: object = "failed"
-        try:
-            answer = outcome = await self._by_method[method](query, request)
-        finally:
-            if isinstance(request, DeleteQueueRequest | DeleteJobsRequest | RetryFailedRequest):
-                who = f"{call.connection.peer} ({context.source[:200]!r})"
-                log.warning("%s of %.200r by %s: %s", method, request.queue[:200], who, outcome)
+        query = Query(method, context, call.deadline, size, call.connection.peer)
+        answer = await self._by_method[method](query, request)
         # Only the answers to look-ups and scans may be large.
         message = await aside(call.granted_bytes, codec.encode_reply, call.peek.head, answer)
         call.reply(message)
@@ -158,11 +158,7 @@ class FanOut:
                 "deleteQueue is refused: no admin password is set; make one with "
                 "`pinlater-admin hash-password` and set admin_password_hash"
             )
-        # The hash is slow by design; it must not hold up the loop.
-        if not await asyncio.get_running_loop().run_in_executor(
-            None, partial(verify_password, request.password, stored)
-        ):
-            raise PasswordInvalid("the password is not the admin password")
+        await self._check_password(query, request.password, stored)
         _check_queue_name(request.queue)
         until = self._usable_until(query.deadline)
         while True:
@@ -182,6 +178,24 @@ class FanOut:
                 break
             await asyncio.sleep(_DELETE_AGAIN_SECONDS)
         results_of(query.method, replies)
+
+    async def _check_password(self, query: Query, password: str, stored: str) -> None:
+        """Raise PasswordInvalid if it is not the one; of an address, one a second after that."""
+        turn = self._password_turns.setdefault(query.peer.rpartition(":")[0], asyncio.Lock())
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(query.deadline - self._shared.clock.monotonic()):
+                await turn.acquire()
+        except TimeoutError:
+            raise Overloaded("a wrong password came from the same address before") from None
+        right = False
+        try:
+            # The hash is slow by design; it must not hold up the loop.
+            right = await loop.run_in_executor(None, verify_password, password, stored)
+        finally:
+            loop.call_later(0 if right else _WRONG_PASSWORD_SECONDS, turn.release)
+        if not right:
+            raise PasswordInvalid("the password is not the admin password")
 
     async def _queue_names(self, query: Query, request: QueueNamesRequest) -> frozenset[str]:
         names = await query.ask(zip(self._present(), repeat(request)))
@@ -352,6 +366,34 @@ class FanOut:
 
     async def _ask_one(self, query: Query, request: Request) -> None:
         await query.ask([(self._shared.rng.choice(self._present()), request)])
+
+
+def _shown(value: object) -> str:
+    """Escape a value for the log, a long text only as far as it is shown."""
+    return repr(value[:200] if isinstance(value, str) else value)
+
+
+def _logged(carry_out: _CarryOut) -> _CarryOut:
+    """Have a call that changes much leave a line in the log: what it was, whose, what it did."""
+
+    async def carry_out_and_log(query: Query, request: Any) -> Result:
+        outcome = "given up"
+        try:
+            changed = await carry_out(query, request)
+            outcome = "done" if changed is None else f"{changed} jobs"
+        except PinLaterError as error:
+            outcome = "" if isinstance(error, Overloaded) else f"failed: {error.message}"
+            raise
+        finally:
+            if outcome:  # else nothing was done, and thousands may be refused so
+                fields = request._asdict()
+                fields.pop("password", None)
+                asked = [f"{name}={_shown(value)}" for name, value in fields.items()]
+                who = f"{query.peer} ({_shown(query.context.source)})"
+                log.warning("%s by %s: %s: %.500s", query.method, who, ", ".join(asked), outcome)
+        return changed
+
+    return carry_out_and_log
 
 
 async def _ask_to_ack(shard: ShardLink, query: Query, request: AckRequest) -> ReplyEntry:

@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: ThriftServer) -> None:
         self.server = server
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
-        self._reader = FrameReader(server.max_frame_bytes)
+        self.reader = FrameReader(server.max_frame_bytes)
         self.slots: deque[Answer] = deque()  # the calls in flight, oldest first
         self._waiting: deque[bytes] = deque()  # messages that are not begun yet
         self._converting_bytes = 0  # of the next call, on its way from compact
@@ -159,6 +159,8 @@ class Connection(asyncio.Protocol):
         self._read = _Progress()  # by the client, of answers
         self.gone = False
         self.peer = "?"
+        self.messages_seen: int | None = 0  # by the server's last look, if it was idle
+        self.idle_since = 0.0
 
     # --- what asyncio calls ---------------------------------------------------------------------
 
@@ -177,7 +179,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing or self.gone:
             return
-        reader = self._reader
+        reader = self.reader
         messages = reader.feed(data)
         self._received.finished += len(messages)
         if len(messages) == 1 and not (
@@ -213,7 +215,7 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._reader.buffer and not (self.gone or self._closing):
+        if self.reader.buffer and not (self.gone or self._closing):
             self.server.ended_within_message(self)
         # If we close it ourselves, what the kernel has taken is still on its way.
         undelivered: list[Answer] = []
@@ -253,7 +255,7 @@ class Connection(asyncio.Protocol):
             return False
         answer.sent = message
         size = len(message)
-        if self._reader.compact and size > ASIDE_BYTES:
+        if self.reader.compact and size > ASIDE_BYTES:
             answer.converted = begin_aside(from_binary, message)
             answer.converted.add_done_callback(lambda _: self._pump())
         if answer.may_wait:
@@ -297,7 +299,7 @@ class Connection(asyncio.Protocol):
             self._update_reading()
 
     def _is_idle(self) -> bool:
-        return not (self.slots or self._waiting or self._converting_bytes or self._reader.buffer)
+        return not (self.slots or self._waiting or self._converting_bytes or self.reader.buffer)
 
     def _begin_calls(self) -> bool:
         """Begin the calls that wait, as many as may be in flight; whether there were any."""
@@ -318,7 +320,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, message: bytes) -> None:
         try:
-            if self._reader.compact:
+            if self.reader.compact:
                 size, most_bytes = len(message), self.server.max_frame_bytes
                 if size > (_PIPELINED_BYTES if self._pumping else ASIDE_BYTES):
                     self._converting_bytes = size
@@ -343,7 +345,7 @@ class Connection(asyncio.Protocol):
 
     def _write_answers(self) -> None:
         """Write the answers that no earlier call keeps waiting, of which there is one at least."""
-        slots, reader = self.slots, self._reader
+        slots, reader = self.slots, self.reader
         written = self._written_bytes
         parts: list[bytes] = []
         while slots and (message := slots[0].sent) is not None:
@@ -380,7 +382,7 @@ class Connection(asyncio.Protocol):
         calls = len(self.slots)
         limit = self.server.max_calls
         # Once full, half of the calls have to be answered before more are read.
-        busy = self._waiting or self._converting_bytes or self._reader.paused
+        busy = self._waiting or self._converting_bytes or self.reader.paused
         full = bool(busy) or calls >= (limit if self._reading else max(1, limit // 2))
         wanted = not (full or self._unsent_high or self._held)
         if wanted and not self._reading:
@@ -395,9 +397,10 @@ class Connection(asyncio.Protocol):
             self._held = held
             self._update_reading()
 
-    def missing_bytes(self) -> int:
-        """What the unfinished message still lacks."""
-        return self._reader.missing
+    def messages_if_idle(self) -> int | None:
+        """Return how many messages have come, None while a call or an answer is under way."""
+        busy = self.slots or self.oneway_calls or self._waiting or self._converting_bytes
+        return None if busy or self._transport.get_write_buffer_size() else self._received.finished
 
     def held_bytes(self) -> int:
         """What this connection keeps in memory: unfinished, not begun, answered but not sent."""
@@ -407,7 +410,7 @@ class Connection(asyncio.Protocol):
         if self._deliveries is not None:
             written = max(written, self._deliveries.held_bytes)
         waiting += self._converting_bytes
-        return len(self._reader.buffer) + waiting + answers + written
+        return len(self.reader.buffer) + waiting + answers + written
 
     # --- ends -------------------------------------------------------------------------------------
 
@@ -469,7 +472,7 @@ class Connection(asyncio.Protocol):
 
     def stalled(self, now: float, seconds: float) -> str | None:
         """Why this connection should be closed: what has made no progress for so long."""
-        is_unfinished = bool(self._reader.buffer) and self._reading
+        is_unfinished = bool(self.reader.buffer) and self._reading
         if self._received.idle_seconds(now, expected=is_unfinished) > seconds:
             return f"an unfinished message, and no more of it for {seconds:g} s"
         unsent = self._transport.get_write_buffer_size()

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import socket
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
@@ -65,6 +66,10 @@ class ThriftServer:
         self._looking: asyncio.TimerHandle | None = None
         # Time as it passes between looks: a pause of this process is not its clients' silence.
         self._looked_seconds = 0.0
+        # Since the last look: who may have to make room, first to last, and the addresses that
+        # have more than their share.
+        self._idlest: deque[Connection] | None = None
+        self._crowding: set[str] = set()
         self._emptied = asyncio.Event()
         self._warnings = 0  # since `_warned_at`
         self._warned_at = 0.0
@@ -148,7 +153,9 @@ class ThriftServer:
     # --- what connections call ----------------------------------------------------------------
 
     def opened(self, connection: Connection) -> bool:
-        if len(self._connections) >= self._settings.max_connections:
+        connection.idle_since = self._looked_seconds
+        full = len(self._connections) >= self._settings.max_connections
+        if full and not self._make_room(connection):
             self._stats.count("connections_refused")
             self._warn(
                 f"closed a connection from {connection.peer}: there are {len(self._connections)}; "
@@ -162,6 +169,45 @@ class ThriftServer:
             connection.retire()
         return True
 
+    def _make_room(self, newcomer: Connection) -> bool:
+        """Close the connection that has been idle for the longest; False if there is none.
+
+        Addresses with more than an equal share come first: they make room for all others, and one
+        of them only for itself. Clients behind one address, as a proxy's, all have the same share.
+        """
+        if self._idlest is None:
+            counts = Counter(_host(each) for each in (newcomer, *self._connections))
+            share = self._settings.max_connections / len(counts)
+            self._crowding = {host for host, count in counts.items() if count > share}
+            self._idlest = deque(sorted(self._connections, key=self._readiness))
+        while self._idlest:
+            found = self._idlest[0]
+            is_crowding = _host(found) in self._crowding
+            if _host(newcomer) in self._crowding and not is_crowding:
+                return False
+            self._idlest.popleft()
+            messages = found.messages_if_idle()
+            # Who has called lately may be about to call again.
+            if (
+                found.gone
+                or messages is None
+                or not (is_crowding or messages == found.messages_seen)
+            ):
+                continue
+            seconds = self._looked_seconds - found.idle_since
+            self._warn(
+                f"closed the connection from {found.peer}, idle for {seconds:.0f} s, for one from "
+                f"{newcomer.peer}: max_connections in etc/pinlaterd.yaml allows no more"
+            )
+            self._connections.discard(found)
+            found.finish()
+            return True
+        return False
+
+    def _readiness(self, connection: Connection) -> tuple[bool, float]:
+        """Tell whether a connection is the last to make room, and since when it has been idle."""
+        return _host(connection) not in self._crowding, connection.idle_since
+
     def closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
         self._stats.gauge("connections", len(self._connections))
@@ -173,7 +219,7 @@ class ThriftServer:
         self._warn(f"closing the connection from {connection.peer}: {reason}")
 
     def ended_within_message(self, connection: Connection) -> None:
-        missing = how_many(connection.missing_bytes(), "byte")
+        missing = how_many(connection.reader.missing, "byte")
         self._warn(
             f"the connection from {connection.peer} ended within a message, of which at least "
             f"{missing} had yet to come"
@@ -186,11 +232,15 @@ class ThriftServer:
         wait for their memory."""
         if self._warnings and time.monotonic() - self._warned_at >= _LOG_SECONDS:
             self._end_warnings()
+        self._idlest = None
         self.budget.count()  # also what clients have read meanwhile
         crowded = self.budget.crowded
         patience = min(self._stall_seconds, _CROWDED_SECONDS) if crowded else self._stall_seconds
         for connection in tuple(self._connections):
             connection.look()
+            messages = connection.messages_if_idle()
+            if messages is None or messages != connection.messages_seen:
+                connection.messages_seen, connection.idle_since = messages, self._looked_seconds
             reason = connection.stalled(self._looked_seconds, patience)
             if reason is not None:
                 self.refused(connection, f"{reason}{_CROWDED_CURE if crowded else ''}")
@@ -212,6 +262,10 @@ class ThriftServer:
         if self._warnings > _LOG_LINES:
             log.warning("... and %d more lines like these", self._warnings - _LOG_LINES)
         self._warnings = 0
+
+
+def _host(connection: Connection) -> str:
+    return connection.peer.rpartition(":")[0]
 
 
 class BufferBudget:
@@ -263,7 +317,7 @@ class BufferBudget:
         self.crowded = False
         first = True
         lacking = sorted(
-            ((connection.missing_bytes(), connection) for connection in connections),
+            ((connection.reader.missing, connection) for connection in connections),
             key=lambda each: each[0],
         )
         for missing, connection in lacking:

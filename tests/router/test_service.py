@@ -24,9 +24,11 @@ from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import (
     DequeueRateLimited,
     EnqueuedInPart,
+    ErrorCode,
     InvalidRequest,
     NoHealthyShards,
     Overloaded,
+    PasswordInvalid,
     PinLaterError,
     ShardConnectionFailed,
 )
@@ -753,6 +755,61 @@ async def test_a_queue_is_deleted_while_one_shard_after_the_other_is_moved(site:
     assert site.services["2"].facts().queues == ()
     deletes = [c for c in site.shard("1").calls if is_method(c.message, Method.DELETE_QUEUE)]
     assert len(deletes) == moves + 1
+
+
+@pytest.mark.site(shards=2, request_timeout_ms=500)
+async def test_of_an_address_one_wrong_password_is_tried_a_second_and_named_in_the_log(
+    site: Site, caplog
+) -> None:
+    site.shared.settings = ServerSettings(admin_password_hash=hash_password("open"))
+
+    request = DeleteQueueRequest(QUEUE, "guess")
+    guesses = [site.begin(Method.DELETE_QUEUE, request) for _ in range(9)]
+    answers = [await asyncio.wait_for(guess.message, ANSWER_SECONDS) for guess in guesses]
+
+    assert [codec.peek_error(answer) for answer in answers] == [
+        ErrorCode.PASSWORD_INVALID,
+        *[ErrorCode.UNKNOWN] * 8,
+    ]
+    assert caplog.text.count("the password is not the admin password") == 1
+    assert "deleteQueue by 192.0.2.1:4711 ('web:h1'): queue='mail': failed" in caplog.text
+    assert "guess" not in caplog.text
+
+
+@pytest.mark.site(shards=2)
+async def test_wrong_passwords_of_one_address_delay_no_other(site: Site, caplog) -> None:
+    site.shared.settings = ServerSettings(admin_password_hash=hash_password("open"))
+    with pytest.raises(PasswordInvalid):
+        await site.call(Method.DELETE_QUEUE, DeleteQueueRequest(QUEUE, "guess"))
+    waiting = site.begin(Method.DELETE_QUEUE, DeleteQueueRequest(QUEUE, "guess"))
+
+    other = Client()
+    other.peer = "192.0.2.2:4711"
+    request = DeleteQueueRequest(QUEUE, "open")
+    site.handle(codec.encode_call(Method.DELETE_QUEUE, 7, CallContext("web:h1"), request), other)
+    assert codec.peek_error(await asyncio.wait_for(other.message, ANSWER_SECONDS)) is None
+
+    assert not waiting.message.done()
+    assert "deleteQueue by 192.0.2.2:4711 ('web:h1'): queue='mail': done" in caplog.text
+    assert "open" not in caplog.text
+    await asyncio.wait_for(waiting.message, ANSWER_SECONDS)
+
+
+@pytest.mark.site(shards=2)
+async def test_who_deletes_jobs_and_how_many_is_in_the_log(site: Site, caplog) -> None:
+    await site.enqueue_on("1", Job(b"a"), Job(b"b"))
+    await site.enqueue_on("2", Job(b"c"))
+
+    await site.call(Method.DELETE_JOBS, DeleteJobsRequest(QUEUE, JobState.PENDING, 1))
+    with pytest.raises(PinLaterError):
+        await site.call(Method.RETRY_FAILED, RetryFailedRequest("no\u2028such\x1b[31mqueue", 1))
+
+    deleted, failed = [record.getMessage() for record in caplog.records]
+    assert deleted.startswith("deleteJobs by 192.0.2.1:4711 ('web:h1'): queue='mail', ")
+    assert deleted.endswith(": 3 jobs")
+    assert (
+        r"retryFailedJobs by 192.0.2.1:4711 ('web:h1'): queue='no\u2028such\x1b[31mqueue'" in failed
+    )
 
 
 def is_method(message: bytes, method: Method) -> bool:

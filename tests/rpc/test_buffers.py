@@ -26,7 +26,12 @@ class Client:
     def held_bytes(self) -> int:
         return self.bytes
 
-    def missing_bytes(self) -> int:
+    @property
+    def reader(self) -> Client:
+        return self
+
+    @property
+    def missing(self) -> int:
         return max(0, self.frame - self.bytes)
 
     def hold(self, held: bool) -> None:

@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -519,17 +520,24 @@ def held_bytes(server: RunningServer) -> int:
     return held
 
 
-def test_too_many_connections_are_closed_with_one_line_each_up_to_a_bound(start, caplog):
-    server = start(max_connections=2)
+def test_too_many_connections_are_closed_with_one_line_each_up_to_a_bound(
+    start, caplog, wait_until
+):
+    """Those before them have calls in flight."""
+    calls = Collector()
+    server = start(calls, max_connections=2)
     with caplog.at_level(logging.WARNING), server.connect() as one, server.connect() as two:
-        ask(one)
-        ask(two)
+        for number, client in enumerate((one, two)):
+            client.sendall(framed(queue_names()))
+            wait_until(lambda number=number: len(calls.calls) > number)
 
         for _ in range(50):
             with server.connect() as third:
                 assert_closed(third)
 
-        ask(one)
+        answer_each(server, calls, 2, wait_until)
+        receive_frame(one)
+        receive_frame(two)
         assert server.counted("connections_refused") == 50
         lines = [line for line in caplog.messages if "max_connections" in line]
         assert len(lines) == 20
@@ -540,9 +548,11 @@ def test_lines_that_were_left_out_are_counted_although_no_other_comes(
     start, wait_until, caplog, monkeypatch
 ):
     monkeypatch.setattr("pinlaterd.rpc.server._LOG_SECONDS", 0.2)
-    server = start(max_connections=1, request_timeout_ms=500)
+    calls = Collector()
+    server = start(calls, max_connections=1, request_timeout_ms=500)
     with caplog.at_level(logging.WARNING), server.connect() as one:
-        ask(one)
+        one.sendall(framed(queue_names()))
+        wait_until(lambda: calls.calls)
         for _ in range(50):
             with server.connect() as other:
                 assert_closed(other)
@@ -553,6 +563,64 @@ def test_lines_that_were_left_out_are_counted_although_no_other_comes(
             return text.count("max_connections") + sum(map(int, left_out))
 
         wait_until(lambda: told() == 50)
+
+
+def answer_all_but_long_ones(message: bytes, answer: Answer) -> None:
+    if codec.peek_seqid(message) != WAITS:
+        answer_at_once(message, answer)
+
+
+WAITS = 99
+
+
+def test_the_longest_idle_makes_room_and_calls_in_flight_keep_theirs(start, wait_until, caplog):
+    server = start(answer_all_but_long_ones, max_connections=4, request_timeout_ms=500)
+    with ExitStack() as stack, caplog.at_level(logging.WARNING):
+        waits, idle, busy, other = (stack.enter_context(server.connect()) for _ in range(4))
+        waits.sendall(framed(queue_names(seqid=WAITS)))
+        for client in (idle, busy, other):
+            ask(client)
+
+        def idle_alone() -> bool:
+            """Whether only one has made no call between the last looks of the server."""
+            ask(busy)
+            ask(other)
+            since = sorted(each.idle_since for each in server.server._connections)
+            return bool(since[0] < since[1])
+
+        wait_until(idle_alone)
+        port = idle.getsockname()[1]
+        newcomer = stack.enter_context(server.connect())
+
+        ask(newcomer)
+        assert_closed(idle)
+        ask(busy)
+        ask(other)
+        assert f"closed the connection from 127.0.0.1:{port}, idle for " in caplog.text
+        [late] = [slot for each in server.server._connections for slot in each.slots]
+        server.call(late.send, b"late")
+        assert receive_frame(waits) == b"late"
+
+
+def test_an_address_that_takes_all_makes_room_for_others_and_none_for_itself(start):
+    server = start(max_connections=6)
+    with ExitStack() as stack:
+
+        def connect(host: str) -> socket.socket:
+            client = socket.create_connection((HOST, server.server.port), SECONDS, (host, 0))
+            return stack.enter_context(client)
+
+        hostile = [connect("127.0.0.2") for _ in range(6)]
+        for client in hostile:
+            ask(client)
+        mine = [connect("127.0.0.3") for _ in range(2)]
+        for client in mine:
+            ask(client)
+        for _ in range(20):
+            connect("127.0.0.2")  # which may be refused, or closed for the next
+
+        for client in mine:
+            ask(client)
 
 
 def test_a_connection_that_is_cut_off_within_a_frame_is_named(start, wait_until, caplog):
