@@ -13,8 +13,8 @@ import click
 from pinlaterd.cli import command, load, pinlater
 from pinlaterd.cli.callers import (
     AtEmpty,
-    Batches,
     Caller,
+    JobBatches,
     Kind,
     Plan,
     alike_batches,
@@ -90,8 +90,8 @@ def _jobs_to_take(plan: Plan) -> int:
     return by_default + (plan.calls or 0) * plan.batch_size
 
 
-def _batches(plan: Plan) -> Batches:
-    return Batches(alike_batches(plan, bench_body(plan.body_bytes)))
+def _batches(plan: Plan) -> JobBatches:
+    return JobBatches(alike_batches(plan, bench_body(plan.body_bytes)))
 
 
 @click.group(cls=command.Group)

@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def calls(self) -> int | None:
-        """How many to measure; None: as many as the time allows."""
+        """Return how many calls to measure; None: as many as the time allows."""
         return None if self.num_queries == -1 else self.num_queries
 
     def job(self, body: bytes) -> Job:
@@ -95,7 +95,7 @@ class Plan:
 
 
 class Stamp(NamedTuple):
-    """What a stamped body says."""
+    """The content of a stamped body."""
 
     run: str
     sequence: int
@@ -150,7 +150,7 @@ def _is_bench_job(job: ClaimedJob) -> bool:
 
 @dataclass
 class Verdict:
-    """What was found; `examples` are a few of the faults, in words."""
+    """The result of an audit; `examples` are a few of the faults, in words."""
 
     distinct: int = 0
     redelivered: int = 0
@@ -167,8 +167,8 @@ class Verdict:
 
 
 class DeliveryAudit:
-    """What came out, whether twice, and what did not. Filled by many threads; takes about 200 bytes
-    of memory for each job it has seen."""
+    """The deliveries of a load: which jobs came out, which twice, and which did not. Filled by many
+    threads; takes about 200 bytes of memory for each job it has seen."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -222,44 +222,44 @@ class DeliveryAudit:
 # --- what is enqueued -----------------------------------------------------------------------
 
 
-class Batch(NamedTuple):
+class JobBatch(NamedTuple):
     """Jobs for one call; `first` is the number of the first of them."""
 
     first: int
     jobs: list[Job]
 
 
-class Batches:
+class JobBatches:
     """One source of batches for all connections."""
 
-    def __init__(self, batches: Iterable[Batch]) -> None:
+    def __init__(self, batches: Iterable[JobBatch]) -> None:
         self._lock = threading.Lock()
         self._batches = iter(batches)
 
-    def take(self) -> Batch | None:
+    def take(self) -> JobBatch | None:
         with self._lock:
             return next(self._batches, None)
 
 
-def stamped_batches(plan: Plan) -> Iterator[Batch]:
+def stamped_batches(plan: Plan) -> Iterator[JobBatch]:
     """Batches without end whose bodies `check-dequeue` can check."""
     run = new_run()
     for first in itertools.count(0, plan.batch_size):
         stamps = (Stamp(run, sequence) for sequence in range(first, first + plan.batch_size))
-        yield Batch(first, [plan.job(stamped_body(stamp, plan.body_bytes)) for stamp in stamps])
+        yield JobBatch(first, [plan.job(stamped_body(stamp, plan.body_bytes)) for stamp in stamps])
 
 
-def alike_batches(plan: Plan, body: bytes) -> Iterator[Batch]:
+def alike_batches(plan: Plan, body: bytes) -> Iterator[JobBatch]:
     """Batches without end of jobs that are alike: making one up takes next to no time."""
     while True:
-        yield Batch(0, [plan.job(body)] * plan.batch_size)
+        yield JobBatch(0, [plan.job(body)] * plan.batch_size)
 
 
-def line_batches(plan: Plan, lines: Iterable[bytes]) -> Iterator[Batch]:
+def line_batches(plan: Plan, lines: Iterable[bytes]) -> Iterator[JobBatch]:
     """A job of each line, without its line end. Lines are counted from 1."""
     numbered = enumerate(lines, start=1)
     while batch := list(itertools.islice(numbered, plan.batch_size)):
-        yield Batch(batch[0][0], [plan.job(_LINE_END.sub(b"", line)) for _, line in batch])
+        yield JobBatch(batch[0][0], [plan.job(_LINE_END.sub(b"", line)) for _, line in batch])
 
 
 # --- the calls ------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Kind(StrEnum):
 
 
 class AtEmpty(Enum):
-    """What a caller does at an empty queue."""
+    """The ways in which a caller meets an empty queue."""
 
     GO_ON = auto()
     WAIT = auto()
@@ -326,7 +326,7 @@ class Caller:
         plan: Plan,
         kinds: Sequence[Kind],
         *,
-        batches: Batches | None = None,
+        batches: JobBatches | None = None,
         all_or_stop: bool = False,
         at_empty: AtEmpty = AtEmpty.GO_ON,
         inspect: Callable[[ClaimedJob], None] = lambda _job: None,
@@ -430,8 +430,8 @@ class Caller:
         return Answered(acknowledged)
 
 
-def _not_stored(batch: Batch, cause: PinLaterError | ConnectionFailed) -> str:
-    """Of a batch of lines that failed; the lines before it may be among those stored."""
+def _not_stored(batch: JobBatch, cause: PinLaterError | ConnectionFailed) -> str:
+    """Describe a batch of lines that failed; the lines before it may be among those stored."""
     last = batch.first + len(batch.jobs) - 1
     lines = f"line {last}, which was"
     if last > batch.first:

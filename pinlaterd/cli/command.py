@@ -123,7 +123,7 @@ class CommandLine(Group):
             fail(self.text_of(error))
 
     def text_of(self, error: Exception) -> str:
-        """What is wrong, and what to do about it."""
+        """Say what is wrong, and what to do about it."""
         match error:
             case ConnectionFailed() if not isinstance(error, OutcomeUnknown):
                 chosen = "is it running? `pinlaterd up` starts it, --host and --port choose it"
@@ -355,7 +355,7 @@ def show(facts: object, text: str | Callable[[], object] | None = None) -> None:
 
 
 def show_jobs(descriptors: Sequence[str]) -> None:
-    """All that is known of jobs; fail if one of them is unknown."""
+    """Show all that is known of jobs; fail if one of them is unknown."""
     with connect() as client:
         records = client.lookup(descriptors, include_body=True)
     show(

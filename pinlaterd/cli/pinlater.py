@@ -147,7 +147,7 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
         batches = callers.alike_batches(plan, body.encode("utf-8", "surrogateescape"))
     else:
         batches = callers.stamped_batches(plan)
-    source, is_file = callers.Batches(batches), from_file is not None
+    source, is_file = callers.JobBatches(batches), from_file is not None
     named: list[str] = []
 
     def name(descriptors: Sequence[str]) -> None:

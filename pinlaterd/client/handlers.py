@@ -105,7 +105,7 @@ class Hooks:
 
 @dataclass(frozen=True)
 class QueueHandler:
-    """How the jobs of one queue are worked on. `concurrency` None: as the worker says."""
+    """The handler of a queue's jobs, and how it is run. `concurrency` None: as the worker says."""
 
     queue: str
     function: Callable[[RunningJob], object]
@@ -123,7 +123,7 @@ class QueueHandler:
             return self.outcome_of(job, error)
 
     def outcome_of_value(self, job: RunningJob, value: object) -> Outcome:
-        """What becomes of a job whose handler returned `value`."""
+        """Return the outcome of a job whose handler returned `value`."""
         return LOST if job.lost else returned(value)
 
     def outcome_of(
@@ -337,7 +337,7 @@ class ThreadExecutor(Executor):
     def _run(
         self, work: InFlight, job: RunningJob, handler: Callable[[RunningJob], Outcome]
     ) -> None:
-        """Whatever breaks, the job is finished: at worst it is released."""
+        """Run a job and finish it, whatever breaks: at worst it is released."""
         outcome, hooks = RELEASED, self._handler.hooks
         hooks.begin(job)
         try:

@@ -64,8 +64,8 @@ class ProcessNotStarted(RuntimeError):
 
 
 class ChildPlan(NamedTuple):
-    """What a child is made from, each part pickled: what fails with one in the child is reported as
-    any other failure to begin. A handler may do without a client; `no_client` is why it has to."""
+    """The parts of a child, each pickled: what fails with one in the child is reported as any other
+    failure to begin. A handler may do without a client; `no_client` is why it has to."""
 
     queue: str
     function: bytes
@@ -226,7 +226,7 @@ class Child:
             ) from error
 
     def _death(self) -> str:
-        """How the child died, of which nothing is left then."""
+        """Describe how the child died, and wait until nothing of it is left."""
         wait([self._pidfd], _END_SECONDS)  # longer lives only one that closed its connection
         self._kill()
         code = self._process.exitcode
@@ -322,7 +322,7 @@ def _leave_child(connection: Connection) -> None:
 
 
 def _handler_of(plan: ChildPlan, is_lost: ctypes.c_bool) -> Callable[[ClaimedJob], Answer]:
-    """What runs a job, once the process was set up."""
+    """Set the process up, and return the function that runs a job in it."""
     set_up: Callable[[], object] | None = pickle.loads(plan.set_up)  # noqa: S301 - this program's
     if set_up is not None:
         set_up()
@@ -404,8 +404,8 @@ class CarriedError(NamedTuple):
 
 
 def _candidates(error: BaseException) -> Iterator[object]:
-    """What to send for `error`, the best first: itself, or what to make it of where its constructor
-    can't: its class or a base, arguments, state."""
+    """Yield what can be sent for `error`, the best first: itself, or, where its constructor
+    prevents that, its class or a base, arguments, and state."""
     yield error
     try:
         message = str(error)

@@ -83,12 +83,12 @@ class RunningJob:
 
     @property
     def attempts_remaining(self) -> int:
-        """How many attempts are left, with this one."""
+        """Return how many attempts are left, including this one."""
         return self.claimed.attempts_remaining
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is; 1 is the first."""
+        """Return the number of this attempt; 1 is the first."""
         return self.attempts_allowed - self.attempts_remaining + 1
 
     def raise_if_lost(self) -> None:
@@ -314,7 +314,7 @@ class ClaimLost(Exception):
 
 
 class Ending(StrEnum):
-    """What becomes of a job after a run."""
+    """The ways in which a run can end for its job."""
 
     SUCCEEDED = "succeeded"
     RETRIED = "retried"  # the attempt failed; PENDING again
@@ -326,8 +326,8 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended, as hooks see it and as it is acknowledged. `delay_seconds` counts from when
-    the service is told (RETRIED, POSTPONED). `error` is what was raised, unless that was one of
+    """The end of a run, as hooks see it and as it is acknowledged. `delay_seconds` counts from when
+    the service receives it (RETRIED, POSTPONED). `error` is what was raised, unless that was one of
     Retry, Discard, Later and ClaimLost."""
 
     ending: Ending
@@ -446,7 +446,7 @@ def handlers_frames(error: BaseException) -> TracebackType | None:
 
 
 def _check_type(name: str, value: object, expected: type, *, optional: bool = False) -> None:
-    """Where the handler says it, so that its own line is in the status: not when it is reported."""
+    """Raise TypeError here, so that the handler's own line is in the status, not at the report."""
     if not isinstance(value, expected) and not (optional and value is None):
         raise TypeError(f"{name}: expected {expected.__name__}, got {value!r}")
 

@@ -58,7 +58,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Assigned(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who is to own a shard, and where it listens for other servers."""
+    """The server that is to own a shard, and where it listens for other servers."""
 
     server: str
     epoch: int
@@ -97,7 +97,7 @@ class Placement:
         maintenance: AbstractSet[str],
         assignment: Assignment,
     ) -> Assignment:
-        """What the assignment should be; to be asked on each change, and a few times a second.
+        """Decide what the assignment should be; call this on each change, and a few times a second.
 
         `shards`: with the server that each is pinned to, or ""; `members`: by node, oldest first;
         `maintenance`: servers.
@@ -189,7 +189,7 @@ class Placement:
         return self._tried[name]
 
     def _better_reached(self, servers: Sequence[str], missed: int) -> list[str]:
-        """Those that fewer members miss. Who misses another is taken to be missed by it."""
+        """Select servers that fewer members miss; one that misses another is missed by it, too."""
         pairs = {
             frozenset((member.server, self._entries[name].server))
             for member in self._live.values()
@@ -240,7 +240,7 @@ class Placement:
         return min(candidates, key=cost)
 
     def _loads(self) -> Callable[[str, int], float]:
-        """Of a server with some more shards than it has, or is to have, by weight."""
+        """Return a function: the load of a server with some more shards, by its weight."""
         shards = Counter(entry.next or entry.server for entry in self._entries.values())
         return lambda server, more: (shards[server] + more) / self._live[server].weight
 

@@ -52,7 +52,7 @@ class _Member:
 
 
 class Registry:
-    """What processes reported, by the peers (connections) that they reported through."""
+    """The reports of processes, by the peers (connections) that they came through."""
 
     def __init__(self, clock: Clock, is_alive: Callable[[int], bool]) -> None:
         """`is_alive`: whether a process of that pid exists."""
@@ -91,11 +91,11 @@ class Registry:
         return peer in self._members
 
     def peers(self) -> Sequence[bytes]:
-        """Those that a new snapshot has to be sent to."""
+        """Return the peers that a new snapshot has to be sent to."""
         return list(self._members)
 
     def serving(self, process: str) -> Report | None:
-        """What the process of that name that serves said last; None if there is none."""
+        """Return the last report of the process of that name that serves; None if there is none."""
         for member in self._members.values():
             if member.report.process == process and self._state(member) == ProcessState.SERVING:
                 return member.report
@@ -129,7 +129,7 @@ class Registry:
                         forget(member.earlier, name)
 
     def _end_earlier_connection(self, report: Report) -> StatsSnapshot | None:
-        """Of the process that reports all. Returns the totals of those that it has replaced."""
+        """End the earlier connection of a process; return the totals that it had taken over."""
         identity = (report.process, report.pid, report.started_at_ms)
         for peer, member in self._members.items():
             known = member.report
@@ -139,8 +139,8 @@ class Registry:
         return None
 
     def _retire_replaced(self) -> Mapping[bytes, str]:
-        """Those that have gone make room for a live process of the same name. One that lives
-        stays beside it: a shard's owner and its standby bear one name. The states of all left."""
+        """Let a live process take the place of those of its name that have gone; return the states
+        of all left. Live ones stay side by side: a shard's owner and its standby bear one name."""
         states = {peer: self._state(one) for peer, one in self._members.items()}
         gone = [peer for peer, state in states.items() if state in (SILENT, STOPPED)]
         live = {one.report.process: one for peer, one in self._members.items() if peer not in gone}
@@ -214,7 +214,7 @@ def routers_serve(views: Sequence[ProcessView]) -> bool | None:
 
 
 class Usage(NamedTuple):
-    """What the kernel says of a process, without its children."""
+    """The resources that a process uses, by the kernel, without its children."""
 
     cpu_seconds: float
     rss_bytes: int
@@ -256,7 +256,7 @@ def usage_of(pid: int) -> Usage | None:
 
 
 def _processes(config: Config, views: Sequence[ProcessView]) -> list[ProcessStatus]:
-    """Those expected first, in their order; then any other that reported and has not ended."""
+    """List the expected processes in their order, then others that reported and go on."""
     expected = {one.program: one.kind.name for one in kinds.reporting(config)}
     found = []
     for name, kind in expected.items():

@@ -102,7 +102,7 @@ def handover_peer_of(program: Program) -> Program:
 
 
 def stop_seconds(server: ServerSettings) -> int:
-    """What a process has to finish the calls in flight, before it is killed."""
+    """Return the time that a process has to finish the calls in flight, before it is killed."""
     return math.ceil(server.request_timeout_ms / 1000) + _SPARE_STOP_SECONDS
 
 
@@ -139,7 +139,7 @@ def _program(instance: Instance, server: ServerSettings) -> Program:
 
 
 def _environment() -> str:
-    """What marks our processes, and where the package is if it is not installed beside this Python.
+    """Mark our processes, and name the package's folder if it is not installed with this Python.
 
     With SPT_NOENV setproctitle does not overwrite the environment that /proc shows."""
     variables = f'{PROGRAM_VARIABLE}="%(program_name)s",SPT_NOENV="1"'

@@ -38,7 +38,7 @@ _RETRY_SECONDS = 5.0
 _CANCEL_SECONDS = 1.0
 
 
-class Snapshot(Protocol[Q_contra]):
+class CountedSnapshot(Protocol[Q_contra]):
     """The store as it was when this was made. `count` and `close` are called by one thread."""
 
     def count(self, queue: Q_contra) -> Depths:
@@ -58,7 +58,7 @@ class _Pass(threading.Thread, Generic[Q]):
     """Counts queues in one snapshot. A daemon: a process that ends does not wait for it."""
 
     def __init__(
-        self, snapshot: Snapshot[Q], queues: Iterable[Q], clock: Clock, *, finds_damage: bool
+        self, snapshot: CountedSnapshot[Q], queues: Iterable[Q], clock: Clock, *, finds_damage: bool
     ) -> None:
         super().__init__(name="counts", daemon=True)
         self.damage: str | None = None  # None: not looked for
@@ -99,7 +99,7 @@ class Counts(Generic[Q]):
 
     def __init__(
         self,
-        take_snapshot: Callable[[], Snapshot[Q]],
+        take_snapshot: Callable[[], CountedSnapshot[Q]],
         clock: Clock,
         name_of: Callable[[Q], str],
     ) -> None:

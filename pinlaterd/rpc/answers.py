@@ -158,7 +158,7 @@ def _interleave(*columns: Sequence[bytes]) -> list[bytes]:
 
 
 def count_dequeued(message: bytes, at: int) -> int:
-    """How many jobs the result struct of dequeueJobs has, as this version writes it."""
+    """Count the jobs in the result struct of dequeueJobs, as this version writes it."""
     return int(U32(message, at + 8)[0]) if message.startswith(_JOBS, at) else 0
 
 

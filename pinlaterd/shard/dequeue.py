@@ -197,13 +197,13 @@ class Dequeue(Acking):
         return True
 
     def answer(self) -> None:
-        """What it has by now."""
+        """Answer with the jobs claimed by now."""
         payload = codec.encode_dequeued(self.head, self._found)
         jobs = 0 if self.dry_run else len(self._found)
         self.state.replies.add(self.call, Status.DONE, payload, jobs)
 
     def fail(self, error: PinLaterError) -> None:
-        """What earlier commits claimed is delivered all the same."""
+        """Fail, unless earlier commits claimed jobs: these are delivered all the same."""
         if self._found:
             self.answer()
         else:
@@ -249,8 +249,8 @@ class Dequeue(Acking):
             self.remaining -= len(held)
 
     def _fitting(self, payloads: Sequence[Payload | None]) -> int:
-        """How many of `payloads` fit into the answer, or notes that it is full. A job too large for
-        any answer is handed out alone."""
+        """Count how many of `payloads` fit into the answer, or note that it is full. A job too
+        large for any answer is handed out alone."""
         left, empty = self._bytes_left, not self._found
         for at, payload in enumerate(payloads):
             if payload is None:

@@ -60,7 +60,7 @@ _GOODBYE_SECONDS = 1.0
 
 
 class Updates:
-    """What the coordinator sends, and which ownership of the shard follows from that."""
+    """The coordinator's updates, and the ownership of the shard that follows from them."""
 
     def __init__(
         self, control: ControlClient, service: ShardService, settings: ServerSettings
@@ -308,7 +308,7 @@ class ShardLoop:
     # --- what routers are told -----------------------------------------------------------------
 
     def _greet(self, router: bytes, queues: Iterable[str]) -> None:
-        """Who comes while the store is closed is welcomed when it is open, as all others are."""
+        """Welcome a router, or, while the store is closed, leave that to when it is open."""
         if self._service.serving:
             self._service.create_queues(queues)
         if self._service.serving:

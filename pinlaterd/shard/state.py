@@ -66,8 +66,8 @@ def is_local_id(text: str) -> bool:
 
 
 class QueueFacts:
-    """What calls on one queue need to know of it: the beginning of its jobs' descriptors on this
-    shard, and how long its claims last."""
+    """The facts that calls on one queue need: the beginning of its jobs' descriptors on this shard,
+    and how long its claims last."""
 
     __slots__ = ("claim_timeout_seconds", "prefix", "queue", "shard")
 
@@ -114,7 +114,7 @@ class ClaimDescriptors:
         self.next_number = position * _CLAIMS_OF_A_SHARD
 
     def take(self, source: str, jobs: int) -> tuple[str, int]:
-        """What begins those of `source`, and the first of so many numbers."""
+        """Take numbers for claims of `source`; return the text before them, and the first."""
         first = self.next_number
         self.next_number += jobs
         return f"{self._head}{source}:", first
@@ -140,14 +140,14 @@ class Replies:
         self.add(call, Status.REFUSED, reason.encode())
 
     def take(self) -> Mapping[bytes, list[ReplyEntry]]:
-        """Those since the last time."""
+        """Take the replies since the last time."""
         replies, self._waiting = self._waiting, defaultdict(list)
         self.bytes = 0
         return replies
 
 
 class ShardState:
-    """Of one shard. `config` is what it follows at present."""
+    """The state of one shard. `config` is what it follows at present."""
 
     def __init__(
         self, name: str, engine: StorageEngine, config: Config, clock: Clock, stats: Stats
@@ -215,7 +215,7 @@ class ShardState:
         self.touched.add(queue)
 
     def read_pending(self, queue: str, priority: int, **options: Any) -> Sequence[PendingKey]:
-        """As the engine's; a queue that is locked is not tried before its time."""
+        """Read keys as the engine does, but do not try a locked queue before its time."""
         with self.locks.trying(queue):
             return self.engine.read_pending(queue, priority, **options)
 
@@ -314,7 +314,7 @@ class ShardState:
         delays[1].extend(compress(delays_ms, first_attempts))
 
     def record_delays(self) -> None:
-        """Those of the jobs that a batch has claimed."""
+        """Record the delays of the jobs that a batch has claimed."""
         for queue, (delays_ms, of_first_attempts) in self._delays_ms.items():
             self.stats.count(f"{queue}_dequeue", len(delays_ms))
             each, first = f"{queue}_dequeue_delay_ms", f"{queue}_first_dequeue_delay_ms"

@@ -60,7 +60,7 @@ class Rules:
         self._body_bytes = min(server.max_job_body_bytes, limits.body_bytes)
 
     def queue_name(self, queue: str) -> None:
-        """Of a queue that is to be created or deleted."""
+        """Check the name of a queue that is to be created or deleted."""
         if QUEUE_NAME.match(queue) is None:
             raise QueueNameInvalid(queue)
         if len(queue) > self._limits.queue_name_chars:
@@ -127,7 +127,7 @@ class Rules:
             )
 
     def retry_delay(self, queue: str, acks: Acks, descriptor: str, now_ms: int) -> None:
-        """Of failed jobs; `descriptor`: of one of them."""
+        """Check the retry delay of failed jobs; `descriptor`: of one of them."""
         latest_ms = self._latest(queue, acks.priority) - now_ms
         _check_range(f"retryDelayMillis of {descriptor!r}", acks.retry_delay_ms, 0, latest_ms)
 
@@ -151,7 +151,7 @@ class Rules:
         _check_regex(request.body_regex)
 
     def scan(self, request: ScanRequest) -> ScanKey | None:
-        """Where the scan goes on; None: it starts."""
+        """Check a scan, and return the place where it goes on; None: it starts."""
         self._priority(request.priority)
         _check_least("limit", request.limit, 1)
         _check_regex(request.body_regex)

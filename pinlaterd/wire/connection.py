@@ -31,7 +31,7 @@ _HANDSHAKE_FAILED = (
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
 
 
-class Connection:
+class LinkConnection:
     """Connects again by itself. All methods are called on the event loop."""
 
     def __init__(

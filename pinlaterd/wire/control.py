@@ -59,7 +59,7 @@ class MalformedMessage(Exception):
 
 
 class ProcessState(StrEnum):
-    """What a process says of itself."""
+    """The state that a process reports."""
 
     STARTING = "starting"
     STANDBY = "standby"  # another process owns the shard's store
@@ -97,7 +97,7 @@ class Heartbeat(_Message):
 
 
 class Report(_Message):
-    """What a process says. `stats`: all figures if `full`, else those that changed."""
+    """The report of a process. `stats`: all figures if `full`, else those that changed."""
 
     process: str  # as supervisord names it: router, shard-1, …
     kind: str  # router, shard
@@ -117,7 +117,7 @@ class Report(_Message):
 
 
 class RateReport(_Message):
-    """What a router says of rates. `grant`: the last that it follows, 0: none yet."""
+    """The rates that a router spends and wants. `grant`: the last that it follows, 0: none yet."""
 
     router: RouterId
     grant: int
@@ -127,7 +127,7 @@ class RateReport(_Message):
 
 
 class Snapshot(_Message):
-    """What all processes have to agree on. A later one has a greater version."""
+    """The state on which all processes have to agree. A later one has a greater version."""
 
     version: int
     shards: tuple[ShardEntry, ...]
@@ -143,7 +143,7 @@ class Snapshot(_Message):
 
 
 class RateGrant(_Message):
-    """What a router may spend from now on. A queue that is not in `shares` has no limit."""
+    """The rates that a router may spend from now on; queues not in `shares` have no limit."""
 
     number: int
     shares: Rates  # jobs/s
@@ -151,8 +151,8 @@ class RateGrant(_Message):
 
 
 class ServerReport(_Message):
-    """What a server says of rates to the cluster's leader. Its routers count as one, whose pid is
-    the number of its member node."""
+    """The rates that a server reports to the cluster's leader. Its routers count as one, whose pid
+    is the number of its member node."""
 
     term: str  # of the leader's that it follows; empty: of none yet
     report: RateReport
@@ -161,8 +161,8 @@ class ServerReport(_Message):
 
 
 class ServerGrant(_Message):
-    """What a server's routers may spend; without a grant: that reports have to name `term`, which
-    a leader chooses when it begins to lead. Grants of an earlier one are ignored."""
+    """The rates that a server's routers may spend; without a grant: that reports have to name
+    `term`, which a leader chooses when it begins to lead. Grants of an earlier term are ignored."""
 
     term: str
     member: str  # the member node that it is for
@@ -170,13 +170,13 @@ class ServerGrant(_Message):
 
 
 class StatusQuestion(_Message):
-    """What /status.json of that server says."""
+    """A question for the status of a server, as in its /status.json."""
 
     statistics: bool = False  # the figures by process, too
 
 
 class HoldingQuestion(_Message):
-    """What a shard there still holds."""
+    """A question for the jobs that a shard there still holds."""
 
     shard: str
 
@@ -318,7 +318,7 @@ class PeerClient:
         return True
 
     def messages(self) -> Iterator[Message]:
-        """Those that have come."""
+        """Yield the messages that have arrived."""
         while _is_readable(self._socket):
             try:
                 message = unpack(self._socket.recv(zmq.NOBLOCK))

@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 import zmq
 
 from pinlaterd.clock import Clock, until_full
-from pinlaterd.wire.connection import Connection
+from pinlaterd.wire.connection import LinkConnection
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import (
     LEAST_WIRE_VERSION,
@@ -140,7 +140,7 @@ class ShardLink:
         self._sweep_seconds = PULSE_SECONDS
         self._unused_sweeps = 0  # since there was a call for it
         self._sweeping = self._loop.call_later(self._sweep_seconds, self._sweep)
-        self._connection = Connection(
+        self._connection = LinkConnection(
             name, endpoint, context, key, self._hello, self._take, self._gone
         )
 

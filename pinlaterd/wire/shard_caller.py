@@ -44,7 +44,7 @@ logging.getLogger("pinlaterd.wire").addHandler(logging.NullHandler())
 
 
 class Route(NamedTuple):
-    """How this server reaches a shard's owner."""
+    """The way from this server to a shard's owner."""
 
     endpoint: str
     key: ClusterKey | None = None

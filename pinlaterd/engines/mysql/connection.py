@@ -65,7 +65,7 @@ _ONLY_MYSQL = ", information_schema_stats_expiry = 0"
 WAIT_FOR_LOCKS = b"SET STATEMENT lock_wait_timeout = 1, innodb_lock_wait_timeout = 1 FOR "
 
 
-class Server(NamedTuple):
+class MysqlAddress(NamedTuple):
     """The address of a shard's master, and the account to use there."""
 
     host: str
@@ -77,12 +77,12 @@ class Server(NamedTuple):
         return f"mysql {self.host}:{self.port}"
 
 
-class Connection:
+class MysqlConnection:
     """To be used by one thread. The driver's exceptions leave it as they are."""
 
     def __init__(
         self,
-        server: Server,
+        server: MysqlAddress,
         *,
         patience_seconds: float,
         idle_seconds: float | None = None,

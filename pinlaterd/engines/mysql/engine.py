@@ -32,7 +32,7 @@ from pinlaterd.engines.base import (
 )
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.mysql.batch import HELD, FailedAttempt, apply_batch, fail_attempts, held_in
-from pinlaterd.engines.mysql.connection import WAIT_FOR_LOCKS, Server, quote_name
+from pinlaterd.engines.mysql.connection import WAIT_FOR_LOCKS, MysqlAddress, quote_name
 from pinlaterd.engines.mysql.searcher import MysqlSearcher
 from pinlaterd.engines.mysql.statements import (
     UPDATED_AT_MS,
@@ -344,8 +344,8 @@ class MysqlEngine(Store, StorageEngine):
         return self.transact(0, collect)
 
     def _tables_to_sweep(self, queue: str, state: JobState) -> list[Table]:
-        """Those with jobs in `state` that may be due, highest priority first: those known to have
-        any, and now and then all, for what a foreign writer does is in no count of ours."""
+        """List the tables with jobs in `state` that may be due, highest priority first: those known
+        to have any, and now and then all, for a foreign writer's jobs are in no count of ours."""
         tables, depths = self.tables.of(queue), self.counts.of(queue)
         now, due = self.clock.monotonic(), self.sweeps_due
         if depths is None or now >= due.get((queue, state), -math.inf):
@@ -365,7 +365,7 @@ def make_engine(shard: ShardSettings, server: ServerSettings) -> MysqlEngine:
     assert shard.master is not None, "shards.yaml is checked for it"
     return MysqlEngine(
         shard.name,
-        Server(*shard.master, shard.user, shard.passwd),
+        MysqlAddress(*shard.master, shard.user, shard.passwd),
         levels=server.num_priority_levels,
         most_body_bytes=server.max_job_body_bytes,
         lease_seconds=server.owner_lease_seconds,

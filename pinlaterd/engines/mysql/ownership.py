@@ -13,8 +13,8 @@ from pinlaterd.engines.mysql.connection import (
     FAULTS,
     UNKNOWN_CONNECTION,
     WAIT_FOR_LOCKS,
-    Connection,
-    Server,
+    MysqlAddress,
+    MysqlConnection,
     code_of,
     is_gone,
     quote_name,
@@ -29,17 +29,17 @@ _WAIT_SECONDS = 1
 _PLANNED_WAIT_SECONDS = 5
 
 
-class OwnerLock:
+class ServerLock:
     """One shard's lock and record, and which connection of this process had the lock last."""
 
-    def __init__(self, shard: str, server: Server) -> None:
+    def __init__(self, shard: str, server: MysqlAddress) -> None:
         self._database = owner_database(shard)
         self._record = quote_name(self._database, "cluster")
         self._name = f"pinlaterd:{shard}"
         self._where = f"shard {shard} in {server}"
         self._last_holder = 0  # as the server numbers connections
 
-    def take_in(self, db: Connection, term: Term, *, was_ours: bool) -> None:
+    def take_in(self, db: MysqlConnection, term: Term, *, was_ours: bool) -> None:
         """Make `db` the owner in `term`. If that was ours before, its holder is another process of
         this server: none is ended then, or the two would end each other for ever.
 
@@ -56,7 +56,7 @@ class OwnerLock:
             self.release(db)
             raise
 
-    def _claim(self, db: Connection, term: Term) -> None:
+    def _claim(self, db: MysqlConnection, term: Term) -> None:
         """Raises Superseded. The driver's faults are passed on."""
         server = quote_text(term.server)
         # Another claim may hold the row until it is committed.
@@ -75,7 +75,7 @@ class OwnerLock:
             db.execute(statement)
         self.check(db, term)
 
-    def check(self, db: Connection, term: Term) -> None:
+    def check(self, db: MysqlConnection, term: Term) -> None:
         """Raises Superseded unless the record bears this term, if it is one: else it was claimed in
         a later one, or by another server in the same epoch."""
         if not term.epoch:
@@ -92,7 +92,7 @@ class OwnerLock:
 
     def take(
         self,
-        db: Connection,
+        db: MysqlConnection,
         *,
         attempts: int = 3,
         ends_after: int | None = None,
@@ -142,6 +142,6 @@ class OwnerLock:
             "another process owns this shard"
         )
 
-    def release(self, db: Connection) -> None:
+    def release(self, db: MysqlConnection) -> None:
         """A server that is busy may see much later that a connection has been closed."""
         db.execute(b"DO RELEASE_LOCK(" + quote_text(self._name) + b")")

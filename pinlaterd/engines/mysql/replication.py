@@ -19,13 +19,13 @@ from pinlaterd.config.schema import Address
 from pinlaterd.engines.failover import Account
 from pinlaterd.engines.mysql.connection import (
     FAULTS,
-    Connection,
-    Server,
+    MysqlAddress,
+    MysqlConnection,
     code_of,
     describe,
     quote_text,
 )
-from pinlaterd.engines.mysql.ownership import OwnerLock
+from pinlaterd.engines.mysql.ownership import ServerLock
 from pinlaterd.errors import StorageError
 
 _ANSWER_SECONDS = 30.0
@@ -85,8 +85,8 @@ class ReplicationServer:
 
     def __init__(self, place: Address, account: Account) -> None:
         """Connect. Raises StorageError."""
-        self.server = Server(place.host, place.port, account.user, account.passwd)
-        self._db = Connection(self.server, patience_seconds=_ANSWER_SECONDS)
+        self.server = MysqlAddress(place.host, place.port, account.user, account.passwd)
+        self._db = MysqlConnection(self.server, patience_seconds=_ANSWER_SECONDS)
         version = str(self._value(b"VERSION()"))
         self._version = _version(version)
         self._words = words_of(version, is_mariadb=self._db.is_mariadb)
@@ -169,7 +169,7 @@ class ReplicationServer:
         """Own a shard until this connection ends; returns how many owners' connections were ended
         for that."""
         with self._guarded():
-            lock = OwnerLock(shard, self.server)
+            lock = ServerLock(shard, self.server)
             return lock.take(self._db, attempts=_LOCK_ATTEMPTS, ends_after=0)
 
     def stop_replicating(self) -> None:

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pinlaterd.engines.base import ScanAfter, Search, StoredJob, no_pause
 from pinlaterd.engines.mysql.connection import (
     FAULTS,
-    Connection,
-    Server,
+    MysqlAddress,
+    MysqlConnection,
     is_gone,
     is_timeout,
     pieces,
@@ -41,12 +41,12 @@ class MysqlSearcher(WalkingSearcher):
     """A connection of its own, made when it is first needed, and another one after a fault."""
 
     def __init__(
-        self, shard: str, server: Server, between_slices: Callable[[], None] = no_pause
+        self, shard: str, server: MysqlAddress, between_slices: Callable[[], None] = no_pause
     ) -> None:
         super().__init__(between_slices)
         self._prefix = database_prefix(shard)
         self._server = server
-        self._db: Connection | None = None
+        self._db: MysqlConnection | None = None
         self._tables: dict[int, Table] = {}  # of the queue of the search that goes on
 
     def close(self) -> None:
@@ -79,10 +79,10 @@ class MysqlSearcher(WalkingSearcher):
     def _walks_in_order(self, search: Search) -> bool:
         return True
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> MysqlConnection:
         if self._db is None:
             # One search that waits for a lock would hold up the others.
-            self._db = Connection(
+            self._db = MysqlConnection(
                 self._server,
                 patience_seconds=_LONGEST_SECONDS,
                 read_only=True,

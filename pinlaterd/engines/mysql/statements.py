@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pinlaterd.engines.base import StoredJob
 from pinlaterd.engines.mysql.connection import (
     FAULTS,
-    Connection,
+    MysqlConnection,
     among,
     code_of,
     pieces,
@@ -46,8 +46,8 @@ class Each(NamedTuple):
 def _by_ids(
     local_ids: Sequence[int], state: JobState | None, claims: Sequence[bytes] = ()
 ) -> bytes:
-    """WHERE: those of `local_ids` that are in `state`, and held under `claims`, if given: of each
-    job one, as `claim_of` makes it."""
+    """Write the WHERE clause for `local_ids` that are in `state`, and held under `claims`, if
+    given: of each job one, as `claim_of` makes it."""
     where = b" WHERE " + among(local_ids)
     if state is not None:
         where += b" AND state = %d" % state
@@ -83,8 +83,8 @@ def _update(
     claims: Sequence[bytes] = (),
     most_bytes: int,
 ) -> Iterator[tuple[bytes, int]]:
-    """Of those that are in `state`, and held under `claims`, if given: `common` assignments, then
-    those of `each`. Statements, and how many jobs each names."""
+    """Write statements that update those jobs in `state`, and held under `claims`, if given:
+    `common` assignments, then those of `each`. Yield each with how many jobs it names."""
     for one in each:
         if len(set(one.values)) == 1:
             common += b", " + one.assignment % one.values[0]
@@ -174,7 +174,7 @@ def read_payloads(
     *,
     most_bytes: int,
 ) -> list[Payload | None]:
-    """As StorageEngine.payloads. `rows`: what a statement reads."""
+    """Read payloads as StorageEngine.payloads does. `rows`: what a statement reads."""
     if not local_ids:
         return []
     ids = sorted(set(local_ids))
@@ -213,7 +213,7 @@ def _payload(columns: bytes) -> Payload:
 
 
 def _fitting(local_ids: Sequence[int], sizes: Mapping[int, int], most_bytes: int) -> int:
-    """How many of the bodies fit: all up to the first that does not, but one at least."""
+    """Count how many of the bodies fit: all up to the first that does not, but one at least."""
     met = False
     for at, local_id in enumerate(local_ids):
         size = sizes.get(local_id)
@@ -243,7 +243,7 @@ class Transaction:
     """Statements are sent several in a packet: with the next one that reads, or with the COMMIT.
     One that is alone is a transaction by itself."""
 
-    def __init__(self, db: Connection, now_ms: int, *, careful: bool) -> None:
+    def __init__(self, db: MysqlConnection, now_ms: int, *, careful: bool) -> None:
         self.now_ms = now_ms
         self.careful = careful  # whether rows were unexpected before
         self.committing = False  # whether the server was asked to commit
@@ -280,7 +280,7 @@ class Transaction:
         each: Sequence[Each] = (),
         claims: Sequence[bytes] = (),
     ) -> None:
-        """As `_update`. Unless all of them are found, UnexpectedRows is raised later."""
+        """Update as `_update` does. Unless all are found, UnexpectedRows is raised later."""
         most_bytes = self._db.statement_bytes
         for statement, jobs in _update(
             table, local_ids, before, common, each, claims=claims, most_bytes=most_bytes

@@ -33,8 +33,8 @@ from pinlaterd.engines.mysql.connection import (
     DUPLICATE_KEY,
     FAULTS,
     READ_ONLY,
-    Connection,
-    Server,
+    MysqlAddress,
+    MysqlConnection,
     code_of,
     describe,
     gone_database,
@@ -46,7 +46,7 @@ from pinlaterd.engines.mysql.connection import (
     quote_text,
     storage_error,
 )
-from pinlaterd.engines.mysql.ownership import OwnerLock
+from pinlaterd.engines.mysql.ownership import ServerLock
 from pinlaterd.engines.mysql.statements import Transaction, UnexpectedRows
 from pinlaterd.engines.mysql.tables import (
     ShardTables,
@@ -76,7 +76,7 @@ class Store:
     def __init__(
         self,
         shard: str,
-        server: Server,
+        server: MysqlAddress,
         *,
         levels: int,
         most_body_bytes: int,
@@ -104,9 +104,9 @@ class Store:
         self._queue_named = re.compile(rb"`%b(\w+)`" % re.escape(self.tables.prefix.encode()))
         self._owner_database = owner_database(shard)
         self._owner_table = quote_name(self._owner_database, "owner")
-        self._lock = OwnerLock(shard, server)
+        self._lock = ServerLock(shard, server)
         self._term = SINGLE  # of our latest ownership
-        self._db: Connection | None = None
+        self._db: MysqlConnection | None = None
         self._heard_at = 0.0  # when a heartbeat last found the server as it has to be
         self._failure = ""  # why it must be reopened
         self._careful_left = 0  # transactions that look first
@@ -121,7 +121,7 @@ class Store:
     def open(self, now_ms: int, term: Term = SINGLE) -> int:
         if self._db is not None:
             raise StorageError(f"{self} is open already; close it first")
-        db = Connection(
+        db = MysqlConnection(
             self.server,
             patience_seconds=self._answer_seconds,
             idle_seconds=self._lease_seconds,
@@ -145,7 +145,7 @@ class Store:
             self._abandon()
             raise
 
-    def _check_writable(self, db: Connection) -> None:
+    def _check_writable(self, db: MysqlConnection) -> None:
         """Before anything fails half-way; an administrator's account would even succeed."""
         [[read_only]] = db.rows(b"SELECT @@read_only")
         if str(read_only).upper() not in ("0", "OFF"):
@@ -159,7 +159,7 @@ class Store:
         tables = {queue: tuple(tables.values()) for queue, tables in by_queue}
         return TableSnapshot(self.server, tables, self.db)
 
-    def _take_over(self, db: Connection, now_ms: int) -> int:
+    def _take_over(self, db: MysqlConnection, now_ms: int) -> int:
         db.execute(create_database(self._owner_database))
         db.execute(create_table("owner.sql", self._owner_database, "owner"))
         known: dict[str, int] = dict(db.rows(b"SELECT name, value FROM " + self._owner_table))
@@ -174,7 +174,7 @@ class Store:
         self.transact(now_ms, lambda tx: self.remember(tx, values))
         return start_ms
 
-    def pass_used_ids(self, db: Connection, queues: Collection[str]) -> None:
+    def pass_used_ids(self, db: MysqlConnection, queues: Collection[str]) -> None:
         """Go on above every id that their tables have given out to others."""
         self._next_local_id = max(self._next_local_id, self.tables.last_local_id(db, queues) + 1)
 
@@ -215,7 +215,7 @@ class Store:
         return self._failure
 
     @property
-    def db(self) -> Connection:
+    def db(self) -> MysqlConnection:
         """The connection, for reading."""
         if self._db is None:
             raise StorageError(f"{self} is not open")
@@ -270,7 +270,7 @@ class Store:
             self.remember(tx, {"next_local_id": marked})
         return marked
 
-    def _roll_back(self, db: Connection, fault: BaseException) -> None:
+    def _roll_back(self, db: MysqlConnection, fault: BaseException) -> None:
         """Undo the transaction. One whose connection is lost the server undoes by itself, but we
         own nothing then."""
         try:
@@ -280,7 +280,9 @@ class Store:
         except FAULTS as lost:
             self._lose(lost, undone=True)
 
-    def _prepare_to_repeat(self, db: Connection, fault: BaseException, attempts_left: int) -> None:
+    def _prepare_to_repeat(
+        self, db: MysqlConnection, fault: BaseException, attempts_left: int
+    ) -> None:
         """After a fault of a transaction that is rolled back. Raises what stands for it, unless
         that was an accident with foreign writers: their locks, or ids that they have used."""
         code = code_of(fault)
@@ -294,7 +296,7 @@ class Store:
                 self._lose(fault, undone=True)
             raise self._not_committed(db, fault) from fault
 
-    def _not_committed(self, db: Connection, fault: BaseException) -> StorageError:
+    def _not_committed(self, db: MysqlConnection, fault: BaseException) -> StorageError:
         """Make the error for the fault of a statement that changed nothing."""
         error = storage_error(fault, str(self), undone=True)
         if not is_locked(fault):
@@ -304,7 +306,7 @@ class Store:
         self.counts.cancel()  # an ALTER that waits for a count to end locks the owner out
         return StorageLocked(self._named_queue(db), error.message)
 
-    def _named_queue(self, db: Connection) -> str:
+    def _named_queue(self, db: MysqlConnection) -> str:
         """The queue of the last statement; "" if it concerns none."""
         named = self._queue_named.search(db.last_statement)
         return named[1].decode() if named else ""

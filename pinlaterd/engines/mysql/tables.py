@@ -22,8 +22,8 @@ from pinlaterd.engines.mysql.connection import (
     FAULTS,
     LATEST_MS,
     PACKET_CURE,
-    Connection,
-    Server,
+    MysqlAddress,
+    MysqlConnection,
     is_locked,
     pieces,
     quote_name,
@@ -169,7 +169,7 @@ class _Column(NamedTuple):
 _TableKey = tuple[str, str]  # database and table
 
 
-def load_tables(db: Connection, databases: Sequence[str]) -> dict[str, dict[int, Table]]:
+def load_tables(db: MysqlConnection, databases: Sequence[str]) -> dict[str, dict[int, Table]]:
     """The job tables of queues' databases, by database and priority; none of a database that is
     not there. It takes as many statements for many as for one.
 
@@ -202,13 +202,13 @@ def load_tables(db: Connection, databases: Sequence[str]) -> dict[str, dict[int,
     return found
 
 
-def tables_of(db: Connection, database: str) -> dict[int, Table]:
+def tables_of(db: MysqlConnection, database: str) -> dict[int, Table]:
     """The same of one database."""
     return load_tables(db, [database])[database]
 
 
 def _described(
-    db: Connection, columns_from: bytes, databases: Sequence[str]
+    db: MysqlConnection, columns_from: bytes, databases: Sequence[str]
 ) -> list[tuple[Any, ...]]:
     """Rows of information_schema about job tables, behind the names of database and table. Where
     databases are found whatever their case, one has the name that it was asked for by."""
@@ -352,7 +352,7 @@ class ShardTables:
             raise QueueNotFound(queue)
         return tables
 
-    def load(self, db: Connection) -> dict[str, bool]:
+    def load(self, db: MysqlConnection) -> dict[str, bool]:
         """Load the tables of all queues; return for each queue whether it had tables before."""
         self.by_queue, self.narrower = {}, {}
         rows = db.rows(
@@ -369,7 +369,7 @@ class ShardTables:
                 had_tables[queue] = self.add(db, queue, tables[self.prefix + queue])
         return had_tables
 
-    def add(self, db: Connection, queue: str, tables: Mapping[int, Table]) -> bool:
+    def add(self, db: MysqlConnection, queue: str, tables: Mapping[int, Table]) -> bool:
         """A queue whose database is there, with `tables` as far as they are known; makes those that
         it lacks. Returns whether it had any."""
         database = self.prefix + queue
@@ -387,7 +387,7 @@ class ShardTables:
         self.narrower[queue] = {at: narrower for at, narrower in limits.items() if narrower}
         return had_tables
 
-    def _narrower(self, db: Connection, table: Table) -> TableLimits | None:
+    def _narrower(self, db: MysqlConnection, table: Table) -> TableLimits | None:
         """Return the limits of a table and its server, where something within the engine's limits
         may not fit, or not exactly; None if all fits."""
         body_bytes = min(table.body_bytes, BODY_BYTES)
@@ -400,7 +400,7 @@ class ShardTables:
     def drop(self, queue: str) -> None:
         del self.by_queue[queue], self.narrower[queue]
 
-    def last_local_id(self, db: Connection, queues: Collection[str]) -> int:
+    def last_local_id(self, db: MysqlConnection, queues: Collection[str]) -> int:
         """The highest that their tables hold, or have given out to anybody; 0 if there is none."""
         last = 0
         for some in pieces(list(queues), max(1, _TABLES_READ // self._levels)):
@@ -435,13 +435,13 @@ class TableSnapshot:
     altered, until it is closed."""
 
     def __init__(
-        self, server: Server, tables: Mapping[str, Sequence[Table]], owner: Connection
+        self, server: MysqlAddress, tables: Mapping[str, Sequence[Table]], owner: MysqlConnection
     ) -> None:
         """`owner`: ends the connection if the count is cancelled."""
         self._server = server
         self._tables = tables
         self._owner = owner
-        self._db = Connection(server, patience_seconds=owner.patience_seconds, read_only=True)
+        self._db = MysqlConnection(server, patience_seconds=owner.patience_seconds, read_only=True)
         try:
             self._db.execute(b"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             self._db.execute(b"START TRANSACTION WITH CONSISTENT SNAPSHOT")

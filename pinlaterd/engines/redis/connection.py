@@ -29,7 +29,7 @@ from pinlaterd.engines.redis.scripts import Script
 from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
 
 
-class Answer(Exception):
+class ErrorAnswer(Exception):
     """An error that the server answered, in its words: the connection is still good."""
 
 
@@ -37,11 +37,11 @@ class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # chosen when i
     """Errors keep their code, and are told from values by their type."""
 
     @classmethod
-    def parse_error(cls, response: str) -> Answer:
-        return Answer(response)
+    def parse_error(cls, response: str) -> ErrorAnswer:
+        return ErrorAnswer(response)
 
 
-CONNECTION_FAULTS = (Answer, RedisError, OSError)
+CONNECTION_FAULTS = (ErrorAnswer, RedisError, OSError)
 PACKING_FAULTS = (UnicodeError, OverflowError)
 
 CLUSTER_WORDS = (
@@ -109,7 +109,7 @@ class Server:
         return self
 
 
-class Connection:
+class RedisClient:
     """Blocking; `answer_seconds` is how long the server may take for one answer."""
 
     def __init__(
@@ -136,8 +136,8 @@ class Connection:
                 self._exchange(pack_command(("AUTH", *sent)))  # type: ignore[arg-type]
         except CONNECTION_FAULTS as fault:
             self.close()
-            if isinstance(fault, Answer) and not is_refusal(fault):  # AUTH's, of many wordings
-                text = words(Answer(f"WRONGPASS {fault}"))
+            if isinstance(fault, ErrorAnswer) and not is_refusal(fault):  # AUTH's, of many wordings
+                text = words(ErrorAnswer(f"WRONGPASS {fault}"))
                 raise StorageError(f"{server} {text}") from fault
             raise StorageError(f"{server} {words(fault)}") from fault
 
@@ -200,19 +200,19 @@ class Connection:
         """The server's answer. Raises CONNECTION_FAULTS, also for an answer that is an error."""
         self._driver.send_packed_command([packed], check_health=False)
         answer = self._driver.read_response()
-        if isinstance(answer, Answer):
+        if isinstance(answer, ErrorAnswer):
             raise answer
         return answer
 
     def _error(self, fault: Exception, *, writes: bool) -> StorageError:
-        if isinstance(fault, Answer) and str(fault).startswith("NOSCRIPT"):
+        if isinstance(fault, ErrorAnswer) and str(fault).startswith("NOSCRIPT"):
             return _UnknownScript(str(fault))
         message = f"{self.server} {words(fault)}"
         if is_refusal(fault) and is_full(str(fault)):
             return StorageFull(message)
-        if is_refusal(fault) or (isinstance(fault, Answer) and not writes):
+        if is_refusal(fault) or (isinstance(fault, ErrorAnswer) and not writes):
             return StorageNotCommitted(message)
-        self.fail("a script failed" if isinstance(fault, Answer) else "its connection failed")
+        self.fail("a script failed" if isinstance(fault, ErrorAnswer) else "its connection failed")
         if not writes:
             return StorageNotCommitted(message)
         return StorageError(f"{message}; whether the last batch was kept is not known")
@@ -235,7 +235,7 @@ def is_refusal(fault: BaseException) -> bool:
     """Whether the server answered before it did anything: not from within a script."""
     text = str(fault)
     within_a_script = any(mark in text for mark in _WITHIN_A_SCRIPT)
-    return isinstance(fault, Answer) and _code_in(text) in _TEXTS and not within_a_script
+    return isinstance(fault, ErrorAnswer) and _code_in(text) in _TEXTS and not within_a_script
 
 
 def is_full(text: str) -> bool:
@@ -246,7 +246,7 @@ def is_full(text: str) -> bool:
 def words(fault: BaseException) -> str:
     """Describe a fault in words that follow the server's name in a message."""
     text = str(fault)
-    if isinstance(fault, Answer):
+    if isinstance(fault, ErrorAnswer):
         return refusal_words(text)
     if isinstance(fault, TimeoutError | RedisTimeoutError):
         return f"did not answer in time ({text}); see whether it is overloaded or cut off"

@@ -154,7 +154,7 @@ class RedisEngine(Store, StorageEngine):
         return found
 
     def _gone(self, stored: str, priority: int, state: JobState, *, repair: bool) -> int:
-        """How many jobs in a state are not there."""
+        """Count the jobs in a state that are not there."""
         place: tuple[Argument, Argument] = ("", "")
         gone = 0
         while True:

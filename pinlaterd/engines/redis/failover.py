@@ -48,7 +48,7 @@ from pinlaterd.engines.failover import (
     is_same_server,
 )
 from pinlaterd.engines.redis import scripts
-from pinlaterd.engines.redis.connection import Connection, Server
+from pinlaterd.engines.redis.connection import RedisClient, Server
 from pinlaterd.engines.redis.servers import Link, Sentinels, read_link, sentinels_of
 from pinlaterd.errors import StorageError
 
@@ -57,11 +57,11 @@ _ANSWER_SECONDS = 5.0
 _FOLLOW_SECONDS = 10.0
 
 
-class RedisFailover(PairFailover[Connection]):
-    def _connect(self, place: Address) -> Connection:
+class RedisFailover(PairFailover[RedisClient]):
+    def _connect(self, place: Address) -> RedisClient:
         account = self._handover.administrator
         server = Server(place.host, place.port, account.user, account.passwd)
-        connection = Connection(server, _ANSWER_SECONDS)
+        connection = RedisClient(server, _ANSWER_SECONDS)
         try:
             read_link(connection)  # a server that lets nobody in answers, too
         except StorageError:
@@ -235,10 +235,10 @@ class SentinelFailover(Failover):
             self._master = self._sentinels.find()
         return self._master
 
-    def _connected(self, server: Server) -> closing[Connection]:
+    def _connected(self, server: Server) -> closing[RedisClient]:
         """The shard's own account administers what Sentinels do not."""
         seconds = max(_ANSWER_SECONDS, self._handover.catch_up_seconds + 1)
-        return closing(Connection(server, seconds))
+        return closing(RedisClient(server, seconds))
 
     def examine(self) -> Examination:
         replica = ServerFacts("whom Sentinels choose")

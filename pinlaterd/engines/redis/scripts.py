@@ -79,7 +79,7 @@ def is_lean(stored_queue: str) -> bool:
 
 
 def lean_head(attempts: int, now_ms: int, run_after_ms: int, status: str) -> bytes:
-    """What comes before the body of a job in a lean queue."""
+    """Encode what comes before the body of a job in a lean queue."""
     text = status.encode()
     return b"%d %d %d %d;%b" % (attempts, now_ms, run_after_ms, len(text), text)
 
@@ -87,8 +87,8 @@ def lean_head(attempts: int, now_ms: int, run_after_ms: int, status: str) -> byt
 def lean_payloads(
     records: Sequence[bytes | None], updates: Sequence[bytes | None]
 ) -> list[Payload | None]:
-    """Of what a lean queue holds of jobs as they were enqueued, and of what has changed. What a
-    hand has damaged counts as missing."""
+    """Decode what a lean queue holds of jobs as they were enqueued, and what has changed since.
+    What was damaged by hand counts as missing."""
     payloads: list[Payload | None] = []
     known_head: bytes | None = None
     for record, update in zip(records, updates, strict=True):

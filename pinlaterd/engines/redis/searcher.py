@@ -18,7 +18,7 @@ from typing import Any
 
 from pinlaterd.engines.base import Search, StoredJob, no_pause
 from pinlaterd.engines.redis import scripts
-from pinlaterd.engines.redis.connection import Argument, Connection
+from pinlaterd.engines.redis.connection import Argument, RedisClient
 from pinlaterd.engines.redis.scripts import (
     LEAN_MARK,
     first_score,
@@ -44,7 +44,7 @@ class RedisSearcher(WalkingSearcher):
     def __init__(self, shard: ShardKeys, between_slices: Callable[[], None] = no_pause) -> None:
         super().__init__(between_slices)
         self._shard = shard
-        self._connection = Connection(shard.server, _ANSWER_SECONDS)
+        self._connection = RedisClient(shard.server, _ANSWER_SECONDS)
         self._queue = ""  # that is searched, as it is in keys
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class RedisSearcher(WalkingSearcher):
     def _begin(self, search: Search) -> None:
         self._next_slice(search)
         if self._connection.failure:
-            self._connection = Connection(self._shard.server, _ANSWER_SECONDS)
+            self._connection = RedisClient(self._shard.server, _ANSWER_SECONDS)
         for names, stored in (("pls", LEAN_MARK + search.queue), ("pln", search.queue)):
             if self._connection.read("ZSCORE", f"{names}_{self._shard.name}", stored) is not None:
                 self._queue = stored

@@ -18,7 +18,7 @@ from pinlaterd.engines.base import Durability
 from pinlaterd.engines.redis.connection import (
     CLUSTER_WORDS,
     REPLICA_WORDS,
-    Connection,
+    RedisClient,
     Server,
     is_permission_denied,
 )
@@ -91,9 +91,9 @@ class Sentinels:
         return Agreement(int(facts[b"config-epoch"]), place[0].decode(), int(place[1]))
 
 
-def _connected(sentinel: Server) -> closing[Connection]:
+def _connected(sentinel: Server) -> closing[RedisClient]:
     return closing(
-        Connection(sentinel, _SENTINEL_ANSWER_SECONDS, connect_seconds=_SENTINEL_CONNECT_SECONDS)
+        RedisClient(sentinel, _SENTINEL_ANSWER_SECONDS, connect_seconds=_SENTINEL_CONNECT_SECONDS)
     )
 
 
@@ -109,7 +109,7 @@ def sentinels_of(settings: SentinelSettings, user: str, passwd: str) -> Sentinel
 # --- what a server says of itself ---------------------------------------------------------------
 
 
-def read_durability(connection: Connection) -> Durability:
+def read_durability(connection: RedisClient) -> Durability:
     settings = {name: _setting(connection, name) for name in _SETTINGS}
     shown = ", ".join(
         f"{name} {settings[name] or repr('')}" for name in ("appendonly", "appendfsync", "save")
@@ -117,18 +117,18 @@ def read_durability(connection: Connection) -> Durability:
     return Durability(shown, "; ".join(_warnings(settings)))
 
 
-def refuse_cluster(connection: Connection) -> None:
+def refuse_cluster(connection: RedisClient) -> None:
     """A script's keys have to be in one place."""
     if _told(connection, "cluster").get("cluster_enabled") == "1":
         raise StorageError(f"{connection.server} {CLUSTER_WORDS}")
 
 
-def evicts(connection: Connection) -> bool:
+def evicts(connection: RedisClient) -> bool:
     """Whether jobs may vanish while their ids stay: to be counted, each has to be looked at."""
     return _told(connection, "memory").get("maxmemory_policy") != "noeviction"
 
 
-def refuse_replica(connection: Connection) -> None:
+def refuse_replica(connection: RedisClient) -> None:
     """Also one that takes writes: its master's would replace them."""
     if _told(connection, "replication").get("role") == "slave":
         raise StorageError(f"{connection.server} {REPLICA_WORDS}")
@@ -159,7 +159,7 @@ def _warnings(settings: dict[str, str]) -> list[str]:
     return found
 
 
-def _setting(connection: Connection, name: str) -> str:
+def _setting(connection: RedisClient, name: str) -> str:
     """'?' where nobody may know it: some hosted servers refuse CONFIG."""
     try:
         answer: list[bytes] = connection.read("CONFIG", "GET", name)
@@ -170,7 +170,7 @@ def _setting(connection: Connection, name: str) -> str:
     return answer[1].decode() if len(answer) == 2 else "?"
 
 
-def _told(connection: Connection, section: str) -> Mapping[str, str]:
+def _told(connection: RedisClient, section: str) -> Mapping[str, str]:
     """Nothing where it is refused to this user."""
     try:
         return _info(connection, section)
@@ -180,7 +180,7 @@ def _told(connection: Connection, section: str) -> Mapping[str, str]:
         raise
 
 
-def _info(connection: Connection, section: str) -> Mapping[str, str]:
+def _info(connection: RedisClient, section: str) -> Mapping[str, str]:
     answer: bytes = connection.read("INFO", section)
     lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
     return {key: value for key, colon, value in lines if colon}
@@ -202,7 +202,7 @@ class Link(NamedTuple):
     failover_state: str
 
 
-def read_link(connection: Connection) -> Link:
+def read_link(connection: RedisClient) -> Link:
     """Raises StorageError, also for a server that does not say."""
     try:
         return _link({**_info(connection, "replication"), **_info(connection, "server")})

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import SINGLE, Durability, Term
 from pinlaterd.engines.redis import scripts
-from pinlaterd.engines.redis.connection import Argument, Connection, Server, is_full, refusal_words
+from pinlaterd.engines.redis.connection import Argument, RedisClient, Server, is_full, refusal_words
 from pinlaterd.engines.redis.scripts import LEAN_MARK, Script, is_lean
 from pinlaterd.engines.redis.servers import (
     Locator,
@@ -111,7 +111,7 @@ class Store:
         self._answer_seconds = answer_seconds
         self._who = own_name()
         self._token = b""
-        self._connection: Connection | None = None
+        self._connection: RedisClient | None = None
 
     # --- ownership ---------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Store:
         if self._connection is not None:
             raise StorageError(f"{self.shard} is open already; close it first")
         self._shard = ShardKeys(self._name, self._locator.find())
-        connection = Connection(self._shard.server, self._answer_seconds)
+        connection = RedisClient(self._shard.server, self._answer_seconds)
         if term.epoch:
             connection.notice_cuts()
         try:
@@ -146,7 +146,7 @@ class Store:
         self._connection = connection
         return start_ms
 
-    def _take_over(self, connection: Connection, now_ms: int, term: Term) -> int:
+    def _take_over(self, connection: RedisClient, now_ms: int, term: Term) -> int:
         instead_of = b""  # the token of an owner whose lease need not be waited for
         deadline = time.monotonic() + (_PLANNED_WAIT_SECONDS if term.planned else 0)
         while True:
@@ -216,7 +216,7 @@ class Store:
         return "" if self._connection is None else self._connection.failure
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> RedisClient:
         if self._connection is None:
             raise StorageError(f"{self.shard} is not open")
         return self._connection

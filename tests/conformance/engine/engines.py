@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.engines.base import StorageEngine
-from pinlaterd.engines.mysql.connection import Server
+from pinlaterd.engines.mysql.connection import MysqlAddress
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from tests.servers.mariadb import HOST, PASSWD, USER
@@ -35,7 +35,7 @@ def sqlite_engine(folder: Path) -> StorageEngine:
 
 
 def mysql_engine(folder: Path) -> StorageEngine:
-    server = Server(HOST, int(os.environ[MARIADB_PORT]), USER, PASSWD)
+    server = MysqlAddress(HOST, int(os.environ[MARIADB_PORT]), USER, PASSWD)
     return MysqlEngine(
         shard_for(folder),
         server,

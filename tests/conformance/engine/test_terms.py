@@ -22,10 +22,10 @@ import pytest
 
 from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine, Term
 from pinlaterd.engines.mysql import ownership as mysql_ownership
-from pinlaterd.engines.mysql.connection import Connection as MysqlConnection
+from pinlaterd.engines.mysql.connection import MysqlConnection
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.engines.redis import store as redis_store
-from pinlaterd.engines.redis.connection import Connection as RedisConnection
+from pinlaterd.engines.redis.connection import RedisClient
 from pinlaterd.errors import QueueNotFound, ShardOwned, StorageError, Superseded
 from pinlaterd.model import Job, JobState
 from tests.clocks import FakeClock
@@ -374,7 +374,7 @@ def _stopped_before(step: int, do: Callable[[], object]) -> Iterator[list[int]]:
         return send
 
     patched.setattr(MysqlConnection, "run", stopping(MysqlConnection.run))
-    patched.setattr(RedisConnection, "_call", stopping(RedisConnection._call))
+    patched.setattr(RedisClient, "_call", stopping(RedisClient._call))
     try:
         yield sent
     finally:

@@ -10,7 +10,7 @@ import pytest
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import StorageEngine
-from pinlaterd.engines.mysql.connection import Server
+from pinlaterd.engines.mysql.connection import MysqlAddress
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from tests.clocks import FakeClock
 from tests.conformance.engine.engines import BODY_BYTES, LEASE_SECONDS, LEVELS, shard_for
@@ -46,7 +46,7 @@ def new_engine(mariadb: MariaDB, shard: str) -> NewEngine:
         name: str = shard,
         beats: Clock | None = None,
     ) -> MysqlEngine:
-        server = Server(host, port, user, passwd)
+        server = MysqlAddress(host, port, user, passwd)
         return MysqlEngine(
             name,
             server,

@@ -9,7 +9,7 @@ import pytest
 from pinlaterd.config.schema import Address
 from pinlaterd.engines.base import Batch, EnqueueOp
 from pinlaterd.engines.failover import Account, Failover, Handover, Notes, Pair
-from pinlaterd.engines.mysql.connection import Server
+from pinlaterd.engines.mysql.connection import MysqlAddress
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.engines.mysql.failover import MysqlFailover
 from pinlaterd.errors import ShardOwned, StorageError
@@ -72,7 +72,7 @@ def new_failover() -> Iterator[NewFailover]:
 
 
 def engine_on(server: MariaDB) -> MysqlEngine:
-    account = Server(HOST, server.port, USER, PASSWD)
+    account = MysqlAddress(HOST, server.port, USER, PASSWD)
     return MysqlEngine(
         SHARD, account, levels=3, most_body_bytes=1, lease_seconds=10.0, answer_seconds=10.0
     )

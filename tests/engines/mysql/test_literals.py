@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pinlaterd.engines.mysql.connection import (
     EARLIEST_MS,
     LATEST_MS,
-    Connection,
-    Server,
+    MysqlAddress,
+    MysqlConnection,
     among,
     quote_bytes,
     quote_name,
@@ -50,9 +50,9 @@ texts = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def db(mariadb: MariaDB) -> Iterator[Connection]:
-    server = Server(HOST, mariadb.port, USER, PASSWD)
-    connection = Connection(server, patience_seconds=30)
+def db(mariadb: MariaDB) -> Iterator[MysqlConnection]:
+    server = MysqlAddress(HOST, mariadb.port, USER, PASSWD)
+    connection = MysqlConnection(server, patience_seconds=30)
     connection.execute(b"CREATE DATABASE literals DEFAULT CHARACTER SET utf8mb4")
     connection.execute(
         b"CREATE TABLE literals.kept"
@@ -65,7 +65,7 @@ def db(mariadb: MariaDB) -> Iterator[Connection]:
 
 
 @given(body=bodies, text=texts, other=texts)
-def test_bytes_and_texts_side_by_side(db: Connection, body: bytes, text: str, other: str):
+def test_bytes_and_texts_side_by_side(db: MysqlConnection, body: bytes, text: str, other: str):
     statement = b"SELECT %b, %b, %b, HEX(%b)" % (
         quote_text(text),
         quote_bytes(body),
@@ -84,7 +84,7 @@ def test_bytes_and_texts_side_by_side(db: Connection, body: bytes, text: str, ot
         unique_by=lambda row: row[3],
     )
 )
-def test_rows_that_were_stored(db: Connection, rows: list[tuple[bytes, str, int, int]]):
+def test_rows_that_were_stored(db: MysqlConnection, rows: list[tuple[bytes, str, int, int]]):
     db.execute(b"DELETE FROM literals.kept")
     values = [
         b"(%b, %b, %b, %b, %d)"
@@ -112,7 +112,9 @@ def test_rows_that_were_stored(db: Connection, rows: list[tuple[bytes, str, int,
     step=st.integers(0, 3),
 )
 @example(claims={2**50: ("it's:", 9), 2**50 + 1: ("it's:", 10)}, step=1)
-def test_each_job_gets_its_own_claim(db: Connection, claims: dict[int, tuple[str, int]], step: int):
+def test_each_job_gets_its_own_claim(
+    db: MysqlConnection, claims: dict[int, tuple[str, int]], step: int
+):
     """Whether their numbers grow as the ids do, or not, and whatever room there is for them."""
     even = {number: ("host:9010:1:web:", 7 + step * (number - 2**50)) for number in claims}
     db.execute(b"DELETE FROM literals.kept")
@@ -130,7 +132,7 @@ def test_each_job_gets_its_own_claim(db: Connection, claims: dict[int, tuple[str
 
 
 @given(name=st.text(st.sampled_from("ab_-1`'\\ "), min_size=1, max_size=20))
-def test_names(db: Connection, name: str):
+def test_names(db: MysqlConnection, name: str):
     quoted = quote_name(f"x{name}x")  # servers drop blanks at the ends of an alias
 
     [[found]] = db.rows(b"SELECT named.%b FROM (SELECT 7 AS %b) AS named" % (quoted, quoted))
@@ -138,7 +140,7 @@ def test_names(db: Connection, name: str):
     assert found == 7
 
 
-def test_a_body_of_a_mebibyte_of_quotes(db: Connection):
+def test_a_body_of_a_mebibyte_of_quotes(db: MysqlConnection):
     body = b"'\\" * (1 << 19)
 
     assert db.rows(b"SELECT LENGTH(%b)" % quote_bytes(body)) == ((1 << 20,),)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.engines.mysql.connection import Connection, Server
+from pinlaterd.engines.mysql.connection import MysqlAddress, MysqlConnection
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.errors import ShardOwned, StorageError, StorageNotCommitted
 from tests.clocks import FakeClock
@@ -27,7 +27,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 def _own(shard: str, port: int, talk: Talk) -> None:
     """An owner that writes when it is told to, tells what came of it, and beats meanwhile."""
-    server = Server(HOST, port, USER, PASSWD)
+    server = MysqlAddress(HOST, port, USER, PASSWD)
     store = EngineHarness(
         lambda: MysqlEngine(
             shard,
@@ -116,9 +116,9 @@ def test_a_lock_that_its_holder_gives_back_just_then_is_taken(
     """Between the vain attempt to get it and the question who holds it."""
     second = new_engine()
     asked: list[bytes] = []
-    rows = Connection.rows
+    rows = MysqlConnection.rows
 
-    def rows_of(connection: Connection, statement: bytes) -> Any:
+    def rows_of(connection: MysqlConnection, statement: bytes) -> Any:
         if b"IS_USED_LOCK" in statement:
             asked.append(statement)
             if len(asked) == 2:  # the first comes before the attempt
@@ -128,7 +128,7 @@ def test_a_lock_that_its_holder_gives_back_just_then_is_taken(
 
     with pytest.raises(ShardOwned):
         second.open(store.now_ms)
-    monkeypatch.setattr(Connection, "rows", rows_of)
+    monkeypatch.setattr(MysqlConnection, "rows", rows_of)
 
     second.open(store.now_ms)
     assert len(asked) == 2
