@@ -4,6 +4,7 @@ PinLaterError               500  UNKNOWN
   RequestError                   the caller can mend it; never retried
     InvalidRequest          500  message starts `invalid request: `
       LookupTooLarge
+      BadDescriptors
     EnqueueRejected         430  the same, found in an enqueue
     ContinuationInvalid     400
     PasswordInvalid         403
@@ -78,6 +79,18 @@ class LookupTooLarge(InvalidRequest):
     def __init__(self, most_bytes: int) -> None:
         super().__init__(
             f"the answer would have more than {most_bytes} bytes; look up fewer jobs at a time"
+        )
+
+
+class BadDescriptors(InvalidRequest):
+    """Some of a call's descriptors name no job of `place`, where all others were carried out."""
+
+    def __init__(self, descriptors: Sequence[str], place: str) -> None:
+        shown = ", ".join(repr(descriptor[:200]) for descriptor in descriptors[:10])
+        more = f" and {len(descriptors) - 10} more" if len(descriptors) > 10 else ""
+        super().__init__(
+            f"not job descriptors of {place}: {shown}{more}; the other jobs of the call were "
+            "carried out"
         )
 
 

@@ -1,10 +1,9 @@
 """The active configuration: what was validated last, whatever etc/ says by now.
 
 The coordinator (and `pinlaterd up`) writes it to run/config.json, as a whole and at once, each
-time with a greater version. All processes start from it, and read it again when a snapshot names
-another version than theirs: so they agree on what was validated, and one that restarts while a
-file in etc/ is broken comes up as before. It may hold passwords, so it is for its owner only;
-those that come from the environment stay there, and only the variable's name is written.
+time with a greater version; processes follow it (docs/architecture.md, "Live configuration"). It
+may hold passwords, so it is for its owner only; those that come from the environment stay there,
+and only the variable's name is written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """What coordinators of a cluster tell each other: rates, and questions. Never where a shard is.
 
-`on_heard` is called when anything of rates was heard: then `coordinator/member.py` looks at what is
-due (RateControl.act, ServerRates.step), which may send more through this.
-
 Nothing here waits: what can't be sent is lost, but for a question, which is asked once the
 connection is there. Only holders of the cluster's key can connect; they are trusted.
 """
@@ -52,8 +49,9 @@ class Peers:
         on_heard: Callable[[], None],
         new_rates: Callable[[Peers], ServerRates],
     ) -> None:
-        """`answer`: what this server says to a question, for JSON. `new_rates` makes what is told
-        of rates, and tells others through this. Raises OSError if the port is not free."""
+        """`answer`: what this server says to a question, for JSON. `on_heard` is called when
+        anything of rates was heard. `new_rates` makes what is told of them, and tells others
+        through this. Raises OSError if the port is not free."""
         self.rates = new_rates(self)
         self._key = key
         self._loop = loop

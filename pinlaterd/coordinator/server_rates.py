@@ -14,11 +14,8 @@ confirmed as they confirm theirs. What makes this safe, beyond coordinator/alloc
 - A grant bears the term of the leader that sent it, and reports name the term that they follow. A
   server never returns to an earlier term: so no grant of a leader before counts after a report.
 
-How `coordinator/member.py` uses it: `follow` with each view of the cluster, and whenever another of
-its facts changes; `configure` with each configuration; `step` after each `RateControl.act` and a
-few times a second. Snapshots bear `member`, and no other; where `step` says so it has changed, and
-another is to be published. Peers calls `heard_report` and `heard_grant`. There is no timer here,
-and no file: what routers hold is in run/rates.json.
+Snapshots bear `member`, and no other: where `step` says that it has changed, another is to be
+published. There is no timer here, and no file: what routers hold is in run/rates.json.
 """
 
 from __future__ import annotations

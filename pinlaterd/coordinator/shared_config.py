@@ -5,10 +5,7 @@ other write came first. Every coordinator puts accepted texts into its own etc/ 
 they mean there: with its own local.yaml, and passwords of its own environment. Edits of different
 files go together. Of two edits of one file the second loses, and is kept beside it. Accepted
 configurations have numbers, which only grow. run/shared_config.json is the one that etc/ was made
-of last: what differs from it is an edit, also one of the time when no coordinator ran.
-
-All of it acts at once but the removal of a shard (reload.advance). The leading server decides its
-steps for all: each is a configuration of the same texts.
+of last: what differs from it is an edit. For removals of shards see reload.advance and `decide`.
 """
 
 from __future__ import annotations

@@ -2,13 +2,11 @@
 client's cost.
 
 A process that is told to end finishes its calls in flight, and supervisord starts it again by
-itself, even if the command is killed. While a shard is away, routers keep its calls. Where the rule
-of its kind is a handover, a peer takes over the process's listening socket and serves; then the
-process is restarted, and takes the socket back. So one that can't start (a broken installation) is
-found out while the old one serves, and a crash in the middle leaves at least one that serves.
-Repeating the command mends that.
-Meanwhile the coordinator may add, replace and remove programs: each is looked at again when its
-turn comes, under the lock of all that change programs.
+itself, even if the command is killed. Where the rule of its kind is a handover, a peer takes over
+the process's listening socket first: so one that can't start (a broken installation) is found out
+while the old one serves, and a crash in the middle, which repeating the command mends, leaves at
+least one that serves. Meanwhile the coordinator may change programs: each is looked at again when
+its turn comes, under the lock of all that change programs.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 
 from pinlaterd.config.password import verify_password
 from pinlaterd.errors import (
+    BadDescriptors,
     ContinuationInvalid,
     InvalidRequest,
     LookupTooLarge,
@@ -214,7 +215,7 @@ class FanOut:
         )
         results_of(query.method, list(zip(requests, replies, strict=True)))
         if bad:
-            raise InvalidRequest(describe_bad(bad))
+            raise BadDescriptors(bad, "this queue and its shards")
 
     async def _ack_jobs(self, query: Query, request: AckRequest) -> AckOutcomes:
         """Send each shard its acks; return their outcomes in the order of the request."""
@@ -223,7 +224,7 @@ class FanOut:
         requests, bad = acks_by_shard(request, self._shards.by_name)
         answers = cast("list[AckOutcomes]", await query.ask(requests.items()))
         if bad:
-            raise InvalidRequest(describe_bad(bad))
+            raise BadDescriptors(bad, "this queue and its shards")
         names = [shard.name for shard in requests]
         return AckOutcomes(
             in_order(
@@ -241,7 +242,7 @@ class FanOut:
             (shard, CheckpointRequest(request.queue, items)) for shard, items in by_shard.items()
         )
         if bad:
-            raise InvalidRequest(describe_bad(bad))
+            raise BadDescriptors(bad, "this queue and its shards")
 
     async def _lookup(self, query: Query, request: LookupRequest) -> Mapping[str, JobRecord]:
         if not self._shards.by_name:
@@ -483,16 +484,6 @@ def lookups_by_shard(descriptors: Iterable[str], shards: Mapping[str, S]) -> dic
         if parsed is not None and parsed.shard in shards:
             by_shard[shards[parsed.shard]].append(descriptor)
     return by_shard
-
-
-def describe_bad(descriptors: Sequence[str]) -> str:
-    """The message for acks and checkpoints that can be carried out nowhere."""
-    shown = ", ".join(repr(descriptor[:200]) for descriptor in descriptors[:10])
-    more = f" and {len(descriptors) - 10} more" if len(descriptors) > 10 else ""
-    return (
-        f"not job descriptors of this queue and its shards: {shown}{more}; "
-        "the other jobs of the call were carried out"
-    )
 
 
 # --- merging --------------------------------------------------------------------------------

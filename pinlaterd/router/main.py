@@ -1,7 +1,6 @@
 """`pinlaterd router`: wires the router's parts together and runs them until told to stop.
 
-Relies on everything below it; nothing imports it but the
-command line.
+Relies on everything below it; nothing imports it but the command line.
 """
 
 from __future__ import annotations

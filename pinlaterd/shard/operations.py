@@ -26,7 +26,7 @@ from pinlaterd.engines.base import (
     Release,
     ReleaseOp,
 )
-from pinlaterd.errors import InvalidRequest, PinLaterError, RequestError
+from pinlaterd.errors import BadDescriptors, InvalidRequest, PinLaterError, RequestError
 from pinlaterd.model import (
     AckInfo,
     AckOutcomes,
@@ -63,7 +63,6 @@ PART_JOBS = SLICE
 # What is due so soon is no scheduled job any more: the ready index may know of it in a moment.
 _SOON_MS = 1_000
 _NOT_READ = Payload(b"", 0, 0)  # so that the engine reads no body
-_MOST_NAMED = 10  # bad descriptors that an error message shows
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -256,7 +255,7 @@ class Acking(Operation):
         if bad:
             if self.call.whole:
                 raise ForeignError
-            self.problem = _bad_descriptors(bad, facts)
+            self.problem = BadDescriptors(bad, facts.place)
         self.parts = parts
 
     def _may_retry(self, facts: QueueFacts, acks: Acks, now_ms: int) -> bool:
@@ -392,15 +391,6 @@ def _acks_like(info: AckInfo, priority: int, local_ids: list[int]) -> Acks:
     return new_record(Acks, (*fields, info.retryable is not False, *_OTHERS_OF_ACKS))
 
 
-def _bad_descriptors(bad: Sequence[str], facts: QueueFacts) -> RequestError:
-    shown = ", ".join(repr(descriptor[:200]) for descriptor in bad[:_MOST_NAMED])
-    more = f" and {len(bad) - _MOST_NAMED} more" if len(bad) > _MOST_NAMED else ""
-    return InvalidRequest(
-        f"not job descriptors of queue {facts.queue!r} on shard {facts.shard!r}: "
-        f"{shown}{more}; the other jobs of the call were carried out"
-    )
-
-
 # --- checkpoints and releases ---------------------------------------------------------------
 
 
@@ -436,7 +426,7 @@ class CheckpointJobs(Operation):
         if bad:
             if entry.whole:
                 raise ForeignError
-            self.problem = _bad_descriptors(bad, facts)
+            self.problem = BadDescriptors(bad, facts.place)
         self.parts = deque(
             CheckpointOp(request.queue, call.context.source, part)
             for part in chunks(checkpoints, PART_JOBS)

@@ -77,6 +77,11 @@ class QueueFacts:
         self.prefix = f"{queue}:s{shard}:p"
         self.claim_timeout_seconds = math.ceil(config.queue(queue).job_claimed_timeout_seconds)
 
+    @property
+    def place(self) -> str:
+        """Name the queue on this shard, for messages."""
+        return f"queue {self.queue!r} on shard {self.shard!r}"
+
     def priority_of(self, head: str) -> int | None:
         """The priority in `head`, a descriptor up to its local id, if it is one of ours."""
         return (

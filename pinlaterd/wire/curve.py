@@ -2,11 +2,8 @@
 
 It is one random key, the same on all servers. From it and the cluster's name, HMAC-SHA256 derives
 the CURVE key pair of connections between servers, the same at both ends, and the credentials for
-what the cluster keeps in ZooKeeper.
-
-No list of admitted clients is needed (ZAP): CURVE has a client prove with its first bytes that it
-knows the server's public key. That is as secret as the secret one here: it is derived as that is,
-and never sent in clear.
+what the cluster keeps in ZooKeeper. docs/architecture.md tells why no list of admitted clients is
+needed: the public key is as secret as the secret one, and never sent in clear.
 """
 
 from __future__ import annotations
