@@ -29,8 +29,14 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from pinlaterd.client import calls
 from pinlaterd.client.addresses import Address, Endpoint, Names, ServerList, Servers, open_list
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.config.schema import ServerSettings
-from pinlaterd.errors import ConnectionFailed, EnqueuedInPart, OutcomeUnknown, PinLaterError
+from pinlaterd.config.schema import MOST_FRAME_BYTES, ServerSettings
+from pinlaterd.errors import (
+    ConnectionFailed,
+    EnqueuedInPart,
+    InvalidRequest,
+    OutcomeUnknown,
+    PinLaterError,
+)
 from pinlaterd.model import CallContext, Method
 
 _SERVER_DEFAULTS = ServerSettings()
@@ -192,6 +198,8 @@ class BaseClient(ABC):
         """Its time begins now. Raises InvalidRequest for what Thrift's types cannot hold."""
         seqid = next(self._seqids) & 0x7FFF_FFFF
         message = prepared.encode(seqid, self._context)  # first, for this finds what is no number
+        if len(message) > MOST_FRAME_BYTES:  # which no server takes; others say what they take
+            raise InvalidRequest(f"a call of {len(message)} bytes; at most {MOST_FRAME_BYTES}")
         wait_seconds = min(max(0.0, prepared.wait_ms / 1000), _LONGEST_SECONDS)
         deadline = time.monotonic() + timeout_seconds + wait_seconds
         return _Call(prepared, seqid, message, deadline)

@@ -280,7 +280,7 @@ class ServerSettings:
 
     max_frame_bytes: int = _setting(
         64 * MIB,
-        "a longer Thrift frame closes its connection, bytes",
+        "a longer call is refused, and its connection ends, bytes",
         Between(1 * KIB, MOST_FRAME_BYTES),
     )
     max_http_body_bytes: int = _setting(

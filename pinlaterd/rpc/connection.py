@@ -8,6 +8,7 @@ other one anything. Relies on asyncio (any event loop), `framing`, and Linux' TC
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import sys
@@ -15,11 +16,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from pinlaterd.errors import ProtocolError
+from pinlaterd.errors import InvalidRequest, ProtocolError
 from pinlaterd.lifecycle import ASIDE_BYTES, begin_aside
+from pinlaterd.rpc import codec
 from pinlaterd.rpc.compact import from_binary, to_binary
 from pinlaterd.rpc.framing import FrameReader
 from pinlaterd.rpc.interface import pack_u32
+from pinlaterd.rpc.peek import read_call_head
 
 if TYPE_CHECKING:
     from pinlaterd.rpc.server import ThriftServer
@@ -152,6 +155,8 @@ class Connection(asyncio.Protocol):
         self._unsent_high = False
         self._answer_bytes = _FIRST_GUESS_BYTES  # what the next answers are expected to have
         self._held = False  # has to wait until the server has memory for it
+        self._last_answer: Answer | None = None  # to a call that is too long
+        self._last_message = b""
         self._retiring = False
         self._closing = False
         self._written_bytes = 0
@@ -178,6 +183,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._closing or self.gone:
+            self._read_over(data)
             return
         reader = self.reader
         messages = reader.feed(data)
@@ -415,16 +421,36 @@ class Connection(asyncio.Protocol):
     # --- ends -------------------------------------------------------------------------------------
 
     def _refuse(self, reason: str, answer: bytes = b"") -> None:
-        """Nothing more can be understood: answer the calls in flight, then close. A client of HTTP,
-        which never made a call, gets `answer`."""
+        """Answer the calls in flight, then close: nothing more can be understood.
+
+        A client of HTTP, which never made a call, gets `answer`. One whose call is too long is told
+        so, with the end of the connection, once all of that is read over: it reads nothing before.
+        """
         self.server.refused(self, reason)
         if answer:
             self._closing = True
             self._transport.write(answer)
             self._transport.write_eof()
             asyncio.get_running_loop().call_later(_HTTP_CLOSE_SECONDS, self.abort)
-        else:
-            self.finish()
+            return
+        if self.reader.head and not self._waiting:
+            with contextlib.suppress(ProtocolError):
+                head, _, _ = read_call_head(self.reader.head)
+                self._last_answer = Answer(self, oneway=head.oneway)
+                self._last_message = codec.encode_error(head, InvalidRequest(reason))
+                self._retiring = True
+        self.finish()
+        self._read_over(b"")
+
+    def _read_over(self, data: bytes) -> None:
+        """Read what is left of a call that was too long, and then answer it."""
+        if self._last_answer is None or self.gone:
+            return
+        self._received.bytes += len(data)
+        self.reader.feed(data)
+        if not self.reader.left:
+            answer, self._last_answer = self._last_answer, None
+            answer.send(self._last_message)
 
     def retire(self) -> None:
         """Close with the next answer after which no call is in flight.
@@ -472,7 +498,7 @@ class Connection(asyncio.Protocol):
 
     def stalled(self, now: float, seconds: float) -> str | None:
         """Why this connection should be closed: what has made no progress for so long."""
-        is_unfinished = bool(self.reader.buffer) and self._reading
+        is_unfinished = bool(self.reader.buffer or self.reader.left) and self._reading
         if self._received.idle_seconds(now, expected=is_unfinished) > seconds:
             return f"an unfinished message, and no more of it for {seconds:g} s"
         unsent = self._transport.get_write_buffer_size()

@@ -22,6 +22,7 @@ from pinlaterd.errors import ProtocolError
 from pinlaterd.rpc.compact import PROTOCOL_ID
 from pinlaterd.rpc.interface import PAUSE, U32, BeyondEnd, Walk, walk_message
 
+_HEAD_BYTES: Final = 64  # hold the name of each method, and the sequence number
 _UNFRAMED: Final = b"\x80\x01"
 
 # Of messages without frames, which have to be walked, as many are taken in one go.
@@ -63,7 +64,9 @@ class FrameReader:
         "compact",
         "failure",
         "framed",
+        "head",
         "http_answer",
+        "left",
         "paused",
     )
 
@@ -80,6 +83,8 @@ class FrameReader:
         self.paused = False  # within the walk through an unframed message of many values
         self.failure: ProtocolError | None = None
         self.http_answer = b""  # for a client that speaks HTTP
+        self.head = b""  # the beginning of a message whose frame was too long
+        self.left = 0  # of that, to be read over
 
     @property
     def missing(self) -> int:
@@ -97,6 +102,7 @@ class FrameReader:
                 return [data[4:]]  # a piece is a frame, most of the time
         messages: list[bytes] = []
         if self.failure is not None:
+            self.left = max(0, self.left - len(data))
             return messages
         try:
             if not self.buffer:
@@ -165,6 +171,9 @@ class FrameReader:
             return at + 4
         (length,) = U32(data, at)
         if not 0 < length <= self._max_frame_bytes:
+            if length <= MOST_FRAME_BYTES:
+                self.head = bytes(data[at + 4 : at + 4 + _HEAD_BYTES])
+                self.left = max(0, length - (len(data) - at - 4))
             raise ProtocolError(self._bad_length(length, bytes(data[at : at + 4])))
         return at + 4 + int(length)
 

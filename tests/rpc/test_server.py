@@ -19,7 +19,10 @@ from typing import Any
 import pytest
 import uvloop
 
+from pinlaterd.client import AckInfo, CheckpointInfo, Client
 from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import RequestError
+from pinlaterd.model import Method
 from pinlaterd.rpc import codec, connection
 from pinlaterd.rpc.connection import Answer, Connection
 from pinlaterd.rpc.server import ThriftServer
@@ -249,6 +252,56 @@ def test_hostile_bytes_close_that_connection_only_and_are_logged(start, caplog, 
         assert codec.peek_seqid(ask(good, seqid=2)) == 2
         assert server.counted("connections_closed_on_error") == 1
         assert f"closing the connection from {address}: {reason}" in caplog.text
+
+
+TOO_LONG = "invalid request: a frame of {} bytes .*; max_frame_bytes is 65536: send fewer jobs"
+
+
+@pytest.mark.parametrize("piece_bytes", [1000, 300_000, 100_000_000])
+def test_a_call_that_is_too_long_is_answered_with_the_end_of_its_connection(start, piece_bytes):
+    server = start(max_frame_bytes=65536)
+    message = framed(enqueue(job(bytes(100_000 if piece_bytes == 1000 else 80_000_000)), seqid=7))
+    with server.connect() as client, server.connect() as good:
+        ask(client)
+        for at in range(0, len(message), piece_bytes):
+            client.sendall(message[at : at + piece_bytes])
+            ask(good)
+
+        answer = receive_frame(client)
+        assert client.recv(1) == b""  # an end, no reset
+
+    assert codec.peek_seqid(answer) == 7
+    with pytest.raises(RequestError, match=TOO_LONG.format(len(message) - 4)):
+        codec.decode_reply(Method.ENQUEUE, answer)
+
+
+def test_a_call_that_is_too_long_and_ends_early_is_closed_in_time(start):
+    server = start(max_frame_bytes=65536, request_timeout_ms=100)
+    with server.connect() as client:
+        client.sendall(framed(enqueue(job(bytes(100_000))))[:70_000])
+        assert_closed(client)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.enqueue("mail", [bytes(1000)] * 100),
+        lambda client: client.ack(
+            "mail", succeeded=[AckInfo(f"mail:s1:p1:{n}") for n in range(9999)]
+        ),
+        lambda client: client.checkpoint("mail", [CheckpointInfo("mail:s1:p1:1", bytes(70_000))]),
+        lambda client: client.lookup([f"mail:s1:p1:{n}" for n in range(5000)]),
+        lambda client: client.dequeue("mail", limit=1, failed=[AckInfo("m" * 70_000)]),
+    ],
+    ids=["enqueue", "ack", "checkpoint", "lookup", "dequeue"],
+)
+def test_clients_name_the_limit_and_go_on(start, call):
+    server = start(max_frame_bytes=65536)
+    with Client(HOST, server.server.port) as client:
+        for _ in range(3):
+            with pytest.raises(RequestError, match=TOO_LONG.format(r"\d+")):
+                call(client)
+            assert client.queue_names() == {"mail"}
 
 
 @pytest.mark.parametrize(
