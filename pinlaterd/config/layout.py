@@ -33,12 +33,8 @@ USERS_FILE = "users.yaml"
 LOCAL_FILE = "local.yaml"
 CLUSTER_KEY_FILE = "cluster.key"
 SUPERVISORD_FILE = "supervisord.conf"
-SHARED_FILES = (
-    SERVER_FILE,
-    SHARDS_FILE,
-    QUEUES_FILE,
-    USERS_FILE,
-)  # the same on all servers of a cluster
+# The same on all servers of a cluster.
+SHARED_FILES = (SERVER_FILE, SHARDS_FILE, QUEUES_FILE, USERS_FILE)
 CONFIG_FILES = (*SHARED_FILES, LOCAL_FILE)
 
 LOGS = RUN / "log"

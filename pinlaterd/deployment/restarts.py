@@ -200,9 +200,9 @@ def fetch_status() -> Status:
 class Startup:
     """Processes that were just started: whether there is still hope, and what they logged since."""
 
-    def __init__(self, seconds: float = UP_SECONDS) -> None:
+    def __init__(self) -> None:
         self.started_at = time.time()
-        self.deadline = time.monotonic() + seconds
+        self.deadline = time.monotonic() + UP_SECONDS
         self._log_bytes = {path.stem: path.stat().st_size for path in LOGS.glob("*.log")}
         self._crashes: defaultdict[str, set[int]] = defaultdict(set)  # when each program ended
 

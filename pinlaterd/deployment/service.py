@@ -66,7 +66,7 @@ class UpResult(NamedTuple):
     changed: bool  # False: it was serving already
 
 
-def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
+def up(directory: Path, tell: Tell) -> UpResult:
     """Start everything, or what is missing of it, and return once all serve.
 
     Raises ConfigError, DeploymentError. `tell` gets what is waited for, in short."""
@@ -83,7 +83,7 @@ def up(directory: Path, tell: Tell, seconds: float = UP_SECONDS) -> UpResult:
             changed = _reconcile(config, supervisord, tell)
         else:
             _start(config, supervisord, tell)
-        startup.deadline = time.monotonic() + seconds
+        startup.deadline = time.monotonic() + UP_SECONDS
         wait_for_all(config, supervisord, startup, tell)
         _remove_handover_peers(supervisord, tell)
     return UpResult(config, changed)

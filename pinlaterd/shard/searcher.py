@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 
 from pinlaterd.engines.base import ScanAfter, Search, Searcher, SearcherFactory, StoredJob
+from pinlaterd.engines.searching import scan_order
 from pinlaterd.errors import InvalidRequest, PinLaterError, StorageError
 from pinlaterd.lifecycle import begin_process, run_in_background
 from pinlaterd.model import SCAN_START
@@ -179,7 +180,7 @@ class _Search:
     def _part(self, *, paused: bool) -> ScanPart:
         assert self._searcher is not None
         found = self._searcher.found
-        jobs = [job for job in found if _place(job) > _place_of(self._after)]
+        jobs = [job for job in found if scan_order(job) > _place_of(self._after)]
         whole = len(jobs)
         jobs = _within_answer(jobs)
         # What has reached the limit it began with may have left out some that this call asks for.
@@ -191,7 +192,7 @@ class _Search:
         asked, mine = call.search, self.call.search
         assert self._searcher is not None
         found = self._searcher.found
-        last = _place(found[-1]) if found else _place_of(mine.after)
+        last = scan_order(found[-1]) if found else _place_of(mine.after)
         return (
             asked.after is not None
             and call.source == self.call.source
@@ -215,10 +216,6 @@ def _within_answer(jobs: list[StoredJob]) -> list[StoredJob]:
     found several times while it merges it."""
     sizes = accumulate(len(job.custom_status.encode()) for job in jobs)
     return jobs[: max(1, bisect_right(list(sizes), SCAN_BYTES))]
-
-
-def _place(job: StoredJob) -> tuple[int, int, int]:
-    return (-job.run_after_ms, job.key.priority, job.key.local_id)
 
 
 def _place_of(after: ScanAfter | None) -> tuple[int, int, int]:

@@ -217,7 +217,7 @@ class ShardService:
 
     def idle_seconds(self) -> float:
         """Return the seconds until something has to be done, if nothing arrives."""
-        if self.backlog or self._batches.unfinished or self._tasks.ready:
+        if self.busy:
             return 0.0
         now = self._clock.monotonic()
         if not self.serving:

@@ -214,18 +214,15 @@ class ReplicationServer:
             [[value]] = self._db.rows(b"SELECT " + expression)
         return value
 
-    def _do(self, statement: bytes, *, unless: tuple[int, ...] = ()) -> None:
-        """`unless`: errors that mean that there is nothing to do."""
-        with self._guarded(unless):
+    def _do(self, statement: bytes) -> None:
+        with self._guarded():
             self._db.execute(statement)
 
     @contextmanager
-    def _guarded(self, unless: tuple[int, ...] = ()) -> Iterator[None]:
+    def _guarded(self) -> Iterator[None]:
         try:
             yield
         except FAULTS as fault:
-            if code_of(fault) in unless:
-                return
             message = f"{self.server}: {describe(fault)}"
             if code_of(fault) in _NO_PRIVILEGE:
                 message += (
