@@ -100,8 +100,9 @@
  *   shard name                     [A-Za-z0-9-]{1,16}
  *   num_priority_levels            3: priorities 1 (highest) to 3; at most 127
  *   max_job_body_bytes             1 MiB a body, less where a shard's table holds less
- *   source                         120 bytes without control characters, in enqueues, dequeues and
- *                                  checkpoints; else the call is an invalid request
+ *   source                         120 bytes of printable text (no controls, ends of lines, or changes
+ *                                  of direction), in enqueues, dequeues and checkpoints; else the
+ *                                  call is an invalid request
  *   custom status                  5,000 characters on MySQL and SQLite, where appends are added;
  *                                  3,000 on Redis, where an append replaces. Cut at the end
  *   enqueue_split_jobs             1,000 jobs of one enqueue are stored all or none; a larger

@@ -796,20 +796,29 @@ async def test_wrong_passwords_of_one_address_delay_no_other(site: Site, caplog)
 
 
 @pytest.mark.site(shards=2)
-async def test_who_deletes_jobs_and_how_many_is_in_the_log(site: Site, caplog) -> None:
-    await site.enqueue_on("1", Job(b"a"), Job(b"b"))
-    await site.enqueue_on("2", Job(b"c"))
+async def test_who_deletes_or_retries_how_many_jobs_is_in_the_log(site: Site, caplog) -> None:
+    site.shared.settings = ServerSettings(admin_password_hash=hash_password("open"))
+    await site.enqueue_on("1", *[Job(b"x", attempts_allowed=1)] * 2)
+    await site.enqueue_on("2", *[Job(b"x", attempts_allowed=1)] * 3)
+    failed = [AckInfo(job.descriptor) for job in await site.dequeue(5)]
+    await site.call(Method.ACK, AckRequest(QUEUE, [], failed))
 
-    await site.call(Method.DELETE_JOBS, DeleteJobsRequest(QUEUE, JobState.PENDING, 1))
+    await site.call(Method.RETRY_FAILED, RetryFailedRequest(QUEUE, limit=4))
+    await site.call(Method.DELETE_JOBS, DeleteJobsRequest(QUEUE, JobState.PENDING, limit=3))
     with pytest.raises(PinLaterError):
-        await site.call(Method.RETRY_FAILED, RetryFailedRequest("no\u2028such\x1b[31mqueue", 1))
+        await site.call(Method.RETRY_FAILED, RetryFailedRequest("no\u2028such\x1b[31mqueue"))
+    await site.call(Method.DELETE_QUEUE, DeleteQueueRequest(QUEUE, "open"))
 
-    deleted, failed = [record.getMessage() for record in caplog.records]
-    assert deleted.startswith("deleteJobs by 192.0.2.1:4711 ('web:h1'): queue='mail', ")
-    assert deleted.endswith(": 3 jobs")
-    assert (
-        r"retryFailedJobs by 192.0.2.1:4711 ('web:h1'): queue='no\u2028such\x1b[31mqueue'" in failed
-    )
+    who = "192.0.2.1:4711 ('web:h1')"
+    retried, deleted, refused, dropped = [record.getMessage() for record in caplog.records]
+    assert retried.startswith(f"retryFailedJobs by {who}: queue='mail', ")
+    assert retried.endswith(", limit=4: 4 jobs")
+    assert deleted.startswith(f"deleteJobs by {who}: queue='mail', ")
+    assert deleted.endswith(", limit=3: 3 jobs")
+    assert refused.startswith(rf"retryFailedJobs by {who}: queue='no\u2028such\x1b[31mqueue', ")
+    assert ": failed: " in refused
+    assert refused.isprintable()
+    assert dropped == f"deleteQueue by {who}: queue='mail': done"
 
 
 def is_method(message: bytes, method: Method) -> bool:

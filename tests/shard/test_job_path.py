@@ -44,7 +44,10 @@ def bodies(jobs) -> list[bytes]:
 # --- enqueue --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["x" * 121, "ü" * 61, "web\n", "a\0b", "\x7f"])
+UNPRINTABLE = ["web\n", "a\0b", "\x7f", "\x9b31m", "a\u2028b", "\u2029", "\u202egpj", "\u2066a"]
+
+
+@pytest.mark.parametrize("source", ["x" * 121, "ü" * 61, *UNPRINTABLE])
 def test_a_source_that_claims_cannot_bear(shard, source):
     with pytest.raises(EnqueueRejected, match="invalid request: the context's source"):
         shard.enqueue(b"a", source=source)
@@ -52,6 +55,13 @@ def test_a_source_that_claims_cannot_bear(shard, source):
         shard.call(DequeueRequest("mail", 1), source=source)
     with pytest.raises(InvalidRequest, match="the context's source"):
         shard.call(CheckpointRequest("mail", ()), source=source)
+
+
+@pytest.mark.parametrize("source", ["", "x" * 120, "ü" * 60, "web 1", "網站-ή"])
+def test_a_source_that_claims_can_bear(shard, source):
+    shard.enqueue(b"a", source=source)
+
+    assert bodies(shard.call(DequeueRequest("mail", 1), source=source).jobs) == [b"a"]
 
 
 def test_validate_stores_nothing(shard):
