@@ -277,7 +277,8 @@ class Names:
         self._under_way: dict[Address, Future[list[Endpoint]]] = {}
 
     def look_up(self, server: Address) -> Future[list[Endpoint]]:
-        """Its endpoints, in the system's order of preference, or an OSError."""
+        """Ask DNS for its endpoints, in the system's order of preference; the result may be an
+        OSError. Raises OSError if it can't be asked."""
         found: Future[list[Endpoint]] = Future()
         with contextlib.suppress(OSError):
             found.set_result(_endpoints(server, socket.AI_NUMERICHOST))  # no name server is asked
@@ -286,9 +287,13 @@ class Names:
             if server in self._under_way:
                 return self._under_way[server]
             found.set_running_or_notify_cancel()  # a caller that gives up does not end it
-            threading.Thread(
+            asking = threading.Thread(
                 target=self._ask, args=(server, found), name=f"dns-{server.host}", daemon=True
-            ).start()
+            )
+            try:
+                asking.start()
+            except RuntimeError as error:  # no more threads: a call that fails, and is repeated
+                raise OSError(str(error)) from error
             self._under_way[server] = found
             return found
 

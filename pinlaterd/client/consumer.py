@@ -21,7 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from pinlaterd.client import calls
 from pinlaterd.client.calls import PreparedCall
@@ -67,34 +67,47 @@ class Consumer:
         self.fail = fail
         self._works: dict[str, QueueWork] = {}
 
+    @property
+    def queues(self) -> Sequence[str]:
+        """List the queues that are worked on."""
+        return list(self._works)
+
     def add(self, in_flight: InFlight, executor: Executor) -> None:
-        """Begin to work on the queue of `in_flight`. Raises ValueError if it is worked on."""
+        """Begin to work on the queue of `in_flight`. Raises ValueError if it is worked on, and what
+        `executor.start` raises; then nothing is left of it."""
         if in_flight.queue in self._works:
             raise ValueError(f"queue {in_flight.queue!r} is worked on already")
-        work = self._works[in_flight.queue] = QueueWork(self, in_flight, executor)
-        work.start()
+        work = QueueWork(self, in_flight, executor)
+        try:
+            work.start()
+        except BaseException:  # such as no more threads: end those that have begun
+            in_flight.stop()
+            raise
+        self._works[in_flight.queue] = work
 
     async def remove(
         self, *queues: str, grace_seconds: float = 30.0, hurry: asyncio.Event | None = None
     ) -> None:
         """End the work on these queues, and return once it has ended. Jobs that wait are released;
-        those that run have `grace_seconds`, or until `hurry` is set. None loses an attempt."""
+        those that run have `grace_seconds`, or until `hurry` is set. None loses an attempt. May be
+        called again meanwhile, as with a shorter grace."""
         works = [self._works[queue] for queue in queues]
         for work in works:
             work.stop()
         ends = asyncio.gather(*(work.end() for work in works))
         hurried = asyncio.create_task((hurry or asyncio.Event()).wait())
         waits: set[asyncio.Future[Any]] = {hurried, ends}
-        await asyncio.wait(waits, timeout=grace_seconds, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
+        try:
+            await asyncio.wait(waits, timeout=grace_seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurried.cancel()
         for work in works:
             work.abandon()
         await asyncio.wait([ends], timeout=_LAST_WORDS_SECONDS)
         for work in works:
             work.give_up()
         await ends
-        for queue in queues:
-            del self._works[queue]
+        self._works = {queue: work for queue, work in self._works.items() if work not in works}
 
 
 # --- one queue --------------------------------------------------------------------------------
@@ -113,7 +126,8 @@ class QueueWork:
         self._tell_failed = consumer.fail
         self._loop = asyncio.get_running_loop()
         self._room, self._due, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._dequeues: list[PreparedCall[list[ClaimedJob]]] = []  # under way
+        # Under way, by their fetchers.
+        self._dequeues: dict[asyncio.Task[None], PreparedCall[list[ClaimedJob]]] = {}
         self._was_found = False  # whether there was such a queue once
 
     def start(self) -> None:
@@ -127,9 +141,10 @@ class QueueWork:
         """Begin no more jobs, and release those that wait."""
         self._in_flight.stop()
         self._stopping.set()
-        hung_up = [self._client.hang_up(call) for call in self._dequeues]
         for fetcher in self._fetchers:
-            self._loop.call_later(_HANG_UP_SECONDS if all(hung_up) else 0, fetcher.cancel)
+            call = self._dequeues.get(fetcher)
+            ends_itself = call is None or self._client.hang_up(call)
+            self._loop.call_later(_HANG_UP_SECONDS if ends_itself else 0, fetcher.cancel)
 
     async def end(self) -> None:
         """Return once nothing runs, and all is reported, after `stop`."""
@@ -194,7 +209,8 @@ class QueueWork:
             except RequestError:
                 raise
             except CallGivenUp:
-                pass  # stopping
+                if not self._stopping.is_set():  # somebody has closed the client
+                    raise
             except (PinLaterError, ConnectionFailed) as error:
                 log.warning("dequeue of %s: %s; trying again", self._queue, error)
                 pause, failed = next_pause, True
@@ -216,7 +232,8 @@ class QueueWork:
             # The first one finds out whether there is such a queue.
             max_wait_ms=self._max_wait_ms if self._was_found else 0,
         )
-        self._dequeues.append(call)
+        fetcher = cast("asyncio.Task[None]", asyncio.current_task())
+        self._dequeues[fetcher] = call
         try:
             jobs = await self._client.run(call)
             self._was_found = True
@@ -231,7 +248,7 @@ class QueueWork:
                 return []  # it may be one of them: the reporter finds out which
             raise
         finally:
-            self._dequeues = [each for each in self._dequeues if each is not call]
+            del self._dequeues[fetcher]
 
     def _repeat_later(
         self, jobs: Sequence[RunningJob], *, after_seconds: float = REPEAT_SECONDS
@@ -270,9 +287,8 @@ class QueueWork:
         the service finds wrong with one of them is that one's alone."""
         if not jobs:
             return []
-        await (
-            self._renew_due()
-        )  # before each call: any of them may take as long as the client lets it
+        # Before each call, as any of them may take as long as the client lets it.
+        await self._renew_due()
         try:
             return await call(jobs)
         except QueueNotFound as error:  # so are its jobs
@@ -308,15 +324,15 @@ class QueueWork:
 
     async def _renew_due(self) -> None:
         now = time.monotonic()
+        late_seconds = now - self._in_flight.renewal_at
+        if late_seconds > self._in_flight.claim_seconds / 3:
+            log.warning(
+                "claims of %s are renewed %.1f s late: for so long a handler held Python's lock, a "
+                "call waited for the service, or the machine stood still; see docs/worker.md",
+                self._queue,
+                late_seconds,
+            )
         if due := self._in_flight.take_renewals(now):
-            late_seconds = now - min(job.renew_at for job in due)
-            if late_seconds > min(job.claimed.claim_timeout_seconds for job in due) / 3:
-                log.warning(
-                    "claims of %s are renewed %.1f s late: a handler has held Python's lock for so "
-                    "long, or the machine stood still; see docs/worker.md",
-                    self._queue,
-                    late_seconds,
-                )
             await self._renew(due)
 
     async def _renew(self, jobs: Sequence[RunningJob]) -> None:

@@ -157,7 +157,8 @@ class InFlight:
         # When to report what the reporter alone does: checkpoints, and what failed before.
         self._reports: list[tuple[float, RunningJob]] = []
         self._reporting = 0  # so many ends the reporter reports now
-        self._renewal_at = math.inf  # no claim is to be renewed before
+        # No claim is to be renewed before, and how long the latest ones last; the reporter reads.
+        self.renewal_at = self.claim_seconds = math.inf
         self._dequeues = 0
         self._dequeue_errors = 0
         self._lost = 0
@@ -211,9 +212,10 @@ class InFlight:
                 return
             self._held.update(claimed)
             self._waiting.extend(claimed)
-            self._renewal_at = min(self._renewal_at, *(job.renew_at for job in claimed))
+            self.claim_seconds = claimed[-1].claimed.claim_timeout_seconds or math.inf
+            self.renewal_at = min(self.renewal_at, *(job.renew_at for job in claimed))
             self._wake_handler()
-            self._wake_reporter(min(self._renewal_at, now + HOARD_SECONDS))
+            self._wake_reporter(min(self.renewal_at, now + HOARD_SECONDS))
         if self._tell_ready is not None:
             self._tell_ready()
 
@@ -326,12 +328,14 @@ class InFlight:
     def take_renewals(self, now: float) -> list[RunningJob]:
         """The jobs whose claims are to be renewed now."""
         with self._lock:
-            if self._renewal_at > now:
+            if self.renewal_at > now:
                 return []
             self._sort_ended()
             held = [job for job in self._held if not job.lost]
-            later = (job.renew_at for job in held if job.renew_at > now)
-            self._renewal_at = min(later, default=math.inf)
+            # Look at those that are due now once more: their renewal may end by any error.
+            again_at = now + REPEAT_SECONDS
+            times = (job.renew_at if job.renew_at > now else again_at for job in held)
+            self.renewal_at = min(times, default=math.inf)
             return [job for job in held if job.renew_at <= now]
 
     def renewed(self, jobs: Iterable[RunningJob], now: float, *, done: bool) -> None:
@@ -339,7 +343,7 @@ class InFlight:
         with self._lock:
             for job in jobs:
                 (job.renewed if done else job.not_renewed)(now)
-                self._renewal_at = min(self._renewal_at, job.renew_at)
+                self.renewal_at = min(self.renewal_at, job.renew_at)
 
     # --- the end --------------------------------------------------------------------------
 
@@ -462,6 +466,6 @@ class InFlight:
         return min(
             min((at for at, _ in self._reports), default=math.inf),
             self._acks_due_at(),
-            self._renewal_at,
+            self.renewal_at,
             self._oldest_waiting_at() + HOARD_SECONDS,
         )

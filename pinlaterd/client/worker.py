@@ -93,12 +93,11 @@ class Worker:
     def run(self, *, handle_signals: bool = True) -> None:
         """Work until `stop` is called, or SIGTERM or SIGINT comes.
 
-        SIGHUP, unless it was ignored, and SIGQUIT are as good. Then no job is claimed or begun any
+        SIGHUP, unless it was ignored, and SIGQUIT stop it, too. Then no job is claimed or begun any
         more; those that wait are released at no attempt's cost, and those that run have
-        `grace_seconds`. What still runs then is released, too: its
-        task is cancelled, its process ended; a thread can't be, and goes on as a daemon. A second
-        signal ends the grace at once. Signals are handled if this is the main thread, and
-        `handle_signals`.
+        `grace_seconds`. What still runs then is released, too: its task is cancelled, its process
+        ended; a thread can't be ended, and goes on as a daemon. A second signal ends the grace at
+        once. Signals are handled if this is the main thread, and `handle_signals`.
 
         Once the worker has stopped in order, raises the service's RequestError if a queue can't be
         worked on, as when it does not exist, and ProcessNotStarted if no process can run its
@@ -110,8 +109,8 @@ class Worker:
         in_main_thread = threading.current_thread() is threading.main_thread()
         with self._signals() if handle_signals and in_main_thread else nullcontext():
             loop = asyncio.new_event_loop()
+            start_thread("worker", lambda: self._consume_in(loop), self._inbox.put)
             try:
-                start_thread("worker", lambda: self._consume_in(loop), self._inbox.put)
                 self._next_message()
             finally:  # an exception in this thread stops the worker in order, too
                 _tell(loop, self._stopping.set)
@@ -171,11 +170,13 @@ class Worker:
     async def _consume(self) -> None:
         async with self._client.asynchronous(max_connections=_MOST_CONNECTIONS) as client:
             consumer = Consumer(client, max_wait_ms=self._max_wait_ms, fail=self._inbox.put)
-            for in_flight, executor in self._works:
-                consumer.add(in_flight, executor)
-            await self._stopping.wait()
-            queues = [in_flight.queue for in_flight, _ in self._works]
-            await consumer.remove(*queues, grace_seconds=self._grace_seconds, hurry=self._hurry)
+            try:
+                for in_flight, executor in self._works:
+                    consumer.add(in_flight, executor)
+                await self._stopping.wait()
+            finally:
+                grace_seconds, hurry = self._grace_seconds, self._hurry
+                await consumer.remove(*consumer.queues, grace_seconds=grace_seconds, hurry=hurry)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:

@@ -61,7 +61,9 @@ def test_queues_come_and_go_while_others_are_worked_on(client, queue, wait_until
             assert books(client, left) == {("PENDING", 2): 2}
             add(consumer, client, handlers_of(queue, handle))
             await ended(left[1:])
-            await consumer.remove(queue, other, grace_seconds=0)
+            both = (consumer.remove(queue, other, grace_seconds=grace) for grace in (30, 0))
+            await asyncio.gather(*both)
+            assert not consumer.queues
             await client.leave_loop()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -70,6 +72,21 @@ def test_queues_come_and_go_while_others_are_worked_on(client, queue, wait_until
     wait_until(lambda: books(client, left) == {("PENDING", 2): 1, DONE: 1})
     assert records_of(client, left)[0].custom_status.startswith("hangs; ")
     assert not errors
+
+
+def test_a_consumer_whose_client_is_closed_says_so_and_ends(client, queue):
+    async def handle(job: RunningJob) -> None: ...
+
+    async def close_the_client() -> BaseException:
+        failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        async with client.asynchronous() as calls:
+            consumer = Consumer(calls, max_wait_ms=100, fail=failed.set_result)
+            add(consumer, client, handlers_of(queue, handle))
+        error = await failed
+        await consumer.remove(queue)
+        return error
+
+    assert "this client was closed" in str(asyncio.run(close_the_client()))
 
 
 @pytest.mark.parametrize("kind", ["missing", "deleted"])
@@ -115,15 +132,25 @@ def test_more_queues_than_the_client_has_connections_and_a_stop_that_waits_for_n
     assert time.monotonic() - began < 20  # some milliseconds, where the machine is idle
 
 
-def test_what_was_claimed_as_the_worker_stopped_is_released(server, wait_until):
-    """The server answers a dequeue that it had carried out when the worker hung up."""
-    claimed = ClaimedJob("mail:s1:p1:1", b"x", 2, 2, "h:1:1:me:1", 60)
+@pytest.mark.parametrize("connections", [1, 3])
+def test_what_was_claimed_as_the_worker_stopped_is_released(
+    server, wait_until, monkeypatch, connections
+):
+    """The server answers a dequeue that it had carried out when the worker hung up; a second
+    dequeue may just wait for a connection."""
+    monkeypatch.setattr("pinlaterd.client.worker._MOST_CONNECTIONS", connections)
+    first, claimed = (
+        ClaimedJob(f"mail:s1:p1:{number}", b"x", 2, 2, f"h:1:1:me:{number}", 60)
+        for number in (1, 2)
+    )
     waiting, answer = threading.Event(), threading.Event()
 
     def reply(call):
         if call.head.method_name != Method.DEQUEUE:
             return None
         if not call.request.max_wait_ms:
+            return DequeueResult([first])
+        if waiting.is_set():
             return DequeueResult([])
         waiting.set()
         answer.wait(20)
@@ -135,7 +162,8 @@ def test_what_was_claimed_as_the_worker_stopped_is_released(server, wait_until):
         ends = psutil.Process().net_connections("tcp")
         return any(e.laddr.port == server.port and e.status == "CLOSE_WAIT" for e in ends)
 
-    worker = Worker(Client(port=server.port), handlers_of("mail", lambda job: "done"))
+    handlers = handlers_of("mail", lambda job: "done", concurrency=1)
+    worker = Worker(Client(port=server.port), handlers)
     with running(worker):
         assert waiting.wait(20)
         worker.stop()

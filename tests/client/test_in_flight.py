@@ -228,6 +228,7 @@ def test_claims_of_jobs_that_run_are_renewed_well_before_they_time_out(flight):
     flight.renewed([job], T0 + 40, done=False)  # that failed: soon again
     assert flight.take_renewals(T0 + 44) == []
     assert flight.take_renewals(T0 + 45) == [job]
+    assert flight.take_renewals(T0 + 46) == [job]  # nobody has said how that went
 
     flight.finish(job, SUCCEEDED, T0 + 46)
     assert flight.take_renewals(T0 + 1000) == []

@@ -14,6 +14,7 @@ import pytest
 
 from pinlaterd.client import (
     ClaimLost,
+    Client,
     Discard,
     Ending,
     Handlers,
@@ -600,3 +601,32 @@ def test_stop_before_run_is_heeded(client, queue):
     assert set(books(client, descriptors)) <= {("PENDING", 2), DONE}
     with pytest.raises(RuntimeError, match="make a new one"):
         worker.run()
+
+
+@pytest.mark.parametrize("name", ["worker", "QUEUE-2", "dns-localhost"])
+def test_without_another_thread_a_worker_ends_with_the_error_or_tries_again(
+    service, client, queue, wait_until, monkeypatch, name
+):
+    wanted = name.replace("QUEUE", queue)
+    failed: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if thread.name == wanted and not failed:
+            failed.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with Client("localhost", service.port) as by_name:
+        worker = Worker(by_name, handlers_of(queue, lambda job: "done"), max_wait_ms=100)
+        monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+        if name == "dns-localhost":
+            descriptors = client.enqueue(queue, [b"x"])
+            with running(worker):
+                wait_until(lambda: have_ended(client, descriptors))
+        else:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                worker.run()
+
+    assert failed
+    wait_until(lambda: not any(one.name.startswith(queue) for one in threading.enumerate()))
