@@ -90,16 +90,26 @@ class Times(NamedTuple):
         return min(max(time_ms, self.earliest_ms), self.latest_ms)
 
 
+MOST_KEY_BYTES = 200  # of a job's key, in UTF-8
+
+
+class JobOptions(NamedTuple):
+    """What few jobs have. In a queue at most one job holds a `key`, as long as that job is kept, in
+    whatever state; it has 1 to MOST_KEY_BYTES bytes."""
+
+    key: str | None = None
+
+
 class Job(NamedTuple):
-    """A job as a client enqueues it. `run_after_ms` None means now, by the shard's clock;
-    `options` is room for what few jobs will have, such as an expiry: None is a usual job."""
+    """A job as a client enqueues it. `run_after_ms` None means now, by the shard's clock; `options`
+    None is a usual job."""
 
     body: bytes
     priority: int = 1
     run_after_ms: int | None = None
     attempts_allowed: int = 2
     custom_status: str = ""
-    options: None = None
+    options: JobOptions | None = None
 
 
 class JobKey(NamedTuple):
@@ -148,6 +158,7 @@ class JobRecord(NamedTuple):
     updated_at_ms: int
     claim_descriptor: str | None
     body: bytes | None
+    options: JobOptions | None = None
 
 
 class JobDescriptor(NamedTuple):

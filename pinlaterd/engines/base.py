@@ -29,7 +29,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol
 
-from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, Times
+from pinlaterd.errors import StorageError
+from pinlaterd.model import Job, JobKey, JobOptions, JobState, Payload, PendingKey, Times
 
 NO_BOUND = 1 << 62
 TRIED_BYTES = 60_000  # of StorageEngine.try_enqueue: what the least of tables holds
@@ -157,6 +158,18 @@ class EnqueueOp(NamedTuple):
     jobs: Sequence[Job]
 
 
+class KeyedEnqueueOp(NamedTuple):
+    """Jobs that have a key each. A job is stored unless one that is kept holds its key, or one
+    before it in the batch."""
+
+    queue: str
+    jobs: Sequence[Job]
+
+    @property
+    def keys(self) -> list[str]:
+        return [job.options.key for job in self.jobs if job.options and job.options.key]
+
+
 class Claims(NamedTuple):
     """Jobs of one priority to claim; a payload is given if it is in memory, else it is read, with
     the claim or before the batch: so it is given for a job that the batch changes first. Claims are
@@ -202,7 +215,8 @@ class ClaimRoom(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One commit. Carried out in this order: acks, checkpoints, releases, enqueues, claims."""
+    """One commit. Carried out in this order: acks, checkpoints, releases, enqueues, those with keys
+    (`keyed`), claims."""
 
     acks: Sequence[AckOp] = ()
     checkpoints: Sequence[CheckpointOp] = ()
@@ -210,6 +224,7 @@ class Batch(NamedTuple):
     enqueues: Sequence[EnqueueOp] = ()
     claims: Sequence[ClaimOp] = ()
     claim_room: ClaimRoom = ClaimRoom()
+    keyed: Sequence[KeyedEnqueueOp] = ()
 
 
 class Requeued(NamedTuple):
@@ -233,6 +248,15 @@ class CheckpointResult(NamedTuple):
     requeued: Sequence[Requeued]
 
 
+class KeyHolder(NamedTuple):
+    """The job that holds the key of one that was to be enqueued: that job itself, or one that
+    existed, whose priority may be another."""
+
+    priority: int
+    local_id: int
+    existed: bool
+
+
 class BatchResult(NamedTuple):
     """In the order of the ops. Enqueues: local ids in the order of the jobs, ascending for jobs of
     one queue, priority and run-after. Claims: a Payload for each job, None where it was not PENDING
@@ -243,6 +267,7 @@ class BatchResult(NamedTuple):
     releases: Sequence[Sequence[Requeued]]
     enqueues: Sequence[Sequence[int]]
     claims: Sequence[Sequence[Payload | None]]
+    keyed: Sequence[Sequence[KeyHolder]] = ()
 
 
 class StoredJob(NamedTuple):
@@ -258,6 +283,7 @@ class StoredJob(NamedTuple):
     updated_at_ms: int
     claim_descriptor: str | None
     body: bytes | None
+    options: JobOptions | None = None
 
 
 class ScanAfter(NamedTuple):
@@ -309,6 +335,7 @@ class StorageEngine(Protocol):
     """One shard's store, as its owner uses it."""
 
     limits: Limits
+    keeps_keys: bool = False  # whether `keyed`, `find_keys` and the fence are there
 
     @property
     def failure(self) -> str:
@@ -378,6 +405,19 @@ class StorageEngine(Protocol):
     ) -> Sequence[StoredJob]:
         """Those of `keys` that exist."""
 
+    def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
+        """Return the jobs that hold those of `keys` that are held."""
+        return {}
+
+    @property
+    def fence(self) -> int:
+        """The number that `raise_fence` was last given, 0 at first. From memory."""
+        return 0
+
+    def raise_fence(self, number: int) -> None:
+        """Store `number`, durably, as the fence, unless that is as high already."""
+        raise StorageError("this engine keeps no fence")
+
     def depths(
         self, queues: Collection[str] | None = None
     ) -> Mapping[str, Mapping[tuple[int, JobState], int] | None]:
@@ -430,7 +470,7 @@ class StorageEngine(Protocol):
     ) -> Sequence[JobKey]:
         """Delete up to `limit` jobs of a state; returns which."""
 
-    def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
+    def delete_found(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
         """Delete those of `keys` that still are in `state`; returns which."""
 
     def release_expired(

@@ -1,4 +1,4 @@
-"""What engines share in carrying out a batch: the order of acks, and how many claims fit.
+"""What engines share in carrying out a batch: the order of acks, keys, how many claims fit.
 
 Acks that commute are carried out together, one statement for all jobs of a queue and priority. What
 has to fit is said in `base.ClaimOp`. Pure, but for what an engine passes in.
@@ -12,8 +12,18 @@ from collections.abc import Set as AbstractSet
 from itertools import dropwhile
 from typing import NamedTuple, Protocol
 
-from pinlaterd.engines.base import AckOp, AckResult, Acks, ClaimOp, ClaimRoom, Claims, Requeued
-from pinlaterd.model import JobKey, Payload
+from pinlaterd.engines.base import (
+    AckOp,
+    AckResult,
+    Acks,
+    ClaimOp,
+    ClaimRoom,
+    Claims,
+    KeyedEnqueueOp,
+    KeyHolder,
+    Requeued,
+)
+from pinlaterd.model import Job, JobKey, Payload
 
 _NOBODY: frozenset[int] = frozenset()
 _Place = tuple[str, int]  # queue and priority
@@ -167,6 +177,47 @@ def _result(
         if key.local_id in missed.get((op.queue, key.priority), _NOBODY)
     }
     return AckResult(succeeded, failed, op.jobs - succeeded - failed, again, lost)
+
+
+# --- enqueues with keys ---------------------------------------------------------------------
+
+
+class KeyActions(NamedTuple):
+    """How an engine reads and writes jobs that have keys, of one queue, within its transaction."""
+
+    find: Callable[[str, Sequence[str]], Mapping[str, JobKey]]
+    """As StorageEngine.find_keys."""
+    store: Callable[[str, Mapping[str, Job]], Sequence[int]]
+    """Stores jobs with their keys, which nobody holds; returns their local ids."""
+
+
+def enqueue_keyed(ops: Sequence[KeyedEnqueueOp], actions: KeyActions) -> list[list[KeyHolder]]:
+    """Store the first job of each key that nobody holds; return the holders for each op's jobs."""
+    first: defaultdict[str, dict[str, Job]] = defaultdict(dict)
+    for op in ops:
+        of_queue = first[op.queue]
+        for key, job in zip(op.keys, op.jobs, strict=True):
+            of_queue.setdefault(key, job)
+    holders: dict[str, dict[str, JobKey]] = {}
+    new: dict[str, set[str]] = {}
+    for queue, jobs in first.items():
+        held = dict(actions.find(queue, list(jobs)))
+        free = {key: job for key, job in jobs.items() if key not in held} if held else jobs
+        if free:
+            local_ids = actions.store(queue, free)
+            for (key, job), local_id in zip(free.items(), local_ids, strict=True):
+                held[key] = JobKey(job.priority, local_id)
+        holders[queue], new[queue] = held, set(free)
+    return [_holders(op.keys, holders[op.queue], new[op.queue]) for op in ops]
+
+
+def _holders(keys: Sequence[str], jobs: Mapping[str, JobKey], new: set[str]) -> list[KeyHolder]:
+    """Return the holders of `keys`; a job exists for all that name its key after the first."""
+    found = []
+    for key in keys:
+        found.append(KeyHolder(*jobs[key], existed=key not in new))
+        new.discard(key)
+    return found
 
 
 # --- claims ---------------------------------------------------------------------------------

@@ -363,7 +363,7 @@ class BulkCalls:
                 if request.queue not in self._state.ready:
                     return deleted
                 with self._pace:
-                    keys = self._engine.delete_keys(request.queue, request.state, part)
+                    keys = self._engine.delete_found(request.queue, request.state, part)
                 deleted += self._deleted(request, keys)
                 if self._clock.monotonic() >= until:
                     return deleted

@@ -22,13 +22,15 @@ from pinlaterd.engines.base import (
     ClaimOp,
     EnqueueOp,
     Expired,
+    KeyedEnqueueOp,
+    KeyHolder,
     Limits,
     ReleaseOp,
     Requeued,
     StoredJob,
 )
 from pinlaterd.engines.batches import keys_of
-from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
+from pinlaterd.model import Job, JobKey, JobOptions, JobState, Payload, PendingKey, claim_source
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Row:
     pending_since_ms: int
     state: JobState = JobState.PENDING
     claim: str | None = None
+    options: JobOptions | None = None
 
     @property
     def requeued(self) -> Requeued:
@@ -67,6 +70,7 @@ class Row:
             self.updated_at_ms,
             self.claim,
             self.body if include_body else None,
+            self.options,
         )
 
     def become(self, state: JobState, now_ms: int, claim: str | None = None) -> None:
@@ -90,6 +94,9 @@ class Row:
 class ModelEngine:
     """The part of `StorageEngine` that changes and reads jobs. `jobs`: by queue, then key."""
 
+    keeps_keys = True
+    fence = 0
+
     def __init__(self, limits: Limits, jobs: dict[str, dict[JobKey, Row]]) -> None:
         self.limits = limits
         self.jobs = jobs
@@ -104,7 +111,8 @@ class ModelEngine:
             [self._checkpoint(op, now_ms) for op in batch.checkpoints],
             [self._release(op) for op in batch.releases],
             [self._enqueue(op, now_ms) for op in batch.enqueues],
-            [self._claim(op, now_ms) for op in batch.claims],
+            keyed=[self._enqueue_keyed(op, now_ms) for op in batch.keyed],
+            claims=[self._claim(op, now_ms) for op in batch.claims],
         )
 
     def _held(self, queue: str, key: JobKey, claim: str | None) -> Row | None:
@@ -176,6 +184,18 @@ class ModelEngine:
     def _enqueue(self, op: EnqueueOp, now_ms: int) -> list[int]:
         return [self._store(op.queue, job, now_ms) for job in op.jobs]
 
+    def _enqueue_keyed(self, op: KeyedEnqueueOp, now_ms: int) -> list[KeyHolder]:
+        holders = []
+        for key, job in zip(op.keys, op.jobs, strict=True):
+            held = self.find_keys(op.queue, [key]).get(key)
+            holder = held or JobKey(job.priority, self._store(op.queue, job, now_ms))
+            holders.append(KeyHolder(*holder, existed=held is not None))
+        return holders
+
+    def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
+        held = {row.options.key: row.key for row in self.jobs[queue].values() if row.options}
+        return {key: held[key] for key in keys if key in held}
+
     def _store(self, queue: str, job: Job, now_ms: int) -> int:
         key = JobKey(job.priority, self.new_id(queue, job.priority))
         assert key not in self.jobs[queue]
@@ -189,6 +209,7 @@ class ModelEngine:
             run_after_ms=now_ms if job.run_after_ms is None else job.run_after_ms,
             updated_at_ms=now_ms,
             pending_since_ms=now_ms,
+            options=job.options,
         )
         return key.local_id
 
@@ -246,6 +267,9 @@ class ModelEngine:
             for queue, rows in self.jobs.items()
         }
 
+    def raise_fence(self, number: int) -> None:
+        self.fence = max(self.fence, number)
+
     # --- maintenance ---------------------------------------------------------------------------
 
     def _longest_failed(self, queue: str, priority: int, limit: int) -> list[Row]:
@@ -276,9 +300,9 @@ class ModelEngine:
         self, queue: str, state: JobState, priority: int, *, limit: int
     ) -> Sequence[JobKey]:
         keys = [row.key for row in self.rows(queue, state, priority)]
-        return self.delete_keys(queue, state, keys[:limit])
+        return self.delete_found(queue, state, keys[:limit])
 
-    def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
+    def delete_found(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
         there = {row.key for row in self.rows(queue, state)}
         found = [key for key in dict.fromkeys(keys) if key in there]
         for key in found:
@@ -309,4 +333,4 @@ class ModelEngine:
         self, queue: str, state: JobState, *, updated_before_ms: int, limit: int
     ) -> int:
         old = self.ended_before(queue, state, updated_before_ms)[:limit]
-        return len(self.delete_keys(queue, state, old))
+        return len(self.delete_found(queue, state, old))

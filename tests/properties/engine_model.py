@@ -30,6 +30,7 @@ from pinlaterd.engines.base import (
     Checkpoint,
     CheckpointOp,
     EnqueueOp,
+    KeyedEnqueueOp,
     Release,
     ReleaseOp,
 )
@@ -44,6 +45,7 @@ from tests.conformance.engine.harness import (
     EngineHarness,
     ack_op,
     claim_op,
+    keyed,
 )
 from tests.engines.model import ModelEngine
 
@@ -58,6 +60,8 @@ NO_JOBS = [
 ]
 
 priorities = st.sampled_from(PRIORITIES)
+KEYS = ["k", "K", "k ", "é🦆\0"]
+keys = st.sampled_from(KEYS)
 delays_ms = st.integers(-3_000, 1_000)
 texts = st.sampled_from(["", "", "x", "é🦆\0", "quote ' \" \\ %s", "y" * 3_000])
 bodies = st.binary(max_size=40)
@@ -102,18 +106,21 @@ class QueueMachine(RuleBasedStateMachine):
 
     def apply(self, batch: Batch) -> None:
         found = self.store.engine.apply(batch, self.now_ms)
-        self.model.ids = iter([local_id for of_op in found.enqueues for local_id in of_op])
+        stored = [
+            holder.local_id for of_op in found.keyed for holder in of_op if not holder.existed
+        ]
+        self.model.ids = iter([*(i for of_op in found.enqueues for i in of_op), *stored])
         expected = self.model.apply(batch, self.now_ms)
         for one, other in zip(found.acks, expected.acks, strict=True):
             assert one[:3] == other[:3]
             assert sorted(one.requeued) == sorted(other.requeued)
-        for name in ("checkpoints", "releases", "claims"):
+        for name in ("checkpoints", "releases", "keyed", "claims"):
             of_ops = [list(map(_plain, getattr(each, name))) for each in (found, expected)]
             assert of_ops[0] == of_ops[1]
 
     def delete(self, state: JobState, keys: list[JobKey]) -> None:
         """What the engine has deleted."""
-        assert list(self.model.delete_keys(QUEUE, state, keys)) == keys
+        assert list(self.model.delete_found(QUEUE, state, keys)) == keys
         self.gone += keys
 
     def draw_keys(self, data: st.DataObject, state: JobState) -> list[JobKey]:
@@ -143,6 +150,16 @@ class QueueMachine(RuleBasedStateMachine):
             for body, priority, delay, attempts, text in specs
         ]
         self.apply(Batch(enqueues=[EnqueueOp(QUEUE, jobs[:3]), EnqueueOp(QUEUE, jobs[3:])]))
+        assert not set(self.jobs) & set(self.gone)
+
+    @precondition(lambda self: self.store.engine.keeps_keys)
+    @rule(specs=st.lists(st.tuples(keys, priorities, st.none() | delays_ms), max_size=6))
+    def enqueue_keyed(self, specs: list[tuple[str, int, int | None]]) -> None:
+        jobs = [
+            keyed(key, priority=at, run_after_ms=None if delay is None else self.now_ms + delay)
+            for key, at, delay in specs
+        ]
+        self.apply(Batch(keyed=[KeyedEnqueueOp(QUEUE, jobs[:2]), KeyedEnqueueOp(QUEUE, jobs[2:])]))
         assert not set(self.jobs) & set(self.gone)
 
     @rule(priority=priorities, limit=limits, source=st.sampled_from(["web", "web2:h"]))
@@ -248,10 +265,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), state=st.sampled_from(JobState))
-    def delete_keys(self, data: st.DataObject, state: JobState) -> None:
+    def delete_found(self, data: st.DataObject, state: JobState) -> None:
         keys = self.draw_keys(data, state)
 
-        deleted = self.store.engine.delete_keys(QUEUE, state, keys)
+        deleted = self.store.engine.delete_found(QUEUE, state, keys)
 
         there = {row.key for row in self.model.rows(QUEUE, state)}
         assert sorted(deleted) == sorted(there & set(keys))
@@ -305,6 +322,12 @@ class QueueMachine(RuleBasedStateMachine):
             for engine in (self.store.engine, self.model)
         ]
         assert found == expected
+
+    @invariant()
+    def keys_are_held_as_in_the_model(self) -> None:
+        if self.store.engine.keeps_keys:
+            found = self.store.engine.find_keys(QUEUE, KEYS)
+            assert found == self.model.find_keys(QUEUE, KEYS)
 
     @invariant()
     def depths_are_as_in_the_model(self) -> None:

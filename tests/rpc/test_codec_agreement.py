@@ -232,11 +232,18 @@ I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 CONTEXTS = st.builds(CallContext, TEXT, TEXT)
 FEW_TEXTS = st.sampled_from(["", "é", "x" * 130])
+PLAIN = st.none()  # options, which no field of the interface bears yet
 # Neighbours in a list are often alike, but for what differs from job to job.
 JOBS = st.one_of(
-    st.builds(Job, st.binary(max_size=20), I8, st.none() | I64, I32, TEXT),
+    st.builds(Job, st.binary(max_size=20), I8, st.none() | I64, I32, TEXT, PLAIN),
     st.builds(
-        Job, st.binary(max_size=9), st.just(1), st.sampled_from([None, 5]), st.just(2), FEW_TEXTS
+        Job,
+        st.binary(max_size=9),
+        st.just(1),
+        st.sampled_from([None, 5]),
+        st.just(2),
+        FEW_TEXTS,
+        PLAIN,
     ),
 )
 ACKS = st.one_of(

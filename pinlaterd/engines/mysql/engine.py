@@ -276,7 +276,7 @@ class MysqlEngine(Store, StorageEngine):
         local_ids = self.transact(0, lambda tx: _delete(tx, table, state, [statement]))
         return [JobKey(priority, local_id) for local_id in local_ids]
 
-    def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
+    def delete_found(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
         by_priority: defaultdict[int, list[int]] = defaultdict(list)
         for priority, local_id in dict.fromkeys(keys):
             by_priority[priority].append(local_id)

@@ -201,7 +201,7 @@ class RedisEngine(Store, StorageEngine):
         arguments = (self.known(queue), int(state), limit, "", priority)
         return _keys(self.write(scripts.DELETE_FIRST, *arguments))
 
-    def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
+    def delete_found(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
         flat = _flat(keys)
         return _keys(self.write(scripts.DELETE_KEYS, self.known(queue), int(state), *flat))
 

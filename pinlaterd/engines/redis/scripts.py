@@ -49,7 +49,7 @@ OPEN, CLOSE, HEARTBEAT, TRY_ENQUEUE, HOLD, RELEASE_LEASE, CREATE_QUEUE, DELETE_Q
     )
 )
 RESCORE, FORGET, RETRY_FAILED, DELETE_FIRST, DELETE_KEYS, RELEASE_EXPIRED = _scripts(
-    *("slices", "rescore", "forget", "retry_failed", "delete_first", "delete_keys"),
+    *("slices", "rescore", "forget", "retry_failed", "delete_first", "delete_found"),
     "release_expired",
 )
 PENDING, PAGE, PAYLOADS, LOOKUP, DEPTHS = _scripts(

@@ -95,7 +95,7 @@ end
 
 -- Delete jobs that are in a state still. Arguments: state, then of each priority and id. Returns
 -- priority and id of those deleted.
-function scripts.delete_keys()
+function scripts.delete_found()
   local state = take()
   local deleted = { 'OK' }
   while taken < #ARGV do

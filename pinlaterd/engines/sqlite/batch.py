@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise, repeat
-from operator import concat
+from operator import concat, itemgetter
 from typing import NamedTuple
 
 from pinlaterd.engines.base import (
@@ -27,18 +27,23 @@ from pinlaterd.engines.base import (
     ClaimOp,
     Claims,
     EnqueueOp,
+    KeyedEnqueueOp,
+    KeyHolder,
     ReleaseOp,
     Requeued,
 )
 from pinlaterd.engines.batches import (
     AckActions,
     Failed,
+    KeyActions,
     apply_acks,
+    enqueue_keyed,
     first_claims,
     fitting_payloads,
     local_ids_of,
 )
 from pinlaterd.engines.sqlite.file import LIMITS, id_list
+from pinlaterd.engines.sqlite.keys import find_keys, make_table, put_keys
 from pinlaterd.engines.sqlite.runs import (
     FAILED,
     IN_PROGRESS,
@@ -52,10 +57,10 @@ from pinlaterd.engines.sqlite.runs import (
 )
 from pinlaterd.engines.sqlite.store import Transaction
 from pinlaterd.model import (
+    Job,
     JobKey,
     Payload,
     PendingKey,
-    all_but_first,
     claim_source,
     defaults_behind,
     new_record,
@@ -70,6 +75,7 @@ def apply_batch(tx: Transaction, batch: Batch) -> BatchResult:
         checkpoints=[_checkpoint(tx, op) for op in batch.checkpoints],
         releases=[_release(tx, op) for op in batch.releases],
         enqueues=_enqueue(tx, batch.enqueues) if batch.enqueues else (),
+        keyed=_enqueue_keyed(tx, batch.keyed) if batch.keyed else (),
         claims=_claim(tx, batch) if batch.claims else (),
     )
 
@@ -310,6 +316,9 @@ def _release(tx: Transaction, op: ReleaseOp) -> list[Requeued]:
 
 # --- enqueues -------------------------------------------------------------------------------
 
+# What fills the columns of a job's row but `body`. Jobs mostly have it in common; keys never.
+_in_common = itemgetter(slice(1, Job._fields.index("options")))
+
 
 def _enqueue(tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
     """Jobs of one queue, priority and run-after get consecutive ids, in their order: one run."""
@@ -318,7 +327,7 @@ def _enqueue(tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
     places: list[_Place] = []  # of the same jobs
     for op in ops:
         queue_id = tx.store.queue_id(op.queue)
-        for _, group in groupby(op.jobs, all_but_first):
+        for _, group in groupby(op.jobs, _in_common):
             alike = list(group)
             job = alike[0]
             run_after_ms = now_ms if job.run_after_ms is None else job.run_after_ms
@@ -359,6 +368,23 @@ def _pending_runs(places: Iterable[_Place], local_ids: Sequence[int]) -> list[Ru
         runs.append(Run(first_id, last_id, queue_id, priority, PENDING, run_after_ms))
         first_id = last_id + 1
     return runs
+
+
+def _enqueue_keyed(tx: Transaction, ops: Sequence[KeyedEnqueueOp]) -> list[list[KeyHolder]]:
+    def find(queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
+        queue_id = tx.store.queue_id(queue)
+        return find_keys(tx.db, queue_id, keys) if queue_id in tx.store.keyed else {}
+
+    def store(queue: str, jobs: Mapping[str, Job]) -> Sequence[int]:
+        queue_id = tx.store.queue_id(queue)
+        if queue_id not in tx.store.keyed:
+            make_table(tx.db)
+            tx.keyed.add(queue_id)
+        [local_ids] = _enqueue(tx, [EnqueueOp(queue, list(jobs.values()))])
+        put_keys(tx.db, zip(local_ids, repeat(queue_id), jobs))
+        return local_ids
+
+    return enqueue_keyed(ops, KeyActions(find, store))
 
 
 # --- claims ---------------------------------------------------------------------------------

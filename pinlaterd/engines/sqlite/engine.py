@@ -34,6 +34,7 @@ from pinlaterd.engines.sqlite.batch import (
     read_payloads,
 )
 from pinlaterd.engines.sqlite.file import LIMITS, reading
+from pinlaterd.engines.sqlite.keys import delete_keys, find_keys
 from pinlaterd.engines.sqlite.runs import (
     COLUMNS,
     FAILED,
@@ -43,7 +44,7 @@ from pinlaterd.engines.sqlite.runs import (
     first_jobs,
     holding,
     oldest,
-    repair_runs,
+    repair_damage,
     spans,
     split,
 )
@@ -63,6 +64,7 @@ class SqliteEngine(Store, StorageEngine):
     """
 
     limits = LIMITS
+    keeps_keys = True
 
     def durability(self) -> Durability:
         return Durability("synchronous=FULL")
@@ -134,15 +136,23 @@ class SqliteEngine(Store, StorageEngine):
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool
     ) -> Sequence[StoredJob]:
-        wanted = set(keys)
+        wanted, queue_id = set(keys), self.queue_id(queue)
         with reading(self.path):
             jobs = stored_jobs(
                 self.db,
-                self.queue_id(queue),
+                queue_id,
                 (key.local_id for key in keys),
                 with_body=include_body,
+                with_keys=queue_id in self.keyed,
             )
             return [job for job in jobs if job.key in wanted]
+
+    def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
+        db, queue_id = self.db, self.queue_id(queue)
+        if queue_id not in self.keyed:
+            return {}
+        with reading(self.path):
+            return find_keys(db, queue_id, keys)
 
     def depths(self, queues: Collection[str] | None = None) -> Mapping[str, Depths | None]:
         self.counts.add(self.counts.poll())
@@ -169,7 +179,7 @@ class SqliteEngine(Store, StorageEngine):
             ]
         if repair and found:
             with self.commit(now_ms=0) as tx:
-                repair_runs(tx.db)
+                repair_damage(tx.db)
             for queue_id in self.queue_ids.values():
                 self.counts.open_queue(queue_id, count_jobs(self.db, queue_id))
         if repair or not found:
@@ -228,7 +238,7 @@ class SqliteEngine(Store, StorageEngine):
             _delete(tx, held, found)
         return [JobKey(priority, local_id) for run in found for local_id in run.local_ids]
 
-    def delete_keys(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
+    def delete_found(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
         with self.commit(now_ms=0) as tx:
             wanted = spans([key.local_id for key in keys])
             held = holding(tx.db, self.queue_id(queue), int(state), wanted)
@@ -314,3 +324,5 @@ def _delete(tx: Transaction, held: Sequence[Run], found: Sequence[Run]) -> None:
     """Delete the jobs of `found`, which are parts of `held`."""
     tx.move(held, sorted(found))
     tx.db.executemany(_DELETE_JOBS, [(run.first_id, run.last_id) for run in found])
+    if found and found[0].queue_id in tx.store.keyed:
+        delete_keys(tx.db, [(run.first_id, run.last_id) for run in found])

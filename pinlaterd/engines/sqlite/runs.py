@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS
 from pinlaterd.engines.counts import Depths
+from pinlaterd.engines.sqlite.keys import disagreements, repair_keys
 from pinlaterd.model import JobState
 
 log = logging.getLogger(__name__)
@@ -268,18 +269,19 @@ _REPAIRS = (
 
 
 def find_damage(db: sqlite3.Connection) -> list[tuple[int, str, int]]:
-    """Walks over all jobs; returns queues by their ids, problems, and how many jobs have them."""
-    jobs_of = {"runs": "sum(last_id - first_id + 1)", "jobs": "count(*)"}
+    """Walk over all jobs; return queues by their ids, problems, and how many jobs have them."""
+    jobs_of = {"runs": "sum(last_id - first_id + 1)", "jobs": "count(*)", "keys": "count(*)"}
     return [
         (queue_id, problem, jobs)
-        for problem, table, where in _DISAGREEMENTS
+        for problem, table, where in (*_DISAGREEMENTS, *disagreements(db))
         for queue_id, jobs in db.execute(
             f"SELECT queue, {jobs_of[table]} FROM {table} WHERE {where} GROUP BY queue"  # noqa: S608
         )
     ]
 
 
-def repair_runs(db: sqlite3.Connection) -> None:
-    """Within a transaction. The depths have to be counted again afterwards."""
+def repair_damage(db: sqlite3.Connection) -> None:
+    """Mend what `find_damage` finds, within a transaction; depths have to be counted again."""
     for statement in _REPAIRS:
         db.execute(statement)
+    repair_keys(db)

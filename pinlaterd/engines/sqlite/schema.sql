@@ -14,6 +14,7 @@
 --   clean           1 if the last owner closed the file in order, 0 while one is at work or died
 --   sound           0 if tables disagreed when it was closed, or had still to be compared
 --   start_ms        when the last owner took over
+--   fence           the highest number that the shard's fence was raised to
 CREATE TABLE meta (
     key   TEXT PRIMARY KEY,
     value INTEGER NOT NULL

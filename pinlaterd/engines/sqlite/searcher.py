@@ -32,8 +32,9 @@ from pinlaterd.engines.sqlite.file import (
     reading,
     storage_error,
 )
+from pinlaterd.engines.sqlite.keys import has_keys
 from pinlaterd.errors import QueueNotFound
-from pinlaterd.model import JobKey, JobState
+from pinlaterd.model import JobKey, JobOptions, JobState
 
 log = logging.getLogger(__name__)
 
@@ -43,27 +44,46 @@ _SLICE_JOBS, _SLICE_BODIES = 1000, 16
 _RUNS_A_READ = 500
 
 _SOUND, _SOUND_TIMES = struct.Struct(">bii").pack, struct.Struct(">qqq").pack  # as in an answer
-_WITHOUT_BODY = (
-    "SELECT priority, local_id, state, attempts_allowed, attempts_remaining, custom_status,"
-    " created_at, run_after, updated_at, claim_descriptor, NULL"
-    " FROM job_records WHERE local_id IN (SELECT value FROM json_each(?)) AND queue = ?"
-)
-_WITH_BODY = _WITHOUT_BODY.replace("NULL", "body")
+_KEY_OF_JOB = "(SELECT key FROM keys WHERE keys.local_id = job_records.local_id)"
+
+
+def _select(body: str, key: str) -> str:
+    return (
+        "SELECT priority, local_id, state, attempts_allowed, attempts_remaining, custom_status,"  # noqa: S608
+        f" created_at, run_after, updated_at, claim_descriptor, {body}, {key}"
+        " FROM job_records WHERE local_id IN (SELECT value FROM json_each(?)) AND queue = ?"
+    )
+
+
+# By whether bodies and keys are read.
+_SELECTS = {
+    (with_body, with_keys): _select(
+        "body" if with_body else "NULL", _KEY_OF_JOB if with_keys else "NULL"
+    )
+    for with_body in (False, True)
+    for with_keys in (False, True)
+}
 
 
 def stored_jobs(
-    db: sqlite3.Connection, queue_id: int, local_ids: Iterable[int], *, with_body: bool
+    db: sqlite3.Connection,
+    queue_id: int,
+    local_ids: Iterable[int],
+    *,
+    with_body: bool,
+    with_keys: bool,
 ) -> Iterator[StoredJob]:
-    """Yield a queue's jobs of these ids, in no order, but for those that hold what no job has."""
-    statement = _WITH_BODY if with_body else _WITHOUT_BODY
-    rows = db.execute(statement, (id_list(local_ids), queue_id))
-    for priority, local_id, state, *rest in rows:
+    """Yield a queue's jobs of these ids, in no order, but for those that hold what no job has.
+    `with_keys`: if it may have jobs with keys."""
+    rows = db.execute(_SELECTS[with_body, with_keys], (id_list(local_ids), queue_id))
+    for priority, local_id, state, *rest, key in rows:
         try:
+            rest.append(None if key is None else JobOptions(key))
             job = StoredJob(JobKey(priority, local_id), JobState(state), *rest)
             _SOUND(priority, job.attempts_allowed, job.attempts_remaining)
             _SOUND_TIMES(job.created_at_ms, job.run_after_ms, job.updated_at_ms)
-            texts = job.custom_status, job.claim_descriptor or "", job.body or b""
-            if tuple(map(type, texts)) != (str, str, bytes):
+            texts = job.custom_status, job.claim_descriptor or "", key or "", job.body or b""
+            if tuple(map(type, texts)) != (str, str, str, bytes):
                 raise ValueError(texts)
         except (struct.error, ValueError):
             log.error("job %d holds values that no job has; it is not shown", local_id)
@@ -83,6 +103,7 @@ class SqliteSearcher(WalkingSearcher):
         super().__init__(between_slices, clock)
         self._path = path
         self._queue_id = 0  # of the search that goes on
+        self._with_keys = False  # whether that queue may have keys
         with reading(path):
             self._db = connect_reader(path)
 
@@ -113,6 +134,7 @@ class SqliteSearcher(WalkingSearcher):
         if row is None:
             raise QueueNotFound(search.queue)
         self._queue_id = row[0]
+        self._with_keys = has_keys(self._db)
 
     def _walks_in_order(self, search: Search) -> bool:
         return search.state is JobState.PENDING
@@ -139,7 +161,13 @@ class SqliteSearcher(WalkingSearcher):
                 return
             jobs = [
                 job
-                for job in stored_jobs(self._db, self._queue_id, times, with_body=with_body)
+                for job in stored_jobs(
+                    self._db,
+                    self._queue_id,
+                    times,
+                    with_body=with_body,
+                    with_keys=self._with_keys,
+                )
                 if job.state is search.state
                 and (
                     job.key.local_id not in met if running else times[job.key.local_id] == _at(job)

@@ -30,6 +30,7 @@ from pinlaterd.engines.sqlite.file import (
     reading,
     storage_error,
 )
+from pinlaterd.engines.sqlite.keys import queues_with_keys
 from pinlaterd.engines.sqlite.runs import PUT_RUN, Run, count_jobs, find_damage, merged, split
 from pinlaterd.errors import QueueNotFound, StorageError, StorageNotCommitted
 from pinlaterd.model import QUEUE_NAME, JobState
@@ -51,6 +52,7 @@ class Transaction:
         self.db = store.db
         self.now_ms = now_ms
         self.depth_changes: defaultdict[tuple[int, int, JobState], int] = defaultdict(int)
+        self.keyed: set[int] = set()  # queues that have got their first key
 
     def move(self, held: Sequence[Run], taken: Sequence[Run], new: Iterable[Run] = ()) -> None:
         """`taken`, which are parts of `held`, leave their state, and are `new` afterwards; all in
@@ -107,6 +109,8 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.queue_ids: dict[str, int] = {}
+        self.keyed: set[int] = set()  # queues, deleted ones included, that may have keys
+        self._fence = 0
         self.counts = Counts(lambda: FileSnapshot(path), Clock(), self.name_of)
         self._lock = OwnerLock(path)
         self._db: sqlite3.Connection | None = None
@@ -143,6 +147,7 @@ class Store:
                     "%s: queue %r (number %d) has no name that a queue can have; it is left alone"
                 )
                 log.error(text, self.path, name, queue_id)
+        self.keyed = queues_with_keys(db)
         [many] = db.execute(
             "SELECT count(*) > ?1 FROM (SELECT 1 FROM runs LIMIT ?1 + 1)", (_COUNTED_AT_ONCE,)
         ).fetchone()
@@ -152,6 +157,7 @@ class Store:
     def _take_over(self, now_ms: int) -> int:
         meta: dict[str, int] = dict(self.db.execute("SELECT key, value FROM meta"))
         start_ms = max(now_ms, meta.get("start_ms", 0) + 1)
+        self._fence = meta.get("fence", 0)
         # What is found may be older than what we left, or nothing: a restored copy.
         clean = bool(meta.get("clean", 1)) and not self._ended_badly
         next_local_id = max(
@@ -192,6 +198,10 @@ class Store:
         return self._failure
 
     @property
+    def fence(self) -> int:
+        return self._fence
+
+    @property
     def db(self) -> sqlite3.Connection:
         """The connection, for reading."""
         if self._db is None:
@@ -222,6 +232,14 @@ class Store:
             self._marked_local_id = marked_local_id
             self._roll_back(db, fault, undone=never_committed(fault))
         self.counts.add(tx.depth_changes)
+        if tx.keyed:
+            self.keyed |= tx.keyed
+
+    def raise_fence(self, number: int) -> None:
+        if number > self._fence:
+            with self.commit(now_ms=0) as tx:
+                self._set_meta(tx, {"fence": number})
+            self._fence = number
 
     def _roll_back(
         self, db: sqlite3.Connection, fault: BaseException, *, undone: bool = True

@@ -25,7 +25,7 @@ STORAGE_CALLS: dict[str, Call] = {
         QUEUE, 1, attempts=1, run_after_ms=1, limit=1, now_ms=1
     ),
     "delete_jobs": lambda engine: engine.delete_jobs(QUEUE, JobState.PENDING, 1, limit=1),
-    "delete_keys": lambda engine: engine.delete_keys(QUEUE, JobState.PENDING, [KEY]),
+    "delete_found": lambda engine: engine.delete_found(QUEUE, JobState.PENDING, [KEY]),
     "release_expired": lambda engine: engine.release_expired(
         QUEUE, claimed_before_ms=1, limit=1, now_ms=1
     ),
@@ -36,6 +36,11 @@ STORAGE_CALLS: dict[str, Call] = {
     "depths": lambda engine: engine.depths(),
     "heartbeat": lambda engine: engine.heartbeat(),
     "try_enqueue": lambda engine: engine.try_enqueue(QUEUE),
+}
+# Of engines that keep keys.
+KEYED_CALLS: dict[str, Call] = {
+    "find_keys": lambda engine: engine.find_keys(QUEUE, ["k"]),
+    "raise_fence": lambda engine: engine.raise_fence(1),
 }
 SEARCHES: dict[str, Callable[[Searcher], object]] = {
     "count": lambda searcher: searcher.count(Search(QUEUE, JobState.FAILED, future=False)),

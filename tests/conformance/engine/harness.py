@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import (
     NO_BOUND,
@@ -24,6 +24,8 @@ from pinlaterd.engines.base import (
     ClaimOp,
     Claims,
     EnqueueOp,
+    KeyedEnqueueOp,
+    KeyHolder,
     Release,
     ReleaseOp,
     Requeued,
@@ -32,7 +34,7 @@ from pinlaterd.engines.base import (
     Term,
 )
 from pinlaterd.errors import ShardOwned
-from pinlaterd.model import Job, JobKey, JobState, Payload
+from pinlaterd.model import Job, JobKey, JobOptions, JobState, Payload
 from tests.clocks import FakeClock
 from tests.conformance.engine.engines import EngineMaker
 from tests.conftest import POLL_SECONDS
@@ -41,6 +43,12 @@ QUEUE = "mail"
 END_OF_TIME_MS = 2**62
 _LEASE_END_SECONDS = 30.0
 _COUNT_SECONDS = 30.0
+
+
+def keyed(key: str, body: bytes | None = None, **fields: Any) -> Job:
+    """Return a job with a key, which is its body, too, unless one is given."""
+    body = key.encode() if body is None else body
+    return Job(body, options=JobOptions(key), **fields)
 
 
 class Ack(NamedTuple):
@@ -160,6 +168,16 @@ class EngineHarness:
         batch = Batch(enqueues=[EnqueueOp(queue, whole)])
         [local_ids] = self.engine.apply(batch, self.now_ms).enqueues
         return [JobKey(job.priority, i) for job, i in zip(whole, local_ids, strict=True)]
+
+    def keyed(self, *jobs: Job, queue: str = QUEUE) -> list[KeyHolder]:
+        [holders] = self.engine.apply(Batch(keyed=[KeyedEnqueueOp(queue, jobs)]), self.now_ms).keyed
+        return list(holders)
+
+    def enqueue_keyed(self, *jobs: Job) -> list[JobKey]:
+        """Enqueue jobs whose keys nobody holds."""
+        holders = self.keyed(*jobs)
+        assert not any(holder.existed for holder in holders)
+        return [JobKey(holder.priority, holder.local_id) for holder in holders]
 
     def ready(self, *, queue: str = QUEUE, priority: int = 1, limit: int = 1000) -> list[JobKey]:
         """What is due now, in the order in which it is to be handed out."""

@@ -59,7 +59,7 @@ def test_in_the_place_of_a_job_that_is_not_pending_no_other_is_claimed(
     """Of jobs whose numbers count up, with others behind them."""
     keys = store.enqueue(*[b"%d" % number for number in range(6)])
     claims = [store.claim_on(key)._replace(payload=Payload(b"x", 2, 2)) for key in keys[:4]]
-    store.engine.delete_keys("mail", JobState.PENDING, [keys[missing]])
+    store.engine.delete_found("mail", JobState.PENDING, [keys[missing]])
 
     [found] = store.engine.apply(Batch(claims=[claim_op("mail", claims)]), store.now_ms).claims
 
@@ -189,7 +189,7 @@ def test_all_ops_of_a_batch_share_its_room(store: EngineHarness):
 def test_what_is_not_to_be_had_takes_no_room(store: EngineHarness):
     keys = store.enqueue(A, B, C)
     claims = store.wanted()
-    store.engine.delete_keys("mail", JobState.PENDING, keys[:1])
+    store.engine.delete_found("mail", JobState.PENDING, keys[:1])
 
     assert fitted(store, claim_op("mail", claims, most_bytes=1), room=ClaimRoom(1)) == [[None, B]]
 

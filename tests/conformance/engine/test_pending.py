@@ -66,7 +66,7 @@ def test_the_latest_run_after_is_within_the_limits(store: EngineHarness):
 def test_payloads_show_what_a_claim_would_hand_out(store: EngineHarness):
     keys = store.enqueue(Job(b"a", attempts_allowed=4), b"b", b"c")
     local_ids = [key.local_id for key in reversed(keys)]
-    store.engine.delete_keys("mail", JobState.PENDING, keys[1:2])
+    store.engine.delete_found("mail", JobState.PENDING, keys[1:2])
 
     payloads = store.engine.payloads("mail", 1, local_ids, most_bytes=1000)
 

@@ -45,7 +45,7 @@ STORAGE_CALLS: dict[str, Call] = {
         QUEUE, 1, attempts=1, run_after_ms=1, limit=1, now_ms=1
     ),
     "delete_jobs": lambda engine: engine.delete_jobs(QUEUE, JobState.PENDING, 1, limit=1),
-    "delete_keys": lambda engine: engine.delete_keys(QUEUE, JobState.PENDING, [JobKey(1, 1)]),
+    "delete_found": lambda engine: engine.delete_found(QUEUE, JobState.PENDING, [JobKey(1, 1)]),
     "release_expired": lambda engine: engine.release_expired(
         QUEUE, claimed_before_ms=1, limit=1, now_ms=1
     ),

@@ -135,7 +135,7 @@ def test_a_delete_removes_them_and_tells_of_the_others(
     keys = _in_state(store, state, 6)
     evict(*keys[:3])
 
-    assert list(store.engine.delete_keys(QUEUE, state, [keys[0], keys[5]])) == [keys[5]]
+    assert list(store.engine.delete_found(QUEUE, state, [keys[0], keys[5]])) == [keys[5]]
     assert list(store.engine.delete_jobs(QUEUE, state, 1, limit=2)) == keys[3:5]
     assert store.depths() == {}
 

@@ -16,7 +16,7 @@ from pinlaterd.engines.redis.connection import Server, refusal_words
 from pinlaterd.errors import ShardOwned, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobState
 from tests.clocks import FakeClock
-from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS
+from tests.conformance.engine.calls import KEYED_CALLS, SEARCHES, STORAGE_CALLS
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.conftest import FreePort, WaitUntil
 from tests.engines.redis.conftest import NewServer
@@ -34,7 +34,7 @@ def _methods(protocol: type) -> set[str]:
 def test_every_call_is_looked_at():
     # These answer from memory, or have tests of their own.
     others = {"open", "close", "queues", "narrower", "address", "durability", "searcher"}
-    others |= {"suspects", "recount", "check"}
+    others |= {"suspects", "recount", "check", *KEYED_CALLS}
     assert STORAGE_CALLS.keys() | others == _methods(StorageEngine)
     assert SEARCHES.keys() | {"close"} == _methods(Searcher)
 

@@ -67,7 +67,7 @@ def test_a_job_that_is_deleted_leaves_nothing(
     lean.fail(failed)
     lean.succeed(succeeded)
 
-    assert list(lean.engine.delete_keys(QUEUE, JobState.FAILED, [failed])) == [failed]
+    assert list(lean.engine.delete_found(QUEUE, JobState.FAILED, [failed])) == [failed]
     assert (
         lean.engine.collect_garbage(
             QUEUE, JobState.SUCCEEDED, updated_before_ms=lean.now_ms + 1, limit=9

@@ -18,8 +18,8 @@ from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import StorageCorrupt, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.clocks import FakeClock
-from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS, Call
-from tests.conformance.engine.harness import QUEUE, EngineHarness
+from tests.conformance.engine.calls import KEYED_CALLS, SEARCHES, STORAGE_CALLS, Call
+from tests.conformance.engine.harness import QUEUE, EngineHarness, keyed
 
 # These answer from memory, or have tests of their own.
 OTHER_CALLS = {
@@ -27,6 +27,7 @@ OTHER_CALLS = {
     *("searcher", "suspects", "recount", "check"),
 }
 STORE_CALLS = {name: call for name, call in STORAGE_CALLS.items() if name not in OTHER_CALLS}
+STORE_CALLS |= KEYED_CALLS
 
 
 def _methods(protocol: type) -> set[str]:
@@ -53,6 +54,7 @@ def test_no_call_lets_a_foreign_exception_through(
     store.failed(Job(b"failed", attempts_allowed=1))
     store.in_progress(b"running")
     store.enqueue(b"pending")
+    store.enqueue_keyed(keyed("k"))
     _break_the_schema(stranger)
 
     with pytest.raises(StorageNotCommitted) as caught:

@@ -88,7 +88,7 @@ def test_a_walk_meets_no_job_twice_and_none_that_has_gone(
     met = [next(walk).key]
     store.clock.advance(1)
     store.checkpoint(Checkpoint(keys[0], None), Checkpoint(keys[2_000], None))  # claims are renewed
-    store.engine.delete_keys(QUEUE, state, [keys[2_200]])
+    store.engine.delete_found(QUEUE, state, [keys[2_200]])
     met += [job.key for job in walk]
 
     assert met == [key for key in keys if key != keys[2_200]]

@@ -1,0 +1,193 @@
+"""Jobs with keys: at most one job of a queue holds a key, as long as it is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.engines.base import Batch, KeyedEnqueueOp, KeyHolder, Search
+from pinlaterd.model import MOST_KEY_BYTES, Job, JobKey, JobOptions, JobState
+from tests.conformance.engine.harness import QUEUE, EngineHarness, keyed
+
+ALIKE = ["a", "A", "a ", " a", "a\0", "a\0b", "ä", "a\u0308", "%", "_", "'\"\\", "1", "01"]
+LONGEST = [letter * (MOST_KEY_BYTES // len(letter.encode())) for letter in "xé🦆"]
+
+
+@pytest.fixture
+def store(store: EngineHarness) -> EngineHarness:
+    if not store.engine.keeps_keys:
+        pytest.skip("this engine keeps no keys yet")
+    return store
+
+
+def _in_state(store: EngineHarness, state: JobState) -> JobKey:
+    """Return a job with the key `k` in `state`."""
+    [key] = store.enqueue_keyed(keyed("k", attempts_allowed=1))
+    if state is not JobState.PENDING:
+        store.claim()
+    if state is JobState.SUCCEEDED:
+        store.succeed(key)
+    if state is JobState.FAILED:
+        store.fail(key)
+    assert store.states([key]) == [state]
+    return key
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_a_key_is_held_in_whatever_state_its_job_is(store: EngineHarness, state: JobState):
+    holder = _in_state(store, state)
+    depths = store.depths()
+
+    [answer] = store.keyed(keyed("k", b"again", priority=2))
+
+    assert answer == KeyHolder(*holder, existed=True)
+    assert store.engine.find_keys(QUEUE, ["k"]) == {"k": holder}
+    assert store.depths() == depths
+    assert store.job(holder).body == b"k"
+
+
+def test_of_jobs_with_the_same_key_the_first_is_stored(store: EngineHarness):
+    [old] = store.enqueue_keyed(keyed("old"))
+    calls = [
+        KeyedEnqueueOp(QUEUE, [keyed("new"), keyed("old"), keyed("new", b"second", priority=2)]),
+        KeyedEnqueueOp(QUEUE, [keyed("new"), keyed("other")]),
+    ]
+
+    first, second = store.engine.apply(Batch(keyed=calls), store.now_ms).keyed
+
+    new, other = first[0], second[1]
+    assert [new.existed, other.existed] == [False, False]
+    again = new._replace(existed=True)
+    assert first == [new, KeyHolder(*old, existed=True), again]
+    assert second == [again, other]
+    assert store.depths() == {(1, JobState.PENDING): 3}
+    assert [claimed.body for claimed in store.claim()] == [b"old", b"new", b"other"]
+
+
+def test_keys_are_told_apart_byte_by_byte(store: EngineHarness):
+    keys = [*ALIKE, *LONGEST, *[f"order-{number}" for number in range(250)]]
+    jobs = [keyed(key) for key in keys]
+
+    stored = store.enqueue_keyed(*jobs)
+
+    assert len(set(stored)) == len(keys)
+    assert store.engine.find_keys(QUEUE, [*keys, "none"]) == dict(zip(keys, stored, strict=True))
+    assert store.keyed(*jobs) == [KeyHolder(*key, existed=True) for key in stored]
+
+
+def test_jobs_with_keys_keep_their_order_and_all_that_they_ask_for(store: EngineHarness):
+    later_ms = store.now_ms + 60_000
+    jobs = [
+        keyed("a", priority=2, custom_status="sent"),
+        keyed("b", run_after_ms=later_ms),
+        keyed("c", attempts_allowed=5),
+    ]
+
+    stored = store.enqueue_keyed(*jobs)
+
+    found = [store.job(key) for key in stored]
+    assert [job.options for job in found] == [job.options for job in jobs]
+    assert [job.body for job in found] == [b"a", b"b", b"c"]
+    assert [job.key.priority for job in found] == [2, 1, 1]
+    assert found[0].custom_status == "sent"
+    assert found[1].run_after_ms == later_ms
+    assert found[2].attempts_allowed == 5
+    assert store.ready() == stored[2:]
+
+
+def test_a_queue_has_its_own_keys(store: EngineHarness):
+    store.engine.create_queue("other", store.now_ms)
+    [mine] = store.enqueue_keyed(keyed("k"))
+
+    assert store.engine.find_keys("other", ["k"]) == {}
+    [others] = store.keyed(keyed("k"), queue="other")
+
+    assert not others.existed
+    assert store.engine.find_keys(QUEUE, ["k"]) == {"k": mine}
+
+
+def _delete_jobs(store: EngineHarness, _: JobKey) -> None:
+    store.engine.delete_jobs(QUEUE, JobState.SUCCEEDED, 1, limit=10)
+
+
+def _delete_found(store: EngineHarness, key: JobKey) -> None:
+    store.engine.delete_found(QUEUE, JobState.SUCCEEDED, [key])
+
+
+def _collect_garbage(store: EngineHarness, _: JobKey) -> None:
+    before_ms = store.now_ms + 60_000
+    store.engine.collect_garbage(QUEUE, JobState.SUCCEEDED, updated_before_ms=before_ms, limit=10)
+
+
+def _delete_queue(store: EngineHarness, _: JobKey) -> None:
+    store.engine.delete_queue(QUEUE)
+    store.engine.create_queue(QUEUE, store.now_ms)
+
+
+@pytest.mark.parametrize("delete", [_delete_jobs, _delete_found, _collect_garbage, _delete_queue])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_key_goes_with_its_job(store: EngineHarness, delete, reopened: bool):
+    old = _in_state(store, JobState.SUCCEEDED)
+    delete(store, old)
+    if reopened:
+        store.reopen()
+
+    assert store.engine.find_keys(QUEUE, ["k"]) == {}
+    [new] = store.keyed(keyed("k", b"new"))
+    while store.engine.vacuum(limit=1):
+        pass
+
+    assert not new.existed
+    assert store.engine.find_keys(QUEUE, ["k"]) == {"k": JobKey(new.priority, new.local_id)}
+    assert new.local_id != old.local_id
+    assert [claimed.body for claimed in store.claim()] == [b"new"]
+
+
+def test_a_job_that_stays_keeps_its_key(store: EngineHarness):
+    gone, stays = store.enqueue_keyed(keyed("gone"), keyed("stays"))
+    store.enqueue(b"plain")
+
+    store.engine.delete_found(QUEUE, JobState.PENDING, [gone])
+    store.engine.delete_found(QUEUE, JobState.FAILED, [stays])
+
+    assert store.engine.find_keys(QUEUE, ["gone", "stays"]) == {"stays": stays}
+
+
+def test_keys_outlast_the_owner(store: EngineHarness):
+    holder = _in_state(store, JobState.PENDING)
+
+    store.reopen()
+
+    assert store.keyed(keyed("k")) == [KeyHolder(*holder, existed=True)]
+    assert store.job(holder).options == JobOptions("k")
+
+
+def test_scans_show_keys(store: EngineHarness):
+    with_key = store.enqueue_keyed(keyed("k"))
+    without = store.enqueue(b"plain")
+    searcher = store.engine.searcher()()
+
+    found = {job.key: job.options for job in searcher.scan(Search(QUEUE, JobState.PENDING))}
+
+    assert found == {with_key[0]: JobOptions("k"), without[0]: None}
+    searcher.close()
+
+
+def test_a_fence_only_grows_and_outlasts_the_owner(store: EngineHarness):
+    assert store.engine.fence == 0
+
+    for number in (3, 2):
+        store.engine.raise_fence(number)
+        assert store.engine.fence == 3
+    store.reopen()
+    assert store.engine.fence == 3
+    store.engine.raise_fence(4)
+    store.reopen()
+
+    assert store.engine.fence == 4
+
+
+def test_plain_jobs_have_no_keys(store: EngineHarness):
+    [key] = store.enqueue(Job(b"plain"))
+
+    assert store.job(key).options is None
+    assert store.engine.find_keys(QUEUE, ["k"]) == {}
