@@ -1,28 +1,52 @@
-"""An HTTP port that no client can take from the others: bounds of connections, times and names.
+"""An HTTP port that no client can take from the others: it bounds connections, bodies and times.
 
 A client has `STEP_SECONDS` for each step: to send a request's head, its body, to take a part of the
 answer. A port that is full closes the connection that has waited longest for a head: those that
 send nothing, or half a request, keep nobody out. `Host` has to be an address or a name of ours: a
-web page may give our address a name of its own, and read what we answer (DNS rebinding).
+web page may give our address a name of its own, and read what we answer (DNS rebinding). Nor may a
+page of another origin post to us. Bodies that are held at a time share `_MOST_BUFFERED_BYTES`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import logging
 import socket
+import sys
+import termios
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import cast
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 STEP_SECONDS = 10.0
 _MOST_CONNECTIONS = 200
 _STOP_SECONDS = 2.0  # for requests in flight
 _NAMES_SECONDS = 60.0  # for which this machine's names in DNS are believed
+_MOST_BUFFERED_BYTES = 256 * 1024 * 1024
+_MOST_DELIVERY_PAUSE_SECONDS = 0.05
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_PORT = web.AppKey["HttpPort"]("port")
+# Of an answer: called if the client can't have received all of it.
+UNDELIVERED = web.ResponseKey[Callable[[], None]]("undelivered")
+
+
+async def body_of(request: web.Request) -> bytearray:
+    """Read a request's body, within the bounds of its port. Raises web.HTTPException."""
+    return await request.config_dict[_PORT].read_body(request)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Return whether a record of aiohttp is not about a client that speaks no HTTP."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+logging.getLogger("aiohttp.server").addFilter(_is_ours)
 
 
 class HttpPort:
@@ -35,11 +59,15 @@ class HttpPort:
         *,
         most_connections: int = _MOST_CONNECTIONS,
         step_seconds: float = STEP_SECONDS,
+        most_buffered_bytes: int = _MOST_BUFFERED_BYTES,
         ends_with_client: bool = False,
     ) -> None:
         """`hosts`: names that it answers to, in addition to the machine's; None: to all.
         `ends_with_client`: a handler is cancelled once its client has gone."""
+        application[_PORT] = self
         application.middlewares.insert(0, self._limit)
+        # Inside the application's own, which word its refusals.
+        application.middlewares.append(self._check_sender)
         self._runner = web.AppRunner(
             application,
             access_log=None,
@@ -50,6 +78,8 @@ class HttpPort:
         )
         self._hosts = hosts
         self.most_connections = most_connections
+        self._most_buffered_bytes = most_buffered_bytes
+        self._buffered_bytes = 0  # of the bodies of all requests
         self.step_seconds = step_seconds
         self.connections: dict[asyncio.BaseProtocol, _HttpConnection] = {}  # by aiohttp's own
         self.waiting: dict[_HttpConnection, None] = {}  # for a head, the longest first
@@ -98,34 +128,67 @@ class HttpPort:
         if connection is None:  # it has ended meanwhile
             raise _error(web.HTTPBadRequest, "the connection has ended")
         connection.work()
+        undelivered = None
         try:
-            await self._check_host(request)
-            if request.can_read_body:
-                await self._read_body(request)
             answer = await handler(request)
+            undelivered = answer.get(UNDELIVERED)
             # Here rather than after this: its time is bounded by what the client takes.
             await answer.prepare(request)
             await answer.write_eof()
+            if undelivered is not None and await connection.is_delivered():
+                undelivered = None
             return answer
         finally:
+            self._buffered_bytes -= connection.body_bytes
+            connection.body_bytes = 0
             connection.wait()
+            if undelivered is not None:
+                connection.transport.abort()  # so that the client does not receive it after all
+                undelivered()
+            elif not request.content.is_eof() and "Content-Encoding" in request.headers:
+                request.protocol.force_close()  # else aiohttp would inflate the rest to skip it
 
-    async def _read_body(self, request: web.Request) -> None:
+    async def read_body(self, request: web.Request) -> bytearray:
+        """Read a body in the time of a step. Raises web.HTTPException."""
+        connection, most = self.connections.get(request.protocol), request.client_max_size
+        body = bytearray()
+        if (request.content_length or 0) > most:
+            raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
         try:
             async with asyncio.timeout(self.step_seconds):
-                await request.read()
+                while data := await request.content.readany():
+                    if connection is not None:  # else it has ended, and brings no more
+                        connection.body_bytes += len(data)
+                        self._buffered_bytes += len(data)
+                    if len(body) + len(data) > most:
+                        raise web.HTTPRequestEntityTooLarge(most, len(body) + len(data))
+                    if self._buffered_bytes > self._most_buffered_bytes:
+                        what = "the bodies of other requests take all room; nothing was done"
+                        raise _error(web.HTTPServiceUnavailable, what, {"Retry-After": "1"})
+                    body += data
         except TimeoutError:
             what = f"the body did not come within {self.step_seconds:g} s"
             raise _error(web.HTTPRequestTimeout, what) from None
+        except (HttpProcessingError, web.RequestPayloadError) as error:
+            raise _error(web.HTTPBadRequest, f"the body can't be read: {error}") from None
+        return body
 
-    async def _check_host(self, request: web.Request) -> None:
+    @web.middleware
+    async def _check_sender(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if self._hosts is not None:
+            await self._check_host(request, self._hosts())
+            origin = request.headers.get("Origin")
+            is_own = origin is None or origin.partition("://")[2] == request.headers.get("Host")
+            if not is_own and request.method not in {"GET", "HEAD"}:
+                raise _error(web.HTTPForbidden, f"a page of {origin!r} may not call this server")
+        return await handler(request)
+
+    async def _check_host(self, request: web.Request, hosts: Collection[str]) -> None:
         """Only browsers are led by names, and they always send one."""
-        if self._hosts is None:
-            return
         for host in request.headers.getall("Host", ()):
             name = _name(host)
             is_address = ":" in name or name.replace(".", "").isdigit()
-            known = is_address or name in {"localhost", *map(_name, self._hosts())}
+            known = is_address or name in {"localhost", *map(_name, hosts)}
             if not (known or name in await self._names()):
                 raise _error(
                     web.HTTPMisdirectedRequest,
@@ -150,7 +213,9 @@ class _HttpConnection(asyncio.Protocol):
         self._inner = inner
         self.data_received = inner.data_received  # type: ignore[method-assign]
         self.eof_received = inner.eof_received  # type: ignore[method-assign]
+        self.body_bytes = 0  # of the request that is being answered, as far as it was read
         self._works = False  # whether a request is being answered
+        self._lost_bytes: int | None = None  # of answers, when the connection was lost
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -176,10 +241,37 @@ class _HttpConnection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._lost_bytes = self._unacknowledged()
         self._give(None)
         self._port.waiting.pop(self, None)
         if self._port.connections.pop(self._inner, None) is not None:
             self._inner.connection_lost(error)
+
+    async def is_delivered(self) -> bool:
+        """Return whether the client's kernel acknowledges all of the answer within a step."""
+        until, pause = time.monotonic() + self._port.step_seconds, 0.0
+        while self._unacknowledged() and time.monotonic() < until:
+            if self._lost_bytes is not None:
+                break
+            try:
+                await asyncio.sleep(pause)
+            except asyncio.CancelledError:  # the client has gone, which it may with its answer
+                if self._lost_bytes != 0:
+                    raise
+            pause = min(2 * pause + 0.001, _MOST_DELIVERY_PAUSE_SECONDS)
+        return not self._unacknowledged()
+
+    def _unacknowledged(self) -> int:
+        """Return how many bytes of answers the client's kernel has not acknowledged."""
+        if self._lost_bytes is not None:
+            return self._lost_bytes
+        unsent = self.transport.get_write_buffer_size()
+        connected = self.transport.get_extra_info("socket")
+        try:
+            found = fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:  # a kind of socket that can't say
+            return unsent
+        return unsent + int.from_bytes(found, sys.byteorder)
 
     def wait(self) -> None:
         """Give the client time for the next head, and to take the rest of the answer before."""
@@ -203,8 +295,11 @@ class _HttpConnection(asyncio.Protocol):
             self._timer = loop.call_later(seconds, self.transport.abort)
 
 
-def _error(kind: type[web.HTTPException], what: str) -> web.HTTPException:
-    return kind(text=json.dumps({"error": what}), content_type="application/json")
+def _error(
+    kind: type[web.HTTPException], what: str, headers: Mapping[str, str] | None = None
+) -> web.HTTPException:
+    text = json.dumps({"error": what})
+    return kind(text=text, content_type="application/json", headers=headers)
 
 
 def _name(host: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from pinlaterd.http_port import HttpPort
+from pinlaterd.http_port import HttpPort, body_of
 from tests.deployment import unused_port
 
 HOST = "127.0.0.1"
@@ -42,7 +42,7 @@ class Served:
         self.finish = asyncio.Event()
 
     async def echo(self, request: web.Request) -> web.Response:
-        return web.Response(body=await request.read() or b"nothing")
+        return web.Response(body=bytes(await body_of(request)) or b"nothing")
 
     async def slow(self, _request: web.Request) -> web.Response:
         self.working.release()
@@ -78,14 +78,24 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
 
 @contextlib.asynccontextmanager
 async def served(
-    names: Sequence[str] = (), most: int = 50, step_seconds: float = STEP_SECONDS
+    names: Sequence[str] = (),
+    most: int = 50,
+    step_seconds: float = STEP_SECONDS,
+    most_buffered_bytes: int = 1_000_000,
 ) -> AsyncIterator[Served]:
     found = Served(unused_port())
     application = web.Application()
     application.router.add_route("*", "/echo", found.echo)
     application.router.add_get("/slow", found.slow)
     application.router.add_get("/long", found.long)
-    port = HttpPort(application, lambda: names, most_connections=most, step_seconds=step_seconds)
+    port = HttpPort(
+        application,
+        lambda: names,
+        most_connections=most,
+        step_seconds=step_seconds,
+        most_buffered_bytes=most_buffered_bytes,
+        ends_with_client=True,
+    )
     await port.listen(HOST, found.port)
     try:
         yield found
@@ -212,3 +222,18 @@ async def test_each_of_several_host_lines_counts():
         found = await port.ask(GET.replace("\r\n\r\n", "\r\nHost: evil.example\r\n\r\n"))
 
     assert "200 OK" not in found
+
+
+@on_loop
+async def test_bodies_together_take_bounded_room():
+    async with served(most_buffered_bytes=1000) as port:
+        _, writer = await port.connect(HEAD + "Content-Length: 900\r\n\r\n" + 600 * "x")
+        with contextlib.closing(writer):
+            await port.ask(GET)  # the other was read by now
+            refused = await port.ask(HEAD + "Content-Length: 600\r\n\r\n" + 600 * "y")
+        await port.ask(GET)
+        taken = await port.ask(HEAD + "Content-Length: 600\r\n\r\n" + 600 * "z")
+
+    assert refused.startswith("HTTP/1.1 503 ")
+    assert "Retry-After: 1" in refused
+    assert 600 * "z" in taken

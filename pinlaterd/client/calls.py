@@ -195,6 +195,16 @@ def checkpoint(queue: str, checkpoints: Iterable[CheckpointInfo]) -> PreparedCal
     )
 
 
+def release(queue: str, jobs: Iterable[ClaimedJob]) -> PreparedCall[None]:
+    """Make claimed jobs pending again, at no attempt's cost; those whose claims no longer hold stay
+    as they are."""
+    back = [
+        CheckpointInfo(job.descriptor, move_to_pending=True, claim_descriptor=job.claim_descriptor)
+        for job in jobs
+    ]
+    return checkpoint(queue, back)
+
+
 # --- looking and mending ------------------------------------------------------------------
 
 

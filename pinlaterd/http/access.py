@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 import logging
@@ -104,7 +103,7 @@ class Access:
         raise Refused(Refusal.NO_CREDENTIALS)
 
     def _by_token(self, token: str, address: str) -> UserSettings:
-        owner = self._tokens.get(hashlib.sha256(token.encode()).hexdigest())
+        owner = self._tokens.get(hashlib.sha256(_bytes(token)).hexdigest())
         if owner is not None:
             if owner.expires_at_ms is None or self._clock.now_ms() < owner.expires_at_ms:
                 return owner.user
@@ -115,7 +114,7 @@ class Access:
     async def _by_password(self, credentials: str, address: str) -> UserSettings:
         try:
             pair = base64.b64decode(credentials, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             raise Refused(Refusal.NO_CREDENTIALS) from None
         name, colon, password = pair.partition(":")
         if not colon:
@@ -127,17 +126,32 @@ class Access:
         ours = hmac.digest(self._key, f"{name}:{password}".encode(), "sha256")
         if user is not None and hashed and self._remembered.get(ours) == hashed:
             return user
-        self._check_failures(address)
-        async with self._checks:
-            is_right = await asyncio.to_thread(verify_password, password, hashed or self._unknown)
+        why = Refusal.WRONG_PASSWORD if hashed else Refusal.UNKNOWN_USER
+        # A client that goes away neither frees its place for a further check nor is let off.
+        check = self._check(password, hashed or self._unknown, Refused(why, name), address)
+        refused = await asyncio.shield(asyncio.ensure_future(check))
+        if refused is not None:
+            raise refused
         if user is None or not hashed:
-            raise self._failure(address, Refusal.UNKNOWN_USER, name)
-        if not is_right:
-            raise self._failure(address, Refusal.WRONG_PASSWORD, name)
+            raise self._failure(address, why, name)
         self._remembered[ours] = hashed
         if len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
         return user
+
+    async def _check(
+        self, password: str, hashed: str, refused: Refused, address: str
+    ) -> Refused | None:
+        """Return `refused`, noted as a failure, unless the password is right; or that the address
+        has failed too often."""
+        async with self._checks:
+            try:
+                self._check_failures(address)  # others of this address were checked meanwhile
+            except Refused as error:
+                return error
+            if await asyncio.to_thread(verify_password, password, hashed):
+                return None
+        return self._failure(address, refused.why, refused.user)
 
     def _check_failures(self, address: str) -> None:
         """Raise Refused if the address has failed too often in the last minute."""
@@ -150,8 +164,13 @@ class Access:
 
     def _failure(self, address: str, why: Refusal, user: str = "") -> Refused:
         """Note a failure of the address; return the refusal, to be raised."""
-        self._failures.setdefault(address, deque()).append(self._clock.monotonic())
+        self._failures.setdefault(address, deque(maxlen=_FAILURES)).append(self._clock.monotonic())
         self._failures.move_to_end(address)
         if len(self._failures) > _MOST_ADDRESSES:
             self._failures.popitem(last=False)
         return Refused(why, user)
+
+
+def _bytes(header: str) -> bytes:
+    """Return a part of a header as the client sent it, which need not be UTF-8."""
+    return header.encode(errors="surrogateescape")

@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from pinlaterd.model import AckInfo, ClaimedJob, Job, JobRecord
 
-Milliseconds = Annotated[int, Meta(ge=0)]
+Milliseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 # RFC 3339 with an offset, or milliseconds since the epoch.
 Time = Annotated[datetime, Meta(tz=True)] | int
 _MILLISECOND = 1000
@@ -68,6 +68,14 @@ class EnqueueBody(JobBody, frozen=True, kw_only=True):
 
     jobs: list[JobBody] | UnsetType = UNSET
 
+    def all_jobs(self) -> list[Job]:
+        """Return the jobs. Raises Mistake."""
+        if isinstance(self.jobs, UnsetType):
+            return [self.job()]
+        if self != EnqueueBody(jobs=self.jobs):
+            raise Mistake("jobs", "give fields of a job in `jobs`, not beside it")
+        return [job.job(f"jobs[{place}]") for place, job in enumerate(self.jobs)]
+
 
 class LimitsBody(_Request, frozen=True, kw_only=True):
     """The limits of a queue that are to be set; null removes one."""
@@ -81,7 +89,7 @@ class QueueBody(_Request, frozen=True, kw_only=True):
 
 class ClaimsBody(_Request, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
-    wait_ms: Milliseconds = 0
+    wait_ms: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
 
 
 class SucceededBody(_Request, frozen=True, kw_only=True):

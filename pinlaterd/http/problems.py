@@ -98,6 +98,12 @@ class Problem(Exception):
         )
 
 
+_PORT_CODES = {
+    HTTPStatus.FORBIDDEN: Code.FORBIDDEN,
+    HTTPStatus.SERVICE_UNAVAILABLE: Code.OVERLOADED,
+}
+
+
 class _Kind(NamedTuple):
     status: HTTPStatus
     code: str = ""  # "": the name of the error's Thrift code
@@ -197,7 +203,7 @@ def _of_aiohttp(refused: web.HTTPException) -> Problem:
         case web.HTTPNotFound():
             code, detail = (
                 Code.NOT_FOUND,
-                "there is nothing at this path; /v2/openapi.json lists all",
+                "there is nothing at this path; docs/http.md lists all",
             )
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(refused.allowed_methods))
@@ -205,4 +211,9 @@ def _of_aiohttp(refused: web.HTTPException) -> Problem:
             detail = f"this path takes {allowed}, not {refused.method}"
         case web.HTTPRequestEntityTooLarge():
             code, detail = Code.TOO_LARGE, refused.text
+        case _ if refused.content_type == "application/json":  # the port's own
+            detail = msgspec.json.decode(refused.text or "{}")["error"]
+            code = _PORT_CODES.get(status, code)
+            if "Retry-After" in refused.headers:
+                kept = {"Retry-After": refused.headers["Retry-After"]}
     return Problem(status, code, str(detail), headers=kept)

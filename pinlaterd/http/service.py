@@ -7,15 +7,21 @@ since no router listened, is made again until that is up; one whose outcome is u
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+import contextlib
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from pinlaterd.client import AsyncClient
-from pinlaterd.client.calls import PreparedCall, lookup
+from pinlaterd.client.calls import PreparedCall, lookup, release
+from pinlaterd.client.pool import CallGivenUp
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError
 from pinlaterd.lifecycle import StopSignal
+from pinlaterd.model import ClaimedJob
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Routers are restarted within a second.
@@ -34,6 +40,7 @@ class RouterClient:
         self._seconds = settings.request_timeout_ms / 1000
         self._at_once = _client(settings, self._seconds, _CONNECTIONS)
         self._waiting = _client(settings, self._seconds, _WAITING_CONNECTIONS)
+        self._releases: set[asyncio.Task[None]] = set()
 
     async def run(self, call: PreparedCall[T]) -> T:
         """Return the result of `call`. Raises what AsyncClient raises."""
@@ -42,12 +49,48 @@ class RouterClient:
         while True:
             try:
                 return await client.run(call)
-            except OutcomeUnknown:
+            except (OutcomeUnknown, CallGivenUp):
                 raise
             except ConnectionFailed:
                 if self._clock.monotonic() >= until:
                     raise
                 await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def claim(self, queue: str, call: PreparedCall[list[ClaimedJob]]) -> list[ClaimedJob]:
+        """Return the jobs of a dequeue; if it is cancelled, they are pending again."""
+        claiming = asyncio.ensure_future(self.run(call))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            client = self._waiting if call.wait_ms else self._at_once
+            if not (claiming.done() or client.hang_up(call)):
+                claiming.cancel()  # it was not sent yet
+            self._start(self._release_claimed(queue, claiming))
+            raise
+
+    def release(self, queue: str, jobs: Sequence[ClaimedJob]) -> None:
+        """Begin to make claimed jobs pending again, at no attempt's cost."""
+        if jobs:
+            self._start(self._release(queue, jobs))
+
+    async def _release_claimed(
+        self, queue: str, claiming: asyncio.Future[list[ClaimedJob]]
+    ) -> None:
+        with contextlib.suppress(asyncio.CancelledError, ConnectionFailed, PinLaterError):
+            self.release(queue, await claiming)
+
+    async def _release(self, queue: str, jobs: Sequence[ClaimedJob]) -> None:
+        try:
+            await self.run(release(queue, jobs))
+        except (ConnectionFailed, PinLaterError) as error:
+            log.warning(
+                "%d jobs of %s stay claimed until that times out: %s", len(jobs), queue, error
+            )
+
+    def _start(self, release: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(release)
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
 
     async def wait_until_served(self, stop: StopSignal) -> None:
         """Return once a router answers, so that the first request meets no error; or `stop` is
@@ -63,6 +106,8 @@ class RouterClient:
                 return
 
     async def close(self) -> None:
+        while self._releases:
+            await asyncio.wait(self._releases)
         await self._at_once.close()
         await self._waiting.close()
 

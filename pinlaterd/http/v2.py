@@ -50,6 +50,7 @@ from pinlaterd.http.bodies import (
 )
 from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
 from pinlaterd.http.service import RouterClient
+from pinlaterd.http_port import UNDELIVERED, body_of
 from pinlaterd.model import JobDescriptor, JobState
 
 T = TypeVar("T")
@@ -129,9 +130,10 @@ class V2:
 
     # --- queues ------------------------------------------------------------------------------
 
-    async def _queues(self, _request: web.Request) -> web.Response:
-        names = await self._client.run(calls.queue_names())
-        return _json(QueuesAnswer(queues=[QueueNameAnswer(name=name) for name in sorted(names)]))
+    async def _queues(self, request: web.Request) -> web.Response:
+        user, names = request.get(_USER), await self._client.run(calls.queue_names())
+        shown = [QueueNameAnswer(name=name) for name in sorted(names) if may(user, "view", name)]
+        return _json(QueuesAnswer(queues=shown))
 
     async def _create(self, request: web.Request) -> web.Response:
         queue = request.match_info["queue"]
@@ -177,10 +179,7 @@ class V2:
         queue = request.match_info["queue"]
         body = await _read(request, EnqueueBody)
         try:
-            if isinstance(body.jobs, msgspec.UnsetType):
-                jobs = [body.job()]
-            else:
-                jobs = [job.job(f"jobs[{place}]") for place, job in enumerate(body.jobs)]
+            jobs = body.all_jobs()
         except Mistake as mistake:
             raise invalid_body(mistake) from None
         stored = [
@@ -191,11 +190,12 @@ class V2:
         return _json(answer, HTTPStatus.CREATED)
 
     async def _claim(self, request: web.Request) -> web.Response:
-        body = await _read(request, ClaimsBody)
-        claimed = await self._client.run(
-            calls.dequeue(request.match_info["queue"], limit=body.limit, max_wait_ms=body.wait_ms)
-        )
-        return _json(ClaimsAnswer(jobs=list(map(ClaimAnswer.of, claimed))))
+        queue, body = request.match_info["queue"], await _read(request, ClaimsBody)
+        call = calls.dequeue(queue, limit=body.limit, max_wait_ms=body.wait_ms)
+        claimed = await self._client.claim(queue, call)
+        answer = _json(ClaimsAnswer(jobs=list(map(ClaimAnswer.of, claimed))))
+        answer[UNDELIVERED] = lambda: self._client.release(queue, claimed)
+        return answer
 
     async def _ack(self, request: web.Request) -> web.Response:
         """End jobs of any queues, by a call for each queue, all at once."""
@@ -276,7 +276,7 @@ def _forbidden(request: web.Request, role: str, queue: str) -> Problem:
 
 async def _read(request: web.Request, of: type[T]) -> T:
     """Read a body; none at all is an empty object. Raises Problem."""
-    body = await request.read() or b"{}"
+    body = await body_of(request) or b"{}"
     try:
         body.decode()  # msgspec does not look into what it keeps raw
         return msgspec.json.decode(body, type=of)

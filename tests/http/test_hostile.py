@@ -1,0 +1,188 @@
+"""Clients that err, go away, or mean harm: each hears what is wrong, and no other one suffers."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import threading
+
+import pytest
+
+from tests.deployment import CALL_SECONDS, Deployment, frozen
+from tests.http.conftest import HttpAnswer, HttpClient, http_of, serving_http
+
+JOBS = 40
+
+
+def _request(path: str, body: bytes = b"{}") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def _connect(api: HttpClient) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", api.port), timeout=CALL_SECONDS)
+
+
+def _enqueue(api: HttpClient, mail: str, number: int = JOBS) -> None:
+    api.post(f"{mail}/jobs", {"jobs": [{"data": n} for n in range(number)]})
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"wait_ms": 5000}'])
+def test_jobs_claimed_for_clients_that_close_at_once_are_pending_again(api, mail, body, wait_until):
+    """Each claim is under way, answered, or being written when the end of its client shows."""
+    _enqueue(api, mail)
+    for _ in range(JOBS):
+        with _connect(api) as gone:
+            gone.sendall(_request(f"{mail}/claims", body))
+
+    wait_until(lambda: api.get(mail).body["counts"]["pending"] == JOBS)
+    jobs = api.post(f"{mail}/claims", {"limit": JOBS}).body["jobs"]
+    assert {job["attempts_remaining"] for job in jobs} == {2}
+
+
+def test_a_claim_that_is_answered_to_a_closed_connection_is_pending_again(
+    api, mail, http_service: Deployment, wait_until
+):
+    """The end of the client comes in together with the answer of the router."""
+    _enqueue(api, mail, 1)
+    router, http = http_service.pid_of("router"), http_service.pid_of("http")
+    with _connect(api) as gone, frozen(router):
+        gone.sendall(_request(f"{mail}/claims"))
+        api.get("/v3")  # the claim was read by now
+        with frozen(http):
+            gone.close()
+            # The router answers while nobody reads.
+            _thaw_until_claimed(http_service, router, mail.rpartition("/")[2], wait_until)
+
+    wait_until(lambda: api.get(mail).body["counts"]["pending"] == 1)
+
+
+def _thaw_until_claimed(deployment: Deployment, router: int, queue: str, wait_until) -> None:
+    import os
+    import signal
+
+    from pinlaterd.model import JobState
+
+    os.kill(router, signal.SIGCONT)
+    with deployment.client() as client:
+        wait_until(lambda: client.count(queue, JobState.IN_PROGRESS) == 1)
+
+
+def test_a_client_that_reads_its_claim_and_closes_keeps_it(api, mail):
+    _enqueue(api, mail)
+    claimed = [
+        job
+        for _ in range(JOBS)
+        for job in api.post(f"{mail}/claims", headers={"Connection": "close"}).body["jobs"]
+    ]
+    acks = [{"descriptor": job["descriptor"], "claim": job["claim"]} for job in claimed]
+    answer = api.post("/v2/jobs/acks", {"succeeded": acks})
+
+    assert [ack["outcome"] for ack in answer.body["succeeded"]] == ["done"] * JOBS
+
+
+def test_a_body_that_inflates_without_end_is_refused(api, mail):
+    bomb = gzip.compress(b'{"data": "' + bytes(64 * 1024 * 1024) + b'"}')
+
+    refused = api.post(f"{mail}/jobs", bomb, headers={"Content-Encoding": "gzip"})
+
+    assert (refused.status, refused.body["code"]) == (413, "TOO_LARGE")
+
+
+def test_a_compressed_body_is_read_or_refused(api, mail):
+    packed = {"Content-Encoding": "gzip"}
+
+    good = api.post(f"{mail}/jobs", gzip.compress(b'{"data": 1}'), headers=packed)
+    bad = api.post(f"{mail}/jobs", b"no gzip", headers=packed)
+
+    assert good.status == 201
+    assert (bad.status, bad.body["code"]) == (400, "INVALID_REQUEST")
+
+
+def test_a_body_that_is_announced_too_large_is_refused_at_once(api, mail):
+    with _connect(api) as client:
+        client.sendall(_request(f"{mail}/jobs").replace(b"Length: 2", b"Length: 999999999"))
+
+        assert b"TOO_LARGE" in client.recv(65536)
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:1"])
+def test_web_pages_of_others_can_do_nothing(api, mail, origin):
+    """A page may post a body that looks like a form's to any address, and never sees the answer."""
+    headers = {"Origin": origin, "Content-Type": "text/plain"}
+
+    refused = api.post(f"{mail}/jobs", {"data": 1}, headers=headers)
+    own = api.post(f"{mail}/jobs", {"data": 1}, headers={"Origin": f"http://127.0.0.1:{api.port}"})
+
+    assert (refused.status, refused.body["code"]) == (403, "FORBIDDEN")
+    assert own.status == 201
+
+
+def test_a_name_that_is_not_ours_is_told_as_a_problem(api):
+    answer = api.call("GET", "/v2/queues", headers={"Host": "evil.example"})
+
+    assert (answer.status, answer.body["code"]) == (421, "INVALID_REQUEST")
+    assert "http_hosts" in answer.body["detail"]
+
+
+@pytest.mark.parametrize("more", [{"data": 2}, {"priority": 2}])
+def test_fields_beside_a_list_of_jobs_are_refused(api, mail, more):
+    answer = api.post(f"{mail}/jobs", {"jobs": [{"data": 1}], **more})
+
+    assert answer.status == 400
+    assert api.get(mail).body["counts"]["pending"] == 0
+
+
+@pytest.mark.parametrize("field", ["limit", "wait_ms"])
+@pytest.mark.parametrize("number", ["1e400", "-1", str(2**31), str(2**63), "1.5"])
+def test_absurd_numbers_are_named(api, mail, field, number):
+    answer = api.post(f"{mail}/claims", f'{{"{field}": {number}}}'.encode())
+
+    assert (answer.status, answer.body["code"]) == (400, "INVALID_REQUEST")
+    assert answer.body["errors"][0]["field"] == field
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory):
+    with serving_http(tmp_path_factory.mktemp("hostile")) as deployment:
+        api = http_of(deployment)
+        for queue in ("mail", "other"):
+            api.put(f"/v2/queues/{queue}")
+        command = ("user", "add", "ada", "--role", "view", "--queue", "mail", "--password-stdin")
+        deployment.admin(*command, stdin="geheim-äöü")
+        yield deployment
+
+
+@pytest.mark.parametrize("credentials", ["Basic ÿþ", "Basic ä", "Bearer ÿ", "Basic", "Bearer", "x"])
+def test_credentials_of_any_bytes_are_refused(guarded, credentials):
+    headers = {"Authorization": credentials}
+
+    answer = http_of(guarded).call("GET", "/v2/queues", headers=headers)
+
+    assert (answer.status, answer.body["code"]) == (401, "UNAUTHORIZED")
+
+
+def test_a_user_sees_the_names_of_its_queues_only(guarded, wait_until):
+    api = http_of(guarded).as_user("ada", "geheim-äöü")
+
+    wait_until(lambda: api.get("/v2/queues").status == 200)
+    assert api.get("/v2/queues").body["queues"] == [{"name": "mail"}]
+
+
+def test_guesses_made_at_once_are_slowed_down_as_others(guarded):
+    api = http_of(guarded)
+    found: list[HttpAnswer] = []
+    guesses = [
+        threading.Thread(
+            target=lambda n=n: found.append(api.as_user("ada", f"guess {n}").get("/v2/queues"))
+        )
+        for n in range(30)
+    ]
+    for guess in guesses:
+        guess.start()
+    for guess in guesses:
+        guess.join()
+
+    checked = [answer for answer in found if answer.status == 401]
+    assert len(found) == 30
+    assert len(checked) <= 6  # two are checked at a time
