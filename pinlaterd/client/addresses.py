@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.config.layout import FileWatch
-from pinlaterd.errors import address_of
+from pinlaterd.config.schema import Address
 
 # A server that fails is left alone for so long; after each vain probe for twice as long.
 FIRST_PAUSE_SECONDS = 0.25
@@ -28,16 +28,6 @@ _NOT_IN_A_HOST = frozenset(" \t\r\n/,;@")
 
 class AddressInvalid(ValueError):
     """A text that names no server; the message says what would."""
-
-
-class Address(NamedTuple):
-    """The address of a server."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return address_of(self.host, self.port)
 
 
 def parse_addresses(hosts: str | Sequence[str], default_port: int) -> tuple[Address, ...]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from pinlaterd.client.addresses import Address
+from pinlaterd.config.schema import Address
 from pinlaterd.errors import (
     ConnectionFailed,
     EnqueuedInPart,

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from pinlaterd.client import calls
-from pinlaterd.client.addresses import Address, Endpoint
+from pinlaterd.client.addresses import Endpoint
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.client.pool import (
     RECEIVE_BYTES,
@@ -35,6 +35,7 @@ from pinlaterd.client.pool import (
     new_socket,
     seconds_left,
 )
+from pinlaterd.config.schema import Address
 from pinlaterd.model import JobRecord, ScanResult
 
 P = ParamSpec("P")

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from pinlaterd.client import calls
-from pinlaterd.client.addresses import Address, Endpoint, Names, ServerList, Servers, open_list
+from pinlaterd.client.addresses import Endpoint, Names, ServerList, Servers, open_list
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.config.schema import MOST_FRAME_BYTES, ServerSettings
+from pinlaterd.config.schema import MOST_FRAME_BYTES, Address, ServerSettings
 from pinlaterd.errors import (
     ConnectionFailed,
     EnqueuedInPart,

@@ -28,7 +28,8 @@ except ImportError as error:
         "ZooKeeper needs the package kazoo; run `pip install pinlaterd[zookeeper]`"
     ) from error
 
-from pinlaterd.client.addresses import Address, AddressInvalid, ServerList
+from pinlaterd.client.addresses import AddressInvalid, ServerList
+from pinlaterd.config.schema import Address
 
 log = logging.getLogger(__name__)
 # At DEBUG it would tell credentials; at WARNING, each attempt to connect during an outage.

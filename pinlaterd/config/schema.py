@@ -394,11 +394,13 @@ class ServerSettings:
 
 
 class Address(NamedTuple):
+    """The address of a server."""
+
     host: str
     port: int
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return address_of(self.host, self.port)
 
 
 class SentinelSettings(NamedTuple):

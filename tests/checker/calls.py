@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pinlaterd.client import calls
-from pinlaterd.client.addresses import Address
 from pinlaterd.client.calls import PreparedCall
+from pinlaterd.config.schema import Address
 from pinlaterd.errors import EnqueuedInPart, ErrorCode, OutcomeUnknown, PinLaterError
 from pinlaterd.model import (
     AckInfo,

@@ -10,11 +10,11 @@ import pytest
 from pinlaterd.client.addresses import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
-    Address,
     AddressInvalid,
     Servers,
     parse_addresses,
 )
+from pinlaterd.config.schema import Address
 
 A, B, C = (Address(name, 9010) for name in "abc")
 

@@ -17,8 +17,9 @@ from kazoo.security import make_digest_acl
 
 from pinlaterd.cli.pinlater import cli as pinlater
 from pinlaterd.client import AddressInvalid, Client, ConnectionFailed, JobState, Worker
-from pinlaterd.client.addresses import Address, FileList
+from pinlaterd.client.addresses import FileList
 from pinlaterd.config.layout import ZOOKEEPER_SESSION
+from pinlaterd.config.schema import Address
 from pinlaterd.coordinator.zookeeper import endpoint_of
 from tests.cli.program import Program
 from tests.client.scripted_server import ScriptedServer

@@ -46,6 +46,7 @@ from pinlaterd.engines.mysql.statements import (
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import JOB_STATES, Table, create_database
+from pinlaterd.errors import address_of
 from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, new_record
 
 # Dropping a queue with its files may take long.
@@ -60,7 +61,7 @@ class MysqlEngine(Store, StorageEngine):
     """To be used by the thread that opens it, in a process that does not fork meanwhile."""
 
     def address(self) -> str:
-        return f"{self.server.host}:{self.server.port}"
+        return address_of(self.server.host, self.server.port)
 
     def durability(self) -> Durability:
         with self.reading():

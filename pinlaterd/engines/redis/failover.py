@@ -50,7 +50,7 @@ from pinlaterd.engines.failover import (
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.connection import RedisClient, Server
 from pinlaterd.engines.redis.servers import Link, Sentinels, read_link, sentinels_of
-from pinlaterd.errors import StorageError
+from pinlaterd.errors import StorageError, address_of
 
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 5.0
@@ -247,7 +247,7 @@ class SentinelFailover(Failover):
         except StorageError as error:
             master = ServerFacts("whom Sentinels name", error.message)
             return Examination(master, replica, [error.message], [])
-        facts = ServerFacts(f"{old.host}:{old.port}")
+        facts = ServerFacts(address_of(old.host, old.port))
         try:
             with self._connected(old) as connection:
                 link = read_link(connection)

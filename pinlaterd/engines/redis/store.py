@@ -51,6 +51,7 @@ from pinlaterd.errors import (
     StorageFull,
     StorageNotCommitted,
     Superseded,
+    address_of,
 )
 from pinlaterd.lifecycle import process_place
 from pinlaterd.model import QUEUE_NAME, JobState
@@ -125,7 +126,7 @@ class Store:
         """Return the address of the server; "" before it was found for the first time."""
         if self._shard is None:
             return ""
-        return f"{self._shard.server.host}:{self._shard.server.port}"
+        return address_of(self._shard.server.host, self._shard.server.port)
 
     def open(self, now_ms: int, term: Term = SINGLE) -> int:
         if self._connection is not None:
