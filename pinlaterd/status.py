@@ -114,8 +114,8 @@ def warnings_of(processes: Sequence[ProcessStatus]) -> list[str]:
 
 
 def together(own: Sample, others: Mapping[str, Sample | None]) -> Sample:
-    """None: one that does not answer in time, which is a problem of the service. Names of processes
-    are those of their server with their own behind: `jobs-1/router`."""
+    """Merge the samples of all servers into one. None stands for a server that does not answer in
+    time, which is a problem. Processes are named with their server: `jobs-1/router`."""
     found = {own.status["server"]: own, **{name: one for name, one in others.items() if one}}
     statuses = {name: found[name].status for name in sorted(found, key=natural)}
     shards = [_of_owner(shard, statuses) for shard in own.status["shards"]]
@@ -171,7 +171,7 @@ def _of_owner(shard: ShardStatus, statuses: Mapping[str, Status]) -> ShardStatus
 
 
 def shards_of(sample: Sample) -> list[Facts]:
-    """As `shard list` shows them."""
+    """List the shards as `shard list` shows them."""
     processes = sample.status["processes"]
     facts = {process["name"]: process["facts"] for process in processes if process["facts"]}
     found: list[Facts] = []
@@ -195,7 +195,7 @@ def shards_of(sample: Sample) -> list[Facts]:
 
 
 def _program_of(shard: ShardStatus) -> str:
-    """The name of its process, as all servers together have it."""
+    """Return the name of its process, as all servers together have it."""
     program = shard_program(shard["name"])
     return f"{shard['server']}/{program}" if shard["server"] else program
 
@@ -239,11 +239,12 @@ def _jobs_of(stats: StatsSnapshot, only: str = "") -> Mapping[str, int] | None:
 
 
 def between(before: Sample, now: Sample) -> Mapping[str, StatsSnapshot]:
-    """By process."""
+    """Return what has changed between two samples, by process."""
     return {name: since(before.stats.get(name, empty()), s) for name, s in now.stats.items()}
 
 
 def frame(before: Sample, now: Sample) -> Facts:
+    """Return what `top` shows of the time between two samples."""
     seconds = max(now.at - before.at, 1e-3)
     recent = between(before, now)
     figures = merge(recent.values())
@@ -289,7 +290,7 @@ def _queue(queue: str, recent: StatsSnapshot, seconds: float) -> Facts:
 
 
 def _commits(recent: StatsSnapshot, seconds: float) -> Facts:
-    """Of a shard."""
+    """Return how a shard commits."""
     batches = recent["histograms"].get("shard_batch_jobs")
     commits = recent["histograms"].get("shard_commit_ms")
     jobs = batches.sum if batches is not None else 0.0
@@ -314,7 +315,7 @@ def _process(process: ProcessStatus, cpu_seconds_before: float, seconds: float) 
 
 
 def _p99(data: Histogram | None) -> float | None:
-    """None if nothing was measured."""
+    """Return the 99th percentile; None if nothing was measured."""
     if data is None or not data.count:
         return None
     return round(percentiles(data, (0.99,))[0], 3)

@@ -192,7 +192,7 @@ def keep_from_group(directory: Path) -> None:
 
 
 def free_ports(options: argparse.Namespace) -> list[str]:
-    """Options that give a new deployment ports of its own, where another program, such as an
+    """Return options that give a new deployment ports of its own, where another program, such as an
     earlier quickstart, has the usual ones."""
     defaults, chosen = ServerSettings(), []
     for name, host, usual, wanted in (
@@ -467,7 +467,7 @@ def show_results(client: Client, server: ServerSettings, records: Mapping[str, J
 
 
 def call_metrics(server: ServerSettings) -> dict[str, Mapping[str, float]]:
-    """The latencies of calls, from /stats.json."""
+    """Read the latencies of calls from /stats.json."""
     url = f"http://{address_of(server.stats_host, server.stats_port)}/stats.json"
     with urllib.request.urlopen(url, timeout=10) as response:
         stats: Mapping[str, Any] = json.load(response)

@@ -141,8 +141,9 @@ def restart(*, kind: str, name: str) -> None:
     """Restart the processes of a kind, one after the other, with what is installed now.
 
     No client meets an error. Calls that need a shard wait meanwhile, for shard_restart_grace_ms at
-    most; NAME is one shard. A second router serves beside each while that one is restarted, on the
-    same listening socket. Exit 1 if the new one does not come up; then the old one goes on.
+    most; NAME is one shard. While a router, or a process of the HTTP interface, is restarted, a
+    second one serves at the same listening socket. Exit 1 if the new one does not come up; then the
+    old one goes on.
 
     Examples:
       pinlater-admin restart router
@@ -156,7 +157,7 @@ def restart(*, kind: str, name: str) -> None:
     with command.waiting("restarting") as tell:
         done = restarts.restart(command.directory(), chosen, tell, member=name)
     lines = [f"{one.program} is restarted, pid {one.pid}, in {one.seconds:.1f} s" for one in done]
-    command.show([one._asdict() for one in done], "\n".join(lines) if lines else None)
+    command.show([one._asdict() for one in done], "\n".join(lines) or f"no {kind} is to run here")
 
 
 # --- queues -----------------------------------------------------------------------------------

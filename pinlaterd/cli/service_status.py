@@ -14,7 +14,7 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -70,6 +70,13 @@ def shown_state(shard: Facts) -> str:
     return f"{shard['state']}, degraded" if shard["degraded"] else shard["state"]
 
 
+def _health(found: Mapping[str, Any]) -> str:
+    """Say how the service is, by its status or a frame."""
+    if not found["healthy"]:
+        return "NOT healthy"
+    return "degraded" if any(shard["degraded"] for shard in found["shards"]) else "healthy"
+
+
 def _pid(process: Facts) -> object:
     return process["pid"] or "-"
 
@@ -79,7 +86,7 @@ def _rss_mb(process: Facts) -> str:
 
 
 def held(state: str, form: str = "") -> Callable[[Facts], str]:
-    """How many jobs in a state a shard has."""
+    """Return a column's function that shows how many jobs in a state a shard has."""
     return lambda shard: "-" if shard["jobs"] is None else format(shard["jobs"][state], form)
 
 
@@ -95,7 +102,7 @@ _STATUS_COLUMNS: Sequence[command.Column] = (
 _STATUS_SHARD_COLUMNS: Sequence[command.Column] = (
     ("shard", "name"),
     ("engine", "engine"),
-    ("state", lambda shard: f"{shard['state']}{', degraded' if shard['degraded'] else ''}"),
+    ("state", shown_state),
     ("enqueues", enqueues),
 )
 SERVER_COLUMNS: Sequence[command.Column] = (
@@ -109,10 +116,9 @@ SERVER_COLUMNS: Sequence[command.Column] = (
 
 
 def _print_status(status: Status) -> None:
-    degraded = any(shard["degraded"] for shard in status["shards"])
-    health = ("degraded" if degraded else "healthy") if status["healthy"] else "NOT healthy"
     click.echo(
-        f"pinlaterd {status['version']} in {command.printable(status['deployment'])}: {health}, "
+        f"pinlaterd {status['version']} in {command.printable(status['deployment'])}: "
+        f"{_health(status)}, "
         f"Thrift {status['thrift']}, statistics {status['stats']}"
     )
     click.echo()
@@ -239,9 +245,8 @@ def _print_frame(found: Facts) -> None:
 def _headline(found: Facts) -> str:
     enqueued = sum(queue["enqueues_per_second"] for queue in found["queues"])
     dequeued = sum(queue["dequeues_per_second"] for queue in found["queues"])
-    health = "healthy" if found["healthy"] else "NOT healthy"
     return (
-        f"{health}; {enqueued:,.1f} jobs/s in, {dequeued:,.1f} jobs/s out, "
+        f"{_health(found)}; {enqueued:,.1f} jobs/s in, {dequeued:,.1f} jobs/s out, "
         f"over {found['seconds']:.1f} s"
     )
 
@@ -299,7 +304,7 @@ def _quits_within(seconds: float, keys: Sequence[int]) -> bool:
 
 
 def _screen(found: Facts, height: int) -> RenderableType:
-    """As much of a frame as `height` lines hold: the busiest queues and shards first."""
+    """Lay out what of a frame `height` lines hold: the busiest queues and shards first."""
     from rich.console import Group
     from rich.text import Text
 

@@ -82,7 +82,7 @@ class Client(BaseClient):
     _of_loops: dict[asyncio.AbstractEventLoop, AsyncClient]
 
     def __reduce__(self) -> tuple[Callable[[], Client], tuple[()]]:
-        """Pickled as what it was made with: another process has connections of its own."""
+        """Pickle what it was made with: another process has connections of its own."""
         if self._ssl is not None:
             raise TypeError(
                 "a Client with ssl= can't be handed to another process, as its SSLContext can't; "
@@ -420,15 +420,15 @@ class _StreamConnection(Connection):
         self._writer.transport.abort()
 
     def hang_up(self) -> bool:
-        """Send no more; what the server has sent is still read. False if the kind of connection
-        has no such end."""
+        """Send no more; what the server has sent is still read. Return False if this kind of
+        connection has no such end."""
         self._is_hung_up = self._writer.can_write_eof() and not self._writer.is_closing()
         if self._is_hung_up:
             self._writer.write_eof()
         return self._is_hung_up
 
     def is_stale(self) -> bool:
-        """Whether the server closed it, seen by the loop or not yet, or we hung up."""
+        """Return whether the server closed it, seen by the loop or not yet, or we hung up."""
         if self._is_hung_up or self._reader.at_eof() or self._writer.is_closing():
             return True
         if self._is_tls:  # what is there to be read may be TLS's own

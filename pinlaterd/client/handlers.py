@@ -274,7 +274,7 @@ def executor_of(
     client: Client,
     set_up_process: Callable[[], object] | None,
 ) -> Executor:
-    """Not started yet. Raises ValueError if the handler can't run where it is to run."""
+    """Make an executor. Raises ValueError if the handler can't run where it is to run."""
     if handler.run_in == "tasks":
         return LoopExecutor(handler, concurrency)
     if handler.run_in == "threads":
@@ -514,7 +514,7 @@ class LoopExecutor(TaskExecutor):
         work.when_ready(lambda: self._tell(self._begin_jobs))
 
     def close(self) -> None:
-        """Handlers that were cancelled may clean up, but not for long."""
+        """End the loop; handlers that were cancelled may clean up, but not for long."""
         self._closing = True
         self._tell(self._loop.stop)
         self._thread.join(CLEAN_UP_SECONDS)

@@ -220,8 +220,8 @@ class InFlight:
             self._tell_ready()
 
     def take_acks(self) -> list[RunningJob]:
-        """The acks that were never tried. One that failed is the reporter's: with its shard down,
-        it would fail every dequeue that takes it along."""
+        """Take the acks that were never tried. One that failed is the reporter's: with its shard
+        down, it would fail every dequeue that takes it along."""
         with self._lock:
             self._sort_ended()
             acks, self._acks = self._acks, []
@@ -326,7 +326,7 @@ class InFlight:
             return late
 
     def take_renewals(self, now: float) -> list[RunningJob]:
-        """The jobs whose claims are to be renewed now."""
+        """Return the jobs whose claims are to be renewed now."""
         with self._lock:
             if self.renewal_at > now:
                 return []
@@ -401,7 +401,7 @@ class InFlight:
             self._job_waits.notify()
 
     def _wake_reporter(self, due_at: float) -> None:
-        """Unless it wakes by then anyway."""
+        """Wake the reporter, unless it wakes by then anyway."""
         if due_at < self._reporter_sleeps_until:
             self._reporter_sleeps_until = -math.inf
             self._tell_due()

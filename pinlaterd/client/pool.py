@@ -195,7 +195,7 @@ class BaseClient(ABC):
             self._free.release()
 
     def _encoded(self, prepared: PreparedCall[T], timeout_seconds: float) -> _Call[T]:
-        """Its time begins now. Raises InvalidRequest for what Thrift's types cannot hold."""
+        """Encode a call; its time begins now. Raises InvalidRequest for what Thrift can't hold."""
         seqid = next(self._seqids) & 0x7FFF_FFFF
         message = prepared.encode(seqid, self._context)  # first, for this finds what is no number
         if len(message) > MOST_FRAME_BYTES:  # which no server takes; others say what they take
@@ -236,7 +236,7 @@ class BaseClient(ABC):
     async def _send(
         self, call: _Call[T], server: Address, *, connect_share: float, is_probe: bool = False
     ) -> T:
-        """A call on one connection. That is closed if it fails: an answer may still be on its way.
+        """Make a call on one connection, which is closed if that fails: its answer may still come.
         An error that the service has answered is no failure."""
         connection = self._take_idle(server)
         if connection is None:

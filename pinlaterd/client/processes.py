@@ -305,7 +305,7 @@ def _serve(
 
 
 def _leave_signals_to_parent() -> None:
-    """The parent ends its jobs in order. Stop signals are caught, not ignored, so that programs
+    """Leave it to the parent to end in order. Catch stop signals, never ignore them: so programs
     that a handler starts have them as usual."""
     os.setpgid(0, 0)
     for number in WORKER_STOP_SIGNALS:

@@ -115,7 +115,7 @@ class RunningJob:
 
     @property
     def aclient(self) -> AsyncClient:
-        """An AsyncClient with the settings of `client`, which all jobs in this event loop share."""
+        """Return the AsyncClient with the settings of `client` that all jobs in this loop share."""
         return self.client.of_running_loop()
 
     def _progress(self, body: bytes | None, status: str | None) -> CheckpointInfo:

@@ -89,7 +89,7 @@ def activate(config: Config, *, after: int | None = None) -> ActiveConfig:
 
 
 def read_active() -> ActiveConfig | None:
-    """None if there is none that this version can read.
+    """Read it; return None if there is none that this version can read.
 
     Raises ConfigError if a password's environment variable is not there."""
     found = _decode(CONFIG_FILE, _File)

@@ -193,7 +193,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_out_of_files(error: OSError) -> bool:
-    """Whether it says nothing of the file that could not be opened."""
+    """Return whether it says nothing of the file that could not be opened."""
     return error.errno in {errno.EMFILE, errno.ENFILE}
 
 

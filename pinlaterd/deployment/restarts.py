@@ -81,7 +81,8 @@ def restart(
 def _chosen(config: Config, kind: kinds.ProcessKind, member: str) -> Sequence[kinds.Instance]:
     there = kind.members(config)
     if member not in (ALL, *there):
-        raise DeploymentError(f"no {kind.name} {member!r}; there are: {', '.join(there)}")
+        named = f"there are: {', '.join(there)}" if any(there) else "leave the name out"
+        raise DeploymentError(f"no {kind.name} {member!r}; {named}")
     here = [one for one in kinds.instances(hosted_here(config)) if one.kind is kind]
     chosen = [one for one in here if member in (one.member, ALL)]
     if not chosen and member != ALL:

@@ -157,9 +157,9 @@ def _shut_down(supervisord: Supervisord, running: Sequence[psutil.Process], tell
 
 
 def _remove_stale_files() -> None:
-    """Nothing runs any more. Without the snapshot no shard is a newcomer, which would have to serve
-    before it is admitted; without the rates no router holds a share. A cluster's snapshot stays: it
-    tells what to start while ZooKeeper is away."""
+    """Remove what processes that have ended left. Without the snapshot no shard is a newcomer,
+    which would have to serve before it is admitted; without the rates no router holds a share. A
+    cluster's snapshot stays: it tells what to start while ZooKeeper is unavailable."""
     for path in (
         *(layout.SUPERVISOR_SOCKET, layout.SUPERVISOR_PID_FILE, layout.STATS_SOCKET),
         *(layout.PROGRAMS_DUE, layout.RATES_FILE),
@@ -188,8 +188,8 @@ def _runs(supervisord: Supervisord) -> bool:
 
 
 def _activate_beside_leaving(config: Config) -> AbstractSet[str]:
-    """For processes that start from now on: `config`, and the shards that it does not name any
-    more. Returns those: the coordinator lets them go, once they hold no jobs."""
+    """Activate `config`, and the shards that it does not name any more, for processes that start
+    from now on. Return those: the coordinator lets them go, once they hold no jobs."""
     while True:
         before = read_active()
         shards = {} if before is None else before.config.shards

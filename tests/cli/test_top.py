@@ -183,3 +183,16 @@ def test_what_a_shard_that_does_not_serve_holds_is_not_known():
     [shard] = frame(sample, sample)["shards"]
 
     assert shard["jobs"] is None
+
+
+@pytest.mark.parametrize(
+    ("healthy", "degraded", "shown"),
+    [(True, "", "healthy; "), (True, "the store is full", "degraded; "), (False, "", "NOT he")],
+)
+def test_the_first_line_says_how_the_service_is(capsys, healthy, degraded, shown):
+    shards = [STATUS["shards"][0] | {"degraded": degraded}]
+    sample = Sample(STATUS | {"healthy": healthy, "shards": shards}, {}, 1.0)
+
+    service_status._print_frame(frame(sample, sample))
+
+    assert capsys.readouterr().out.startswith(shown)

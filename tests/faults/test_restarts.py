@@ -217,9 +217,16 @@ def test_without_a_coordinator_nothing_is_stopped(pair: Deployment):
     pair.wait_until_serving()  # it hears from the others within a second
 
 
-def test_a_shard_that_there_is_not(pair: Deployment):
-    with pytest.raises(AssertionError, match="no shard '7'; there are: 1"):
-        pair.admin("restart", "shard", "7")
+@pytest.mark.parametrize(
+    ("kind", "refusal"),
+    [
+        ("shard", "no shard '7'; there are: 1"),
+        ("coordinator", "no coordinator '7'; leave the name"),
+    ],
+)
+def test_a_process_that_there_is_not(pair: Deployment, kind: str, refusal: str):
+    with pytest.raises(AssertionError, match=refusal):
+        pair.admin("restart", kind, "7")
 
 
 def test_a_router_restarted_by_supervisorctl_finishes_what_is_in_hand(
