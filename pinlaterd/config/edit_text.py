@@ -150,10 +150,9 @@ class Text:
         """A scalar, or nothing at all, by `value`."""
         before = self._text[node.start : node.end]
         new = self._flow(value)
-        if isinstance(value, str) and node.is_scalar and before.startswith("'"):
-            new = "'" + value.replace("'", "''") + "'"
-        elif isinstance(value, str) and node.is_scalar and before.startswith('"'):
-            new = self._quoted(value)
+        if isinstance(value, str) and node.is_scalar and before.startswith(("'", '"')):
+            is_single = before[0] == "'" and value.isprintable()  # others need escapes
+            new = "'" + value.replace("'", "''") + "'" if is_single else self._quoted(value)
         self._change(node.start, node.end, new if before else f" {new}")
 
     def _add_in_brackets(
