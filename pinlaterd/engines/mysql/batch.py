@@ -10,9 +10,10 @@ carefully.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby, islice, repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 from pinlaterd.engines.base import (
@@ -25,13 +26,17 @@ from pinlaterd.engines.base import (
     ClaimOp,
     Claims,
     EnqueueOp,
+    KeyedEnqueueOp,
+    KeyHolder,
     ReleaseOp,
     Requeued,
 )
 from pinlaterd.engines.batches import (
     AckActions,
     Failed,
+    KeyActions,
     apply_acks,
+    enqueue_keyed,
     first_claims,
     fitting_payloads,
     local_ids_of,
@@ -46,11 +51,13 @@ from pinlaterd.engines.mysql.statements import (
     Transaction,
     claim_of,
     claims_of,
+    find_keys,
+    put_keys,
     read_payloads,
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import STATUS_CHARS, Table
-from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, all_but_first, claim_source
+from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
 
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
@@ -59,6 +66,7 @@ def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
         checkpoints=[_checkpoint(store, tx, op) for op in batch.checkpoints],
         releases=[_release(store, tx, op) for op in batch.releases],
         enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),
+        keyed=_enqueue_keyed(store, tx, batch.keyed) if batch.keyed else (),
         claims=_claim(store, tx, batch) if batch.claims else (),
     )
 
@@ -345,6 +353,10 @@ _COLUMNS = (
 )
 
 
+# What fills the columns of a job's row but `body`. Jobs mostly have it in common; keys never.
+_in_common = itemgetter(slice(1, Job._fields.index("options")))
+
+
 def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[range]:
     taken = []
     rows: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
@@ -353,7 +365,7 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
         tables, local_ids = store.tables.of(op.queue), store.take_local_ids(len(op.jobs))
         taken.append(local_ids)
         following = iter(local_ids)
-        for _, group in groupby(op.jobs, all_but_first):  # most jobs differ in their bodies alone
+        for _, group in groupby(op.jobs, _in_common):  # most jobs differ in their bodies alone
             alike = list(group)
             job = alike[0]
             place, between = (op.queue, job.priority), _between(tx, tables[job.priority], job)
@@ -379,6 +391,24 @@ def _between(tx: Transaction, table: Table, job: Job) -> bytes:
         table.created_at.inserted(tx.now_ms),
         table.run_after.inserted(run_after_ms),
     )
+
+
+def _enqueue_keyed(
+    store: Store, tx: Transaction, ops: Sequence[KeyedEnqueueOp]
+) -> list[list[KeyHolder]]:
+    def find(queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
+        return find_keys(lambda statement: tx.read([statement]), store.tables.of(queue), keys)
+
+    def put(queue: str, jobs: Mapping[str, Job]) -> Sequence[int]:
+        [local_ids] = _enqueue(store, tx, [EnqueueOp(queue, list(jobs.values()))])
+        priorities = [job.priority for job in jobs.values()]
+        job_keys = map(JobKey, priorities, local_ids)
+        table = next(table.keys for table in store.tables.of(queue).values())
+        for statement in put_keys(table, dict(zip(jobs, job_keys, strict=True))):
+            tx.run(statement)
+        return local_ids
+
+    return enqueue_keyed(ops, KeyActions(find, put))
 
 
 # --- claims ---------------------------------------------------------------------------------

@@ -36,13 +36,13 @@ from pinlaterd.engines.mysql.connection import WAIT_FOR_LOCKS, MysqlAddress, quo
 from pinlaterd.engines.mysql.searcher import MysqlSearcher
 from pinlaterd.engines.mysql.statements import (
     UPDATED_AT_MS,
-    WITH_BODY,
-    WITHOUT_BODY,
     Transaction,
+    find_keys,
     in_ms,
     read_payloads,
     select,
     stored_job,
+    whole_job,
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import JOB_STATES, Table, create_database
@@ -59,6 +59,8 @@ _CLAIM_BEHIND_HOST = 48
 
 class MysqlEngine(Store, StorageEngine):
     """To be used by the thread that opens it, in a process that does not fork meanwhile."""
+
+    keeps_keys = True
 
     def address(self) -> str:
         return address_of(self.server.host, self.server.port)
@@ -98,6 +100,9 @@ class MysqlEngine(Store, StorageEngine):
         return Durability(setting, "; ".join(warnings))
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
+        for op in batch.keyed:
+            with self.reading():
+                self.tables.make_keys(self.db, op.queue)
         return self.transact(now_ms, lambda tx: apply_batch(self, tx, batch))
 
     def try_enqueue(self, queue: str) -> None:
@@ -193,11 +198,18 @@ class MysqlEngine(Store, StorageEngine):
         with self.reading():
             for priority in {key.priority for key in keys} & tables.keys():
                 local_ids = list({key.local_id for key in keys if key.priority == priority})
-                columns = WITH_BODY if include_body else WITHOUT_BODY
+                columns = whole_job(tables[priority], with_body=include_body)
                 for statement in select(tables[priority], columns, local_ids, None):
                     rows = self.db.rows(statement)
                     jobs += [stored_job(priority, row) for row in rows if row[1] in JOB_STATES]
         return jobs
+
+    def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
+        tables = self.tables.of(queue)
+        if not all(table.keys for table in tables.values()):
+            return {}
+        with self.reading():
+            return find_keys(self.db.rows, tables, keys)
 
     def depths(self, queues: Collection[str] | None = None) -> Mapping[str, Depths | None]:
         self.counts.add(self.counts.poll())

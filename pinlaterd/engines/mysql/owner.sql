@@ -2,6 +2,7 @@
 -- like it, and ignores it.
 --   next_local_id   no local id from here on was ever given out, in any queue or priority
 --   start_ms        when the last owner took over
+--   fence           the highest number that the shard's fence was raised to
 CREATE TABLE IF NOT EXISTS {table} (
     name  VARCHAR(40) NOT NULL,
     value BIGINT      NOT NULL,

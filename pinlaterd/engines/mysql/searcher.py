@@ -23,7 +23,7 @@ from pinlaterd.engines.mysql.connection import (
     pieces,
     storage_error,
 )
-from pinlaterd.engines.mysql.statements import WITH_BODY, WITHOUT_BODY, in_ms, select, stored_job
+from pinlaterd.engines.mysql.statements import in_ms, select, stored_job, whole_job
 from pinlaterd.engines.mysql.tables import Table, database_prefix, tables_of
 from pinlaterd.engines.searching import WalkingSearcher, scan_order, too_late
 from pinlaterd.errors import QueueNotFound
@@ -133,7 +133,8 @@ class MysqlSearcher(WalkingSearcher):
                 # The only state in which a job's run-after may change while the walk goes on.
                 keys = [key for key in keys if key.local_id not in met]
                 met.update(key.local_id for key in keys)
-            columns, rows = (WITHOUT_BODY, _ROWS) if self._matches is None else (WITH_BODY, _BODIES)
+            with_body = self._matches is not None
+            columns, rows = whole_job(table, with_body=with_body), _BODIES if with_body else _ROWS
             for part in pieces(keys, rows):
                 self._next_slice(search)
                 yield from self._matching(search, self._read(search, table, columns, part))

@@ -17,7 +17,7 @@ from pinlaterd.engines.mysql.connection import (
     quote_text,
 )
 from pinlaterd.engines.mysql.tables import Table
-from pinlaterd.model import JobKey, JobState, Payload
+from pinlaterd.model import JobKey, JobOptions, JobState, Payload
 
 LISTED_IDS = 800  # servers plan longer lists badly
 STATUS = b"COALESCE(custom_status, '')"
@@ -158,13 +158,66 @@ _BESIDE_BODY = (
     + b", ".join([STATUS, in_ms(b"created_at"), RUN_AFTER_MS, UPDATED_AT_MS])
     + b", NULLIF(RTRIM(claim_descriptor), ''), "
 )  # fmt: skip
-WITHOUT_BODY, WITH_BODY = _BESIDE_BODY + b"NULL", _BESIDE_BODY + b"COALESCE(body, '')"
 _ATTEMPTS = b"COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 1)"
 
 
+def whole_job(table: Table, *, with_body: bool) -> bytes:
+    """Return the columns of a job, for `stored_job`."""
+    body, key = b"COALESCE(body, '')" if with_body else b"NULL", b", NULL"
+    if table.keys:
+        key = (
+            b", (SELECT name FROM %b AS held WHERE held.local_id = jobs_p%d.local_id"
+            b" AND held.priority = %d LIMIT 1)" % (table.keys, table.priority, table.priority)
+        )
+    return _BESIDE_BODY + body + key
+
+
 def stored_job(priority: int, row: tuple[Any, ...]) -> StoredJob:
-    local_id, state, *rest = row
+    local_id, state, *rest, key = row
+    rest.append(None if key is None else JobOptions(key.decode(errors="replace")))
     return StoredJob(JobKey(priority, local_id), JobState(state), *rest)
+
+
+# --- keys -----------------------------------------------------------------------------------
+
+_LISTED_KEYS = 200
+
+
+def find_keys(
+    rows: Callable[[bytes], Iterable[tuple[Any, ...]]],
+    tables: Mapping[int, Table],
+    keys: Sequence[str],
+) -> dict[str, JobKey]:
+    """As StorageEngine.find_keys, in a queue that has a table of keys. `rows`: what a statement
+    reads. A job has to be there: a PinLater server deletes it without its key."""
+    found: dict[str, JobKey] = {}
+    names = next(table.keys for table in tables.values())
+    for part in pieces([quote_bytes(key.encode()) for key in keys], _LISTED_KEYS):
+        statement = b"SELECT name, priority, local_id FROM %b WHERE name IN (%b)"
+        for name, *job_key in rows(statement % (names, b", ".join(part))):
+            found[name.decode()] = JobKey(*job_key)
+    there: set[JobKey] = set()
+    for priority in {key.priority for key in found.values()} & tables.keys():
+        local_ids = [key.local_id for key in found.values() if key.priority == priority]
+        for statement in select(tables[priority], b"local_id", local_ids, None):
+            there.update(JobKey(priority, local_id) for (local_id,) in rows(statement))
+    return {key: job_key for key, job_key in found.items() if job_key in there}
+
+
+def put_keys(table: bytes, jobs: Mapping[str, JobKey]) -> Iterator[bytes]:
+    """Store the keys of jobs. One left without its job gives way."""
+    rows = [
+        b"(%b, %d, %d)" % (quote_bytes(key.encode()), *job_key) for key, job_key in jobs.items()
+    ]
+    for part in pieces(rows, _LISTED_KEYS):
+        yield b"REPLACE INTO " + table + b" (name, priority, local_id) VALUES " + b", ".join(part)
+
+
+def delete_keys(table: Table, local_ids: Sequence[int]) -> Iterator[bytes]:
+    """Delete the keys of jobs of a table, if its queue has any."""
+    for part in pieces(local_ids, LISTED_IDS) if table.keys else ():
+        where = b" WHERE priority = %d AND " % table.priority + among(part)
+        yield b"DELETE FROM " + table.keys + where
 
 
 def read_payloads(
@@ -293,6 +346,7 @@ class Transaction:
         for part in pieces(local_ids, LISTED_IDS):
             statement = b"DELETE FROM " + table.name + _by_ids(part, state)
             self._unsent += (statement, _EXPECT % len(part))
+        self._unsent += delete_keys(table, local_ids)
         self._moved(table, local_ids, state, None)
 
     def read(self, statements: Iterable[bytes]) -> list[tuple[Any, ...]]:

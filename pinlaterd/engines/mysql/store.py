@@ -111,6 +111,7 @@ class Store:
         self._failure = ""  # why it must be reopened
         self._careful_left = 0  # transactions that look first
         self._next_local_id = 1
+        self._fence = 0
         self._marked_local_id = 1  # ids below this are marked as used in the owner's table
 
     def __str__(self) -> str:
@@ -170,9 +171,19 @@ class Store:
         )
         self.pass_used_ids(db, self.tables.by_queue)
         self._marked_local_id = self._next_local_id
+        self._fence = known.get("fence", 0)
         values = {"start_ms": start_ms, "next_local_id": self._next_local_id}
         self.transact(now_ms, lambda tx: self.remember(tx, values))
         return start_ms
+
+    @property
+    def fence(self) -> int:
+        return self._fence
+
+    def raise_fence(self, number: int) -> None:
+        if number > self._fence:
+            self.transact(0, lambda tx: self.remember(tx, {"fence": number}))
+            self._fence = number
 
     def pass_used_ids(self, db: MysqlConnection, queues: Collection[str]) -> None:
         """Go on above every id that their tables have given out to others."""

@@ -126,6 +126,7 @@ class Table(NamedTuple):
     ready: Order  # jobs that are PENDING, by run-after
     aged: Order  # others, by their last change
     pins: bytes  # assignments that keep the server from changing times by itself
+    keys: bytes  # the table of the queue's keys, quoted; empty where there is none
 
     def to_pending(self, now_ms: int) -> bytes:
         """The assignments by which a job becomes PENDING as from now."""
@@ -198,7 +199,9 @@ def load_tables(db: MysqlConnection, databases: Sequence[str]) -> dict[str, dict
         key, match = (database, table), _TABLE_NAME.match(table)
         if match is not None and key in columns:
             priority = int(match[1])
-            found[database][priority] = _table(*key, priority, engine, columns[key], indexes[key])
+            keys = quote_name(database, "keys") if (database, "keys") in columns else b""
+            made = _table(*key, priority, engine, columns[key], indexes[key])
+            found[database][priority] = made._replace(keys=keys)
     return found
 
 
@@ -210,12 +213,13 @@ def tables_of(db: MysqlConnection, database: str) -> dict[int, Table]:
 def _described(
     db: MysqlConnection, columns_from: bytes, databases: Sequence[str]
 ) -> list[tuple[Any, ...]]:
-    """Rows of information_schema about job tables, behind the names of database and table. Where
-    databases are found whatever their case, one has the name that it was asked for by."""
+    """Return rows of information_schema about tables of jobs and keys, behind the names of database
+    and table. Where databases are found whatever their case, one has the name that it was asked for
+    by."""
     name = quote_text(databases[0]) if len(databases) == 1 else b"table_schema"
     rows = db.rows(
         b"SELECT " + name + b", table_name, " + columns_from + b" WHERE table_schema "
-        + _among(databases) + b" AND table_name LIKE 'jobs\\_p%'"
+        + _among(databases) + b" AND (table_name LIKE 'jobs\\_p%' OR table_name = 'keys')"
     )  # fmt: skip
     asked = frozenset(databases)
     return [row for row in rows if row[0] in asked]
@@ -275,6 +279,7 @@ def _table(
             for column in ("created_at", "run_after")
             if "on update" in columns[column].extra.lower()
         ),
+        keys=b"",
     )
 
 
@@ -396,6 +401,14 @@ class ShardTables:
         if body_bytes == BODY_BYTES and table.run_after == (1, *_DATETIME_MS):
             return None
         return TableLimits(body_bytes, table.run_after)
+
+    def make_keys(self, db: MysqlConnection, queue: str) -> None:
+        """Make the table of a queue's keys, unless it is there: it ends a transaction."""
+        tables, database = self.of(queue), self.prefix + queue
+        if not all(table.keys for table in tables.values()):
+            db.execute(create_table("keys.sql", database, "keys"))
+            name = quote_name(database, "keys")
+            self.by_queue[queue] = {at: table._replace(keys=name) for at, table in tables.items()}
 
     def drop(self, queue: str) -> None:
         del self.by_queue[queue], self.narrower[queue]

@@ -53,6 +53,7 @@ STORAGE_CALLS: dict[str, Call] = {
         QUEUE, JobState.FAILED, updated_before_ms=1, limit=1
     ),
     "durability": lambda engine: engine.durability(),
+    "raise_fence": lambda engine: engine.raise_fence(1),
 }
 
 

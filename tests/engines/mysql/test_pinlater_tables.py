@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pinlaterd.engines.base import Checkpoint, Release, Search
-from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from pinlaterd.model import Job, JobKey, JobOptions, JobState, PendingKey
 from tests.clocks import FakeClock
-from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness
+from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness, keyed
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.pinlater import make_tables
 
@@ -199,6 +199,17 @@ def test_searches_read_them(old: EngineHarness):
             0,
         ]
     searcher.close()
+
+
+def test_a_key_whose_job_pinlater_deleted_is_free(old: EngineHarness, stranger: Any, table: str):
+    old.enqueue_keyed(keyed("k"))
+    stranger.execute(f"DELETE FROM {table}")
+
+    assert old.engine.find_keys(QUEUE, ["k"]) == {}
+    [new] = old.enqueue_keyed(keyed("k"))
+    assert old.engine.find_keys(QUEUE, ["k"]) == {"k": new}
+    old.reopen()
+    assert old.job(new).options == JobOptions("k")
 
 
 def test_rows_that_a_hand_left_half_empty_break_no_call(
