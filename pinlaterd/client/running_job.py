@@ -349,13 +349,20 @@ def returned(value: object) -> Outcome:
     """Return what becomes of a job by what its handler returned; TypeError if that is to be run."""
     if value is None:
         return SUCCEEDED
-    for part in value if isinstance(value, list | tuple | set) else [value]:
-        if isinstance(part, _TO_BE_RUN) or inspect.isroutine(part):
-            raise TypeError(
-                f"the handler returned a {type(part).__name__}, which nobody runs: await or call "
-                "it in the handler, or make that `async def`"
-            )
+    _check_has_run(value)
     return Outcome(Ending.SUCCEEDED, sayable(str(value)))
+
+
+def _check_has_run(value: object, levels: int = 3) -> None:
+    """Raise TypeError if `value`, or what it holds down to some `levels`, has still to be run."""
+    if isinstance(value, _TO_BE_RUN) or inspect.isroutine(value):
+        raise TypeError(
+            f"the handler returned a {type(value).__name__}, which nobody runs: await or call it "
+            "in the handler, or make that `async def`"
+        )
+    if levels and isinstance(value, dict | list | tuple | set | frozenset):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_has_run(part, levels - 1)
 
 
 def raised(

@@ -123,13 +123,7 @@ def _pack(active: ActiveConfig) -> bytes:
         server = replace(server, admin_password_hash="")
     shards = _with_passwords(config.shards, lambda _: "")
     found = _File(
-        active.version,
-        server,
-        shards,
-        config.queues,
-        config.abandon,
-        config.files,
-        config.users,
+        active.version, server, shards, config.queues, config.abandon, config.files, config.users
     )
     return msgspec.json.format(msgspec.json.encode(found), indent=1)
 

@@ -97,6 +97,9 @@ def test_what_is_returned_is_the_status():
     assert returned(None) == Outcome(Ending.SUCCEEDED)
     assert returned("12 kB \ud800").status == "12 kB ?"
     assert returned(12).status == "12"
+    endless: list[object] = []
+    endless.append(endless)
+    assert returned(endless).status == "[[...]]"
 
 
 async def waits() -> None: ...
@@ -108,6 +111,8 @@ async def waits() -> None: ...
     [
         waits,
         lambda: [waits()],
+        lambda: {"a": waits()},
+        lambda: [("b", frozenset([print]))],
         lambda: (each for each in "ab"),
         lambda: map(print, "ab"),
         lambda: functools.partial(print),
