@@ -30,6 +30,7 @@ from pinlaterd.lifecycle import ExitCode, exit_process, set_up_log
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _DIRECTORY = click.argument("directory", metavar="[DIR]", required=False, default=".", type=_FOLDER)
+_PORT_OR_NONE = click.IntRange(0, 65535)
 _CONFIG = command.option(
     "--config",
     "etc",
@@ -86,7 +87,7 @@ def cli() -> None:
 )
 @command.option(
     "--http-port",
-    type=click.IntRange(0, 65535),
+    type=_PORT_OR_NONE,
     help="Port of the HTTP interface; 0: there is none  [default: 9013, or 3 above --port]",
 )
 @command.option(
@@ -185,6 +186,7 @@ _cluster_options = command.together(
     command.option("--shard-ports", type=command.PORT, help="First for shards  [default: 9100]"),
     command.option("--port", type=command.PORT, help="Thrift port, if not that of all servers."),
     command.option("--stats-port", type=command.PORT, help="Port of statistics, likewise."),
+    command.option("--http-port", type=_PORT_OR_NONE, help="Port of HTTP, likewise; 0: none."),
 )
 
 

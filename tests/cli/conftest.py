@@ -35,7 +35,9 @@ class Operator:
         return self._pinlaterd(command, self.folder, *arguments)
 
     def init(self, *arguments: object) -> Done:
-        return self.run("init", "--port", self.port, "--stats-port", self.stats_port, *arguments)
+        """Without HTTP, unless `arguments` say otherwise."""
+        ports = ("--port", self.port, "--stats-port", self.stats_port, "--http-port", 0)
+        return self.run("init", *ports, *arguments)
 
     def up(self) -> Done:
         return self.run("up")

@@ -32,7 +32,7 @@ class Site:
 
     def options(self, named: str, **changed: str) -> list[str]:
         given = {"name": self.cluster, "server": named, "zookeeper": self.hosts, **changed}
-        given = {"peer-host": "127.0.0.1", **given}
+        given = {"peer-host": "127.0.0.1", "http-port": "0", **given}
         return [text for key, value in given.items() for text in (f"--{key}", value)]
 
     def deployment(self, name: str, shards: str = SHARDS) -> Path:
@@ -99,7 +99,7 @@ def test_the_first_server_of_a_cluster(site):
     shared = unpack(view.nodes["config"].data)
     assert (shared.number, shared.by) == (1, "jobs-1")
     assert shared.files["shards.yaml"] == SHARDS
-    assert set(shared.files) == {"pinlaterd.yaml", "shards.yaml", "queues.yaml"}
+    assert set(shared.files) == {"pinlaterd.yaml", "shards.yaml", "queues.yaml", "users.yaml"}
 
 
 def test_what_can_not_be_one_is_left_as_it_was(site):

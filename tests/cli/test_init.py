@@ -25,6 +25,15 @@ def make_a_link(path):
     path.symlink_to(target)
 
 
+def test_a_deployment_with_ports_of_its_own_has_one_for_http_too(tmp_path):
+    """So that it runs beside one with the usual ports."""
+    write_deployment(tmp_path / "a", "sqlite", 1, {"port": 9020, "stats_port": 9023})
+    write_deployment(tmp_path / "b", "sqlite", 1, {"stats_port": 9021})
+
+    ports = [load_config(tmp_path / name / "etc").server.http_port for name in "ab"]
+    assert ports == [9024, 9013]
+
+
 def test_what_it_writes_is_a_valid_configuration(operator):
     done = operator.init("--shards", 2, "--web-port", 4711)
 
@@ -35,7 +44,7 @@ def test_what_it_writes_is_a_valid_configuration(operator):
     assert config.server == ServerSettings(
         port=operator.port,
         stats_port=operator.stats_port,
-        http_port=operator.port + 3,  # so that it runs beside one with the usual ports
+        http_port=0,
         web_port=4711,
     )
     assert list(config.shards) == ["1", "2"]
