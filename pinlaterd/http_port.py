@@ -79,7 +79,7 @@ class HttpPort:
         self._hosts = hosts
         self.most_connections = most_connections
         self._most_buffered_bytes = most_buffered_bytes
-        self._buffered_bytes = 0  # of the bodies of all requests
+        self._buffered_bytes = 0  # of the bodies of all requests and answers
         self.step_seconds = step_seconds
         self.connections: dict[asyncio.BaseProtocol, _HttpConnection] = {}  # by aiohttp's own
         self.waiting: dict[_HttpConnection, None] = {}  # for a head, the longest first
@@ -132,6 +132,9 @@ class HttpPort:
         try:
             answer = await handler(request)
             undelivered = answer.get(UNDELIVERED)
+            if isinstance(answer, web.Response) and isinstance(answer.body, bytes):
+                connection.body_bytes += len(answer.body)
+                self._buffered_bytes += len(answer.body)
             # Here rather than after this: its time is bounded by what the client takes.
             await answer.prepare(request)
             await answer.write_eof()
@@ -151,6 +154,7 @@ class HttpPort:
     async def read_body(self, request: web.Request) -> bytearray:
         """Read a body in the time of a step. Raises web.HTTPException."""
         connection, most = self.connections.get(request.protocol), request.client_max_size
+        self._check_room()
         body = bytearray()
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
@@ -162,9 +166,7 @@ class HttpPort:
                         self._buffered_bytes += len(data)
                     if len(body) + len(data) > most:
                         raise web.HTTPRequestEntityTooLarge(most, len(body) + len(data))
-                    if self._buffered_bytes > self._most_buffered_bytes:
-                        what = "the bodies of other requests take all room; nothing was done"
-                        raise _error(web.HTTPServiceUnavailable, what, {"Retry-After": "1"})
+                    self._check_room()
                     body += data
         except TimeoutError:
             what = f"the body did not come within {self.step_seconds:g} s"
@@ -172,6 +174,11 @@ class HttpPort:
         except (HttpProcessingError, web.RequestPayloadError) as error:
             raise _error(web.HTTPBadRequest, f"the body can't be read: {error}") from None
         return body
+
+    def _check_room(self) -> None:
+        if self._buffered_bytes > self._most_buffered_bytes:
+            what = "the bodies of other requests and answers take all room; nothing was done"
+            raise _error(web.HTTPServiceUnavailable, what, {"Retry-After": "1"})
 
     @web.middleware
     async def _check_sender(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -213,7 +220,7 @@ class _HttpConnection(asyncio.Protocol):
         self._inner = inner
         self.data_received = inner.data_received  # type: ignore[method-assign]
         self.eof_received = inner.eof_received  # type: ignore[method-assign]
-        self.body_bytes = 0  # of the request that is being answered, as far as it was read
+        self.body_bytes = 0  # of the request that is being answered, and of its answer
         self._works = False  # whether a request is being answered
         self._lost_bytes: int | None = None  # of answers, when the connection was lost
         self._timer: asyncio.TimerHandle | None = None

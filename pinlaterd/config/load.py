@@ -18,6 +18,7 @@ the jobs that they hold.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,6 +73,8 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     _check_cluster(local, server, etc / CLUSTER_KEY_FILE, len(shards))
     queues = _read_queues(queues_file, server)
     users = _read_users(users_file)
+    if not (users or users_file.problems):
+        _check_reach(local.file if "http_host" in local else server_file, server)
     problems = [problem for file in files for problem in file.problems]
     if problems:
         raise ConfigError(problems)
@@ -145,6 +148,23 @@ def _check_cluster(local: Section, server: ServerSettings, key: Path, shards: in
         if server.shard_ports <= port <= last:
             problem = f"the shards would have the ports to {last}, {port} among them; choose others"
             local.problem("shard_ports", problem)
+
+
+def _check_reach(file: FileReader, server: ServerSettings) -> None:
+    """Without users the HTTP interface is open to whoever reaches it: to this machine only."""
+    if server.http_port and not (server.insecure or _is_loopback(server.http_host)):
+        cure = "add one with `pinlater-admin user add` first, or set `insecure: true`"
+        problem = (
+            f"{server.http_host!r} reaches beyond this machine, and there are no users; {cure}"
+        )
+        file.problem(0, "http_host", problem)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _read_hash(section: Section) -> str:

@@ -160,6 +160,11 @@ class ServerSettings:
     http_processes: int = _machine(
         1, "processes of the HTTP interface, all on the same port", Between(1, 64)
     )
+    insecure: bool = _setting(
+        False,
+        "whether other machines may use the HTTP interface while it has no users (true or false)",
+        machine=True,
+    )
     web_port: int = _setting(9011, "HTTP port of the dashboard (not in this release)", _ANY_PORT)
     advertised_host: str = _machine(
         _OWN_HOST_NAME,

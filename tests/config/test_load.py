@@ -39,6 +39,33 @@ def test_only_shards_are_needed(etc):
     assert config.queue("mail").job_claimed_timeout_seconds == 600
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "jobs.example"])
+def test_http_beyond_this_machine_needs_users_or_a_word_that_it_is_meant(etc, host):
+    server = etc / "pinlaterd.yaml"
+    server.write_text(f"http_host: '{host}'\n")
+    refused = problems(etc)
+    server.write_text(f"http_host: '{host}'\ninsecure: true\n")
+    meant = load_config(etc)
+    server.write_text(f"http_host: '{host}'\n")
+    token = "{sha256: " + 64 * "a" + "}"
+    (etc / "users.yaml").write_text("users:\n  ada: {roles: [view], tokens: [" + token + "]}\n")
+
+    [problem] = refused
+    assert problem.startswith(
+        f"etc/pinlaterd.yaml: http_host: {host!r} reaches beyond this machine"
+    )
+    assert "`pinlater-admin user add` first, or set `insecure: true`" in problem
+    assert meant.server.http_host == host
+    assert list(load_config(etc).users) == ["ada"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+def test_http_on_this_machine_needs_no_users(etc, host):
+    (etc / "pinlaterd.yaml").write_text(f"http_host: '{host}'\n")
+
+    assert load_config(etc).users == {}
+
+
 def test_every_mistake_of_every_file_is_told_at_once(etc):
     (etc / "pinlaterd.yaml").write_text("prt: 9010\nport: 99999\nhost: [a]\nport: 1\n")
     (etc / "shards.yaml").write_text("shards:\n  1:\n    engine: mysqll\n  a_b: {}\n")
