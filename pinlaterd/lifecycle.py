@@ -286,13 +286,13 @@ class _Stderr(logging.Handler):
                 self._unreported = 0
 
     def take_dropped(self) -> int:
-        """Records that were dropped since the last time."""
+        """Return how many records were dropped since the last time."""
         self.flush()
         dropped, self._uncounted = self._uncounted, 0
         return dropped
 
     def _write(self, record: logging.LogRecord) -> bool:
-        """Whether the pipe took it. What it took in part goes on with the next record."""
+        """Return whether the pipe took it. What it took in part goes on with the next record."""
         line = self.format(record).encode(errors="backslashreplace") + b"\n"
         try:
             if self._rest:
@@ -335,7 +335,7 @@ def _handler() -> _Stderr | None:
 
 
 def _open_without_waiting(descriptor: int) -> int:
-    """The same pipe, opened once more with O_NONBLOCK: set on `descriptor`, that flag would hold
+    """Open the same pipe once more, with O_NONBLOCK: set on `descriptor`, that flag would hold
     for every process that shares it. What is no pipe is written to as it is."""
     if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         with contextlib.suppress(OSError):  # another user's pipe: of a supervisord run by root

@@ -242,7 +242,7 @@ class JobBatches:
 
 
 def stamped_batches(plan: Plan) -> Iterator[JobBatch]:
-    """Batches without end whose bodies `check-dequeue` can check."""
+    """Yield batches without end whose bodies `check-dequeue` can check."""
     run = new_run()
     for first in itertools.count(0, plan.batch_size):
         stamps = (Stamp(run, sequence) for sequence in range(first, first + plan.batch_size))
@@ -250,13 +250,13 @@ def stamped_batches(plan: Plan) -> Iterator[JobBatch]:
 
 
 def alike_batches(plan: Plan, body: bytes) -> Iterator[JobBatch]:
-    """Batches without end of jobs that are alike: making one up takes next to no time."""
+    """Yield batches without end of jobs that are alike: making one up takes next to no time."""
     while True:
         yield JobBatch(0, [plan.job(body)] * plan.batch_size)
 
 
 def line_batches(plan: Plan, lines: Iterable[bytes]) -> Iterator[JobBatch]:
-    """A job of each line, without its line end. Lines are counted from 1."""
+    """Yield batches of a job for each line, without its line end. Count lines from 1."""
     numbered = enumerate(lines, start=1)
     while batch := list(itertools.islice(numbered, plan.batch_size)):
         yield JobBatch(batch[0][0], [plan.job(_LINE_END.sub(b"", line)) for _, line in batch])

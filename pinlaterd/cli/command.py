@@ -306,7 +306,7 @@ def enter() -> None:
 
 
 def connect(*, max_connections: int = 1) -> Client:
-    """A client of the service that is meant."""
+    """Return a client of the service that is meant."""
     from pinlaterd.client import AddressInvalid, Client
 
     server = server_settings()
@@ -368,7 +368,7 @@ def show_jobs(descriptors: Sequence[str]) -> None:
 
 
 def show_queue_names() -> None:
-    """One a line."""
+    """Print the queues' names, one a line."""
     with connect() as client:
         names = sorted(client.queue_names(), key=natural)
     show(names, "\n".join(map(printable, names)) if names else None)
@@ -393,7 +393,7 @@ _MAX_LINE_CHARS = 2000
 
 
 def printable(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
-    """`text` on one line, cut, with everything but printable characters escaped."""
+    """Return `text` on one line, cut, with everything but printable characters escaped."""
     cut = text[:max_chars]
     return escaped(cut) if len(text) <= max_chars else f"{escaped(cut)}… ({len(text)} characters)"
 
@@ -404,7 +404,7 @@ def printable_line(message: str) -> str:
 
 
 def _printable_lines(text: str) -> str:
-    """Lines of ours, in which texts of others may stand."""
+    """Escape lines of ours, in which texts of others may stand, without joining them."""
     return "\n".join(map(escaped, text.split("\n")))
 
 

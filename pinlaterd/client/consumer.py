@@ -156,8 +156,8 @@ class QueueWork:
         """Wait no longer for a service that does not answer."""
         if forgotten := self._in_flight.give_up():
             log.warning(
-                "%d jobs of %s: the service was not told how they ended; they are handed out again "
-                "when their claims time out",
+                "%d jobs of %s: their ends could not be reported; they are handed out again when "
+                "their claims time out",
                 forgotten,
                 self._queue,
             )

@@ -223,7 +223,7 @@ DEFAULT_POLICY = exponential(1, most=300)
 
 
 def delay_after(error: BaseException, attempt: int, retries: Retries) -> float | None:
-    """Seconds until the next attempt, or None for no further one, by the policy of the error's
+    """Return the seconds until the next attempt, or None for none, by the policy of the error's
     class, or of the nearest base class that has one.
 
     If a policy fails, or returns what is no delay, the default takes its place: the error that it

@@ -1,4 +1,4 @@
-"""A worker: runs a consumer of the queues that have handlers, until it is told to stop.
+"""A worker: runs a consumer of the queues that have handlers, until it is to stop.
 
 The consumer has an event loop in a thread of its own. The thread of `run` only waits for signals,
 for `stop`, and for what the consumer can't go on with.

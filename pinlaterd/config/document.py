@@ -66,7 +66,7 @@ class ValueNode:
         return self.is_scalar and self.scalar is None
 
     def get(self, key: str) -> ValueNode | None:
-        """The value of `key`, if this is a mapping that has it."""
+        """Return the value of `key`, if this is a mapping that has it."""
         entry = self.entry(key)
         return entry.value if entry is not None else None
 
@@ -98,7 +98,7 @@ class DocumentError(Exception):
 
 
 def parse(data: bytes) -> ValueNode | None:
-    """The document in `data`, None if it is empty. Raises DocumentError."""
+    """Return the document in `data`, None if it is empty. Raises DocumentError."""
     if len(data) > MAX_FILE_BYTES:
         raise DocumentError(1, f"the file has {len(data)} bytes; at most {MAX_FILE_BYTES} are read")
     try:
@@ -262,7 +262,7 @@ class FileReader:
         return ": ".join(part for part in (place, key, text) if part)
 
     def read(self, *, required: bool = False) -> ValueNode | None:
-        """The file's document; None if there is nothing in it to use."""
+        """Return the file's document; None if there is nothing in it to use."""
         try:
             data = self._read(self.path)
             self.blank = not data.strip()

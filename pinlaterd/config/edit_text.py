@@ -147,7 +147,7 @@ class Text:
         self._change(colon, colon, f" {self._flow(new)}")
 
     def _replace(self, node: ValueNode, value: Any) -> None:
-        """A scalar, or nothing at all, by `value`."""
+        """Replace a scalar, or nothing at all, by `value`."""
         before = self._text[node.start : node.end]
         new = self._flow(value)
         if isinstance(value, str) and node.is_scalar and before.startswith(("'", '"')):

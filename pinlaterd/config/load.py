@@ -62,7 +62,7 @@ from pinlaterd.model import QUEUE_NAME, SHARD_NAME
 
 
 def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
-    """The configuration in the folder `etc`. Raises ConfigError with every problem."""
+    """Load the configuration in the folder `etc`. Raises ConfigError with every problem."""
     files = [FileReader(etc / name, read) for name in CONFIG_FILES]
     if not etc.is_dir():
         raise ConfigError([f"{etc}: no such folder; `pinlaterd init DIR` writes a new deployment"])
@@ -495,7 +495,7 @@ def _shard(entry: ListedShard, owners: dict[str, str]) -> ShardSettings:
 
 
 def _check_place(entry: ListedShard, *, in_cluster: bool) -> None:
-    """Whether the shard can be where it is to be, and what would lie in ZooKeeper."""
+    """Report a shard that can't be where it is to be, and secrets that would lie in ZooKeeper."""
     section = entry.settings
     if not in_cluster:
         if "server" in section:
