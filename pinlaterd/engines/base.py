@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol
 
-from pinlaterd.errors import StorageError
 from pinlaterd.model import Job, JobKey, JobOptions, JobState, Payload, PendingKey, Times
 
 NO_BOUND = 1 << 62
@@ -335,7 +334,6 @@ class StorageEngine(Protocol):
     """One shard's store, as its owner uses it."""
 
     limits: Limits
-    keeps_keys: bool = False  # whether `keyed`, `find_keys` and the fence are there
 
     @property
     def failure(self) -> str:
@@ -407,16 +405,16 @@ class StorageEngine(Protocol):
 
     def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
         """Return the jobs that hold those of `keys` that are held."""
-        return {}
+        ...
 
     @property
     def fence(self) -> int:
         """The number that `raise_fence` was last given, 0 at first. From memory."""
-        return 0
+        ...
 
     def raise_fence(self, number: int) -> None:
         """Store `number`, durably, as the fence, unless that is as high already."""
-        raise StorageError("this engine keeps no fence")
+        ...
 
     def depths(
         self, queues: Collection[str] | None = None

@@ -182,42 +182,56 @@ def _result(
 # --- enqueues with keys ---------------------------------------------------------------------
 
 
-class KeyActions(NamedTuple):
-    """How an engine reads and writes jobs that have keys, of one queue, within its transaction."""
-
-    find: Callable[[str, Sequence[str]], Mapping[str, JobKey]]
-    """As StorageEngine.find_keys."""
-    store: Callable[[str, Mapping[str, Job]], Sequence[int]]
-    """Stores jobs with their keys, which nobody holds; returns their local ids."""
+FindKeys = Callable[[str, Sequence[str]], Mapping[str, JobKey]]
+"""As StorageEngine.find_keys, within the transaction that enqueues."""
 
 
-def enqueue_keyed(ops: Sequence[KeyedEnqueueOp], actions: KeyActions) -> list[list[KeyHolder]]:
-    """Store the first job of each key that nobody holds; return the holders for each op's jobs."""
-    first: defaultdict[str, dict[str, Job]] = defaultdict(dict)
-    for op in ops:
-        of_queue = first[op.queue]
-        for key, job in zip(op.keys, op.jobs, strict=True):
-            of_queue.setdefault(key, job)
-    holders: dict[str, dict[str, JobKey]] = {}
-    new: dict[str, set[str]] = {}
-    for queue, jobs in first.items():
-        held = dict(actions.find(queue, list(jobs)))
-        free = {key: job for key, job in jobs.items() if key not in held} if held else jobs
-        if free:
-            local_ids = actions.store(queue, free)
-            for (key, job), local_id in zip(free.items(), local_ids, strict=True):
-                held[key] = JobKey(job.priority, local_id)
-        holders[queue], new[queue] = held, set(free)
-    return [_holders(op.keys, holders[op.queue], new[op.queue]) for op in ops]
+class KeyedPlan:
+    """The jobs of a batch that have keys, as far as they are to be stored."""
+
+    def __init__(self, ops: Sequence[KeyedEnqueueOp], find: FindKeys) -> None:
+        self._ops = ops
+        first: defaultdict[str, dict[str, Job]] = defaultdict(dict)
+        for op in ops:
+            of_queue = first[op.queue]
+            for key, job in zip(op.keys, op.jobs, strict=True):
+                of_queue.setdefault(key, job)
+        self._held = {queue: dict(find(queue, list(jobs))) for queue, jobs in first.items()}
+        # By queue and key: the first job of each key that nobody holds.
+        self.free = {
+            queue: {key: job for key, job in jobs.items() if key not in self._held[queue]}
+            for queue, jobs in first.items()
+        }
+
+    def holders(self, local_ids: Mapping[str, Sequence[int]]) -> list[list[KeyHolder]]:
+        """Return the holders for the jobs of each op, given the ids of the `free` ones. For all
+        that name a key after the first, its job exists."""
+        for queue, jobs in self.free.items():
+            for (key, job), local_id in zip(jobs.items(), local_ids[queue], strict=True):
+                self._held[queue][key] = JobKey(job.priority, local_id)
+        new = {queue: set(jobs) for queue, jobs in self.free.items()}
+        holders: list[list[KeyHolder]] = []
+        for op in self._ops:
+            held, of_queue = self._held[op.queue], new[op.queue]
+            of_op = []
+            for key in op.keys:
+                of_op.append(KeyHolder(*held[key], existed=key not in of_queue))
+                of_queue.discard(key)
+            holders.append(of_op)
+        return holders
 
 
-def _holders(keys: Sequence[str], jobs: Mapping[str, JobKey], new: set[str]) -> list[KeyHolder]:
-    """Return the holders of `keys`; a job exists for all that name its key after the first."""
-    found = []
-    for key in keys:
-        found.append(KeyHolder(*jobs[key], existed=key not in new))
-        new.discard(key)
-    return found
+def enqueue_keyed(
+    ops: Sequence[KeyedEnqueueOp],
+    find: FindKeys,
+    store: Callable[[str, Mapping[str, Job]], Sequence[int]],
+) -> list[list[KeyHolder]]:
+    """Store the first job of each key that nobody holds; return the holders for each op's jobs.
+    `store`: stores jobs of a queue with their keys, and returns their local ids."""
+    plan = KeyedPlan(ops, find)
+    return plan.holders(
+        {queue: store(queue, jobs) if jobs else () for queue, jobs in plan.free.items()}
+    )
 
 
 # --- claims ---------------------------------------------------------------------------------

@@ -94,7 +94,6 @@ class Row:
 class ModelEngine:
     """The part of `StorageEngine` that changes and reads jobs. `jobs`: by queue, then key."""
 
-    keeps_keys = True
     fence = 0
 
     def __init__(self, limits: Limits, jobs: dict[str, dict[JobKey, Row]]) -> None:

@@ -34,7 +34,6 @@ from pinlaterd.engines.base import (
 from pinlaterd.engines.batches import (
     AckActions,
     Failed,
-    KeyActions,
     apply_acks,
     enqueue_keyed,
     first_claims,
@@ -408,7 +407,7 @@ def _enqueue_keyed(
             tx.run(statement)
         return local_ids
 
-    return enqueue_keyed(ops, KeyActions(find, put))
+    return enqueue_keyed(ops, find, put)
 
 
 # --- claims ---------------------------------------------------------------------------------

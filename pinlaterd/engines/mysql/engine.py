@@ -60,8 +60,6 @@ _CLAIM_BEHIND_HOST = 48
 class MysqlEngine(Store, StorageEngine):
     """To be used by the thread that opens it, in a process that does not fork meanwhile."""
 
-    keeps_keys = True
-
     def address(self) -> str:
         return address_of(self.server.host, self.server.port)
 

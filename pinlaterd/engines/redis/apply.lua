@@ -8,7 +8,7 @@
 --
 -- Arguments: token, lease in ms, '1' if there are enqueues; how many queues and priorities the
 -- batch has to do with, and of each which keys: states of sets, b or u for a lean queue's hashes and
--- x for its runs; now_ms, most characters of a status; how many queues it enqueues to, and of each how many
+-- x for its runs, k and v for keys; now_ms, most characters of a status; how many queues it enqueues to, and of each how many
 -- jobs; then of each kind how many, and each as it is read below. Returns OK and of each kind a
 -- table of results; or DAMAGED, and then no job has changed. Positions count from 1.
 
@@ -55,6 +55,7 @@ for _ = 1, take_number() do
     redis.call('SET', counter, string.format('%d', last_ids[queue] + total))
   end
 end
+local MOST_ARGUMENTS = 2000
 local acks, checkpoints, releases, enqueues, claims = {}, {}, {}, {}, {}
 local jobs -- made when something needs it
 
@@ -279,6 +280,25 @@ for at = 1, take_number() do
     end
     add_all(set_key(queue, priority, PENDING), queue, tonumber(run_after), ids)
     taken, last = taken + size, last + size
+  end
+end
+
+-- Keys of the last jobs that were enqueued to a queue: which of them has the first, how many; of each
+-- key and priority.
+for _ = 1, take_number() do
+  local queue = take()
+  local last, count_keys = last_ids[queue] + take_number(), take_number()
+  local holders, names = {}, {}
+  for nth = 1, count_keys do
+    local key, priority = take(), take()
+    local id, at = string.format('%d', last + nth), #names
+    names[at + 1], names[at + 2] = id, key
+    holders[at + 1], holders[at + 2] = key, priority .. ' ' .. id
+    if #names == MOST_ARGUMENTS or nth == count_keys then
+      redis.call('HSET', holders_key(queue), unpack(holders))
+      redis.call('HSET', keys_key(queue), unpack(names))
+      holders, names = {}, {}
+    end
   end
 end
 

@@ -10,19 +10,29 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, groupby, repeat
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from pinlaterd.engines.base import AckResult, Batch, BatchResult, CheckpointResult, Requeued
-from pinlaterd.engines.batches import first_claims, keys_of
+from pinlaterd.engines.base import (
+    AckResult,
+    Batch,
+    BatchResult,
+    CheckpointResult,
+    KeyHolder,
+    Requeued,
+)
+from pinlaterd.engines.batches import KeyedPlan, first_claims, keys_of
 from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.scripts import LIMITS, RUN_JOBS, is_lean, lean_head
-from pinlaterd.model import Job, JobKey, Payload, PendingKey, all_but_first
+from pinlaterd.model import Job, JobKey, Payload, PendingKey
 
 # Keys that a script writes to, or that have to be sound for it to write, by apply.lua's letters.
-_ENQUEUE, _CLAIM, _SUCCESS, _ALL = "0b", "01bx", "12x", "0123bux"
+_ENQUEUE, _KEYED, _CLAIM, _SUCCESS, _ALL = "0b", "kv", "01bx", "12x", "0123bux"
 _OF_LEAN_QUEUES = frozenset("bux")
 _TEXT_CHARS = LIMITS.custom_status_chars
 _MOST_EXACT = 2**53  # whole numbers up to here are such in Lua
+# What jobs that are enqueued as one run have in common.
+_in_common = itemgetter(slice(1, Job._fields.index("options")))
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,15})\Z")
 _NEVER = -1  # when a job is due again that no further attempt follows
 _NUMBERS_OF_CLAIMS = 9 * 10**15  # they are less, as in runs.lua
@@ -122,9 +132,11 @@ class Application:
         stored: Mapping[str, str],
         now_ms: int,
         payloads: Sequence[Sequence[Payload | None]],
+        plan: KeyedPlan | None = None,
     ) -> None:
         """`stored`: the names of queues as they are in keys. `payloads`: of each op that claims,
-        those of its first jobs, as many as fit; None: there is no such job."""
+        those of its first jobs, as many as fit; None: there is no such job. `plan`: of the jobs
+        that have keys, if there are any: they are stored behind the others of their queue."""
         self._batch = batch
         self._stored = stored
         self._now_ms = now_ms
@@ -132,7 +144,8 @@ class Application:
         self._keys: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
         self._acks = self._ack_runs() if batch.acks else ()
         self._claims = self._claim_runs() if batch.claims else ()
-        self._jobs = self._jobs_by_queue() if batch.enqueues else {}
+        self._plan = plan
+        self._jobs = self._jobs_by_queue() if batch.enqueues or plan else {}
         self._checkpointed: Sequence[int] = ()
         self._released: Sequence[int] = ()
 
@@ -144,6 +157,7 @@ class Application:
             *self._checkpoints(),
             *self._releases(),
             *self._enqueues(),
+            *self._new_keys(),
             *_arguments(self._claims),
         ]
         keys: list[Argument] = [len(self._keys)]
@@ -238,14 +252,31 @@ class Application:
         for op in self._batch.enqueues:
             if op.jobs:
                 jobs.setdefault(self._stored[op.queue], []).extend(op.jobs)
+        for queue, free in self._plan.free.items() if self._plan else ():
+            if free:
+                jobs.setdefault(self._stored[queue], []).extend(free.values())
         return jobs
+
+    def _new_keys(self) -> list[Argument]:
+        """Of the jobs that were enqueued last to each queue."""
+        free = (
+            {queue: jobs for queue, jobs in self._plan.free.items() if jobs} if self._plan else {}
+        )
+        arguments: list[Argument] = [len(free)]
+        for queue, jobs in free.items():
+            stored = self._stored[queue]
+            arguments += (stored, len(self._jobs[stored]) - len(jobs), len(jobs))
+            for key, job in jobs.items():
+                self._keys[stored, job.priority].add(_KEYED)
+                arguments += (key, job.priority)
+        return arguments
 
     def _enqueues(self) -> list[Argument]:
         arguments: list[Argument] = [len(self._jobs)]
         for queue, jobs in self._jobs.items():
             runs = [
                 whole[begin : begin + RUN_JOBS]
-                for whole in [list(run) for _, run in groupby(jobs, all_but_first)]
+                for whole in [list(run) for _, run in groupby(jobs, _in_common)]
                 for begin in range(0, len(whole), RUN_JOBS)
             ]
             arguments += (queue, len(runs))
@@ -315,6 +346,7 @@ class Application:
                 for op in self._batch.releases
             ],
             enqueues=self._given_ids(first_ids) if self._batch.enqueues else (),
+            keyed=self._holders(first_ids),
             claims=self._claimed(claims) if any(claims) else self._payloads,
         )
 
@@ -359,6 +391,17 @@ class Application:
             following[stored] = first + jobs
             given.append(range(first, first + jobs))
         return given
+
+    def _holders(self, first_ids: Sequence[int]) -> Sequence[Sequence[KeyHolder]]:
+        if self._plan is None:
+            return ()
+        first = dict(zip(self._jobs, first_ids, strict=True))
+        local_ids = {}
+        for queue, jobs in self._plan.free.items():
+            stored = self._stored[queue]
+            end = first.get(stored, 0) + len(self._jobs.get(stored, ()))
+            local_ids[queue] = range(end - len(jobs), end)
+        return self._plan.holders(local_ids)
 
     def _claimed(self, answer: Sequence[Sequence[int]]) -> list[list[Payload | None]]:
         payloads = [list(of_op) for of_op in self._payloads]

@@ -40,10 +40,15 @@
 --
 -- and what is ours:
 --
+--   plk_SHARD_QUEUE           hash, of a queue in which a job with a key was ever enqueued, in either
+--                             layout: by key, 'P ID' of the job that holds it. Free where there is
+--                             no such job: PinLater removes jobs without their keys
+--   plv_SHARD_QUEUE           hash, the reverse: keys by ID
 --   plm_SHARD                 hash, what the shard remembers of its owners:
 --                               owner     the token of the owner; empty after an end in order
 --                               fence     how many owners there were: the first part of a token
 --                               start_ms  when the last owner began
+--                               placement the highest number that StorageEngine.fence was raised to
 --                               epoch     of the latest term in which it was opened, where several
 --                               server    servers share the shards, and by which of them
 --                               dropped   how many sets of deleted queues there ever were
@@ -168,6 +173,15 @@ end
 
 local function updates_key(queue)
   return 'plu_' .. SHARD .. '_' .. queue
+end
+
+-- Of a queue in either layout: jobs by keys, and keys by ids.
+local function holders_key(queue)
+  return 'plk_' .. SHARD .. '_' .. queue
+end
+
+local function keys_key(queue)
+  return 'plv_' .. SHARD .. '_' .. queue
 end
 
 -- The same for a queue that is created again, in whichever layout.

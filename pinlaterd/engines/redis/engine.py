@@ -25,7 +25,7 @@ from pinlaterd.engines.base import (
     StorageEngine,
     StoredJob,
 )
-from pinlaterd.engines.batches import fitting_payloads
+from pinlaterd.engines.batches import KeyedPlan, fitting_payloads
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.batch import Application
 from pinlaterd.engines.redis.connection import Argument, Server
@@ -62,7 +62,8 @@ class RedisEngine(Store, StorageEngine):
             for op in ops:
                 self.known(op.queue)
         payloads = fitting_payloads(batch.claims, batch.claim_room, self.payloads)
-        application = Application(batch, self.stored, now_ms, payloads)
+        plan = KeyedPlan(batch.keyed, self.find_keys) if batch.keyed else None
+        application = Application(batch, self.stored, now_ms, payloads, plan)
         return application.result(self.write(scripts.APPLY, *application.arguments()))
 
     # --- reads of bounded cost ---------------------------------------------------------------
@@ -122,6 +123,17 @@ class RedisEngine(Store, StorageEngine):
             for key, row in zip(wanted, rows, strict=True)
             if isinstance(row, list)
         ]
+
+    def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
+        found: dict[str, JobKey] = {}
+        stored = self.known(queue)
+        for first in range(0, len(keys), _MOST_READ_AT_ONCE):
+            some = keys[first : first + _MOST_READ_AT_ONCE]
+            holders = self.read(scripts.FIND_KEYS, stored, *some)
+            for key, holder in zip(some, holders, strict=True):
+                if holder is not None:
+                    found[key] = JobKey(*map(int, holder.split()))
+        return found
 
     def _forget(self, queue: str, keys: Iterable[JobKey]) -> None:
         """Remove jobs that a read found evicted. If the server takes no writes now, they are met

@@ -129,8 +129,35 @@ local function open_jobs()
     redis.call('HSET', updates_key(queue), id, update .. (changes.cs or job.cs))
   end
 
+  -- Whether a queue may have jobs with keys; looked up once a script.
+  local keyed = {}
+  local function has_keys(queue)
+    if keyed[queue] == nil then
+      keyed[queue] = redis.call('TYPE', keys_key(queue)).ok == 'hash'
+    end
+    return keyed[queue]
+  end
+
+  -- The key of a job, or nil.
+  function jobs.key_of(queue, id)
+    return has_keys(queue) and redis.call('HGET', keys_key(queue), id) or nil
+  end
+
+  -- Free the key of a job, if it has one.
+  function jobs.free_key(queue, id)
+    local key = jobs.key_of(queue, id)
+    if key then
+      redis.call('HDEL', keys_key(queue), id)
+      local holder = redis.pcall('HGET', holders_key(queue), key)
+      if type(holder) == 'string' and string.match(holder, ' (%d+)$') == id then
+        redis.call('HDEL', holders_key(queue), key)
+      end
+    end
+  end
+
   -- Whether it was there.
   function jobs.remove(queue, id)
+    jobs.free_key(queue, id)
     if not is_lean(queue) then
       return redis.call('UNLINK', job_key(queue, id)) == 1
     end
@@ -237,6 +264,7 @@ local function open_jobs()
       if jobs.is_id(id) and jobs.exists(queue, id) then
         popped[#popped + 1] = { id = id, since = since, claim = claim }
       else
+        jobs.free_key(queue, id)
         gone = gone + 1
       end
     end

@@ -27,7 +27,7 @@ end
 -- term, too. The lease of an owner that has ended need not be waited for,
 -- nor that of an earlier term (but for a failover's, whose fence is 0), nor need who asks again,
 -- having lost its connection, wait for the end of its own.
--- Returns OK, the token, start_ms, names of queues; or OWNED, the owner's token, what is
+-- Returns OK, the token, start_ms, names of queues, the fence of placements; or OWNED, the owner's token, what is
 -- left of its lease in ms; or SUPERSEDED, server and epoch of a later term; or REFUSED and why; or
 -- DAMAGED.
 function scripts.open()
@@ -58,6 +58,7 @@ function scripts.open()
   if type(freed) == 'table' and freed.err then
     return { 'REFUSED', freed.err }
   end
+  local placement = redis.call('HGET', RECORD, 'placement')
   local start = math.max(now, (number_in(record[1], 0, LATEST_ORDERED_MS) or -1) + 1)
   local fence = string.format('%.0f', (number_in(record[2], 0, MOST_EXACT / 2) or 0) + 1)
   local token = string.format('%s:%.0f:%s', fence, start, who)
@@ -77,7 +78,7 @@ function scripts.open()
   for _, queue in ipairs(queues) do
     set_counter(queue, now)
   end
-  return { 'OK', token, start, queues }
+  return { 'OK', token, start, queues, number_in(placement, 0, MOST_EXACT) or 0 }
 end
 
 -- Give up ownership. Argument: the token. If the shard has another
@@ -102,6 +103,15 @@ function scripts.try_enqueue()
   local written = not problem and redis.pcall('APPEND', LEASE, '')
   if type(written) == 'table' then
     return { 'REFUSED', written.err }
+  end
+  return problem or { 'OK' }
+end
+
+-- Note a number that the next owner is to know. Arguments: token, lease in ms, the number.
+function scripts.raise_fence()
+  local problem = begin_write(false)
+  if not problem then
+    redis.call('HSET', RECORD, 'placement', take())
   end
   return problem or { 'OK' }
 end
@@ -151,6 +161,7 @@ function scripts.delete_queue()
   end
   redis.call('ZREM', queues_key(queue), queue)
   local gone = { jobs_key(queue), updates_key(queue) }
+  redis.call('UNLINK', holders_key(queue), keys_key(queue))
   for priority = 1, MOST_PRIORITIES do
     gone[#gone + 1] = runs_key(queue, priority)
     for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do

@@ -198,8 +198,8 @@ end
 
 -- Whole jobs. Arguments: queue, the state they have to be in (or ''), whether with body ('1'), then
 -- of each job priority and id. Returns OK, then for each a table of state, the ms of its score,
--- attempts allowed and remaining, status, created, run-after and updated in ms, claim, body; or 0
--- if there is no such job; or -1 if it was evicted.
+-- attempts allowed and remaining, status, created, run-after and updated in ms, claim, body, key; or
+-- 0 if there is no such job; or -1 if it was evicted.
 function scripts.lookup()
   local queue, wanted_state, with_body = take(), take(), take() == '1'
   local states = { PENDING, IN_PROGRESS, SUCCEEDED, FAILED }
@@ -217,6 +217,7 @@ function scripts.lookup()
         row = job and {
           tonumber(state), since, job.al or 1, job.ar or 0, job.cs, job.ca or since,
           job.ra or since, job.ua or since, claim or job.cd or false, job.bd or false,
+          jobs.key_of(queue, id) or false,
         } or -1
         break
       elseif redis.pcall('ZSCORE', set_key(queue, priority, state), id) and has_runs(queue, state) then
@@ -226,6 +227,24 @@ function scripts.lookup()
     found[#found + 1] = row
   end
   return found
+end
+
+-- The jobs that hold keys. Arguments: queue, keys. Returns OK, then of each key 'PRIORITY ID', or
+-- false if it is free.
+function scripts.find_keys()
+  local queue = take()
+  local holders = holders_key(queue)
+  local problem = damage(holders, 'hash')
+  if problem then
+    return problem
+  end
+  local found = redis.call('HMGET', holders, unpack(take_all(#ARGV - taken)))
+  local result = { 'OK' }
+  for at, holder in ipairs(found) do
+    local id = holder and string.match(holder, '^%d+ (%d+)$')
+    result[at + 1] = id and jobs.exists(queue, id) and holder or false
+  end
+  return result
 end
 
 -- How many jobs there are. Arguments: levels of priority, queues. Returns OK, then of each queue a

@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS, Limits, StoredJob
-from pinlaterd.model import JobKey, JobState, Payload
+from pinlaterd.model import JobKey, JobOptions, JobState, Payload
 
 RUN_JOBS = 1000  # that one run of a script's arguments may be of (common.lua)
 
@@ -48,12 +48,13 @@ OPEN, CLOSE, HEARTBEAT, TRY_ENQUEUE, HOLD, RELEASE_LEASE, CREATE_QUEUE, DELETE_Q
         *("create_queue", "delete_queue", "vacuum"),
     )
 )
+[RAISE_FENCE] = _scripts("owner", "raise_fence")
 RESCORE, FORGET, RETRY_FAILED, DELETE_FIRST, DELETE_KEYS, RELEASE_EXPIRED = _scripts(
     *("slices", "rescore", "forget", "retry_failed", "delete_first", "delete_found"),
     "release_expired",
 )
-PENDING, PAGE, PAYLOADS, LOOKUP, DEPTHS = _scripts(
-    "reads", "pending", "page", "payloads", "lookup", "depths", writes=False
+PENDING, PAGE, PAYLOADS, LOOKUP, FIND_KEYS, DEPTHS = _scripts(
+    "reads", "pending", "page", "payloads", "lookup", "find_keys", "depths", writes=False
 )
 
 
@@ -136,7 +137,7 @@ def _whole(field: bytes, most: int, otherwise: int) -> int:
 
 def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
     number, since_ms, allowed, remaining, status, created_ms, run_after_ms, updated_ms, *rest = row
-    state, (claim, body) = JobState(number), rest
+    state, (claim, body, held) = JobState(number), rest
     pending = state is JobState.PENDING
     return StoredJob(
         key,
@@ -149,6 +150,7 @@ def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
         updated_ms if pending else since_ms,
         claim.decode(errors="replace") if claim and not pending else None,
         (body or b"") if with_body else None,
+        None if held is None else JobOptions(held.decode(errors="replace")),
     )
 
 

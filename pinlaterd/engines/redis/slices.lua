@@ -40,6 +40,9 @@ function scripts.forget()
   while taken < #ARGV do
     local priority, id = take(), take()
     local is_damaged, is_there = jobs.damage(queue, priority), jobs.exists(queue, id)
+    if not (is_damaged or is_there) then
+      jobs.free_key(queue, id)
+    end
     for _, state in ipairs(is_damaged and {} or { PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
       if not is_there then
         jobs.leave(queue, priority, id, state)

@@ -112,6 +112,7 @@ class Store:
         self._answer_seconds = answer_seconds
         self._who = own_name()
         self._token = b""
+        self._fence = 0
         self._connection: RedisClient | None = None
 
     # --- ownership ---------------------------------------------------------------------------
@@ -182,7 +183,8 @@ class Store:
                 f"{self.shard} is owned by {_who(owner)}, for {max(0, left_ms) / 1000:.1f} s more"
                 " if it does not renew its lease"
             )
-        self._token, start_ms, queues = answer
+        self._token, start_ms, queues, placement = answer
+        self._fence = max(self._fence, placement)
         self.stored = self._named([queue.decode(errors="replace") for queue in queues])
         return int(start_ms)
 
@@ -253,6 +255,15 @@ class Store:
             self.write(scripts.HEARTBEAT)
         except StorageNotCommitted as error:
             raise StorageError(error.message) from error
+
+    @property
+    def fence(self) -> int:
+        return self._fence
+
+    def raise_fence(self, number: int) -> None:
+        if number > self._fence:
+            self.write(scripts.RAISE_FENCE, number)
+            self._fence = number
 
     def try_enqueue(self, _queue: str) -> None:
         self.write(scripts.TRY_ENQUEUE)

@@ -35,7 +35,6 @@ from pinlaterd.engines.base import (
 from pinlaterd.engines.batches import (
     AckActions,
     Failed,
-    KeyActions,
     apply_acks,
     enqueue_keyed,
     first_claims,
@@ -384,7 +383,7 @@ def _enqueue_keyed(tx: Transaction, ops: Sequence[KeyedEnqueueOp]) -> list[list[
         put_keys(tx.db, zip(local_ids, repeat(queue_id), jobs))
         return local_ids
 
-    return enqueue_keyed(ops, KeyActions(find, store))
+    return enqueue_keyed(ops, find, store)
 
 
 # --- claims ---------------------------------------------------------------------------------

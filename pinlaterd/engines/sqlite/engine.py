@@ -64,7 +64,6 @@ class SqliteEngine(Store, StorageEngine):
     """
 
     limits = LIMITS
-    keeps_keys = True
 
     def durability(self) -> Durability:
         return Durability("synchronous=FULL")

@@ -36,9 +36,6 @@ STORAGE_CALLS: dict[str, Call] = {
     "depths": lambda engine: engine.depths(),
     "heartbeat": lambda engine: engine.heartbeat(),
     "try_enqueue": lambda engine: engine.try_enqueue(QUEUE),
-}
-# Of engines that keep keys.
-KEYED_CALLS: dict[str, Call] = {
     "find_keys": lambda engine: engine.find_keys(QUEUE, ["k"]),
     "raise_fence": lambda engine: engine.raise_fence(1),
 }

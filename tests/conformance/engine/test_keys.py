@@ -12,13 +12,6 @@ ALIKE = ["a", "A", "a ", " a", "a\0", "a\0b", "ä", "a\u0308", "%", "_", "'\"\\"
 LONGEST = [letter * (MOST_KEY_BYTES // len(letter.encode())) for letter in "xé🦆"]
 
 
-@pytest.fixture
-def store(store: EngineHarness) -> EngineHarness:
-    if not store.engine.keeps_keys:
-        pytest.skip("this engine keeps no keys yet")
-    return store
-
-
 def _in_state(store: EngineHarness, state: JobState) -> JobKey:
     """Return a job with the key `k` in `state`."""
     [key] = store.enqueue_keyed(keyed("k", attempts_allowed=1))

@@ -18,7 +18,7 @@ from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import StorageCorrupt, StorageError, StorageFull, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobState
 from tests.clocks import FakeClock
-from tests.conformance.engine.calls import KEYED_CALLS, SEARCHES, STORAGE_CALLS, Call
+from tests.conformance.engine.calls import SEARCHES, STORAGE_CALLS, Call
 from tests.conformance.engine.harness import QUEUE, EngineHarness, keyed
 
 # These answer from memory, or have tests of their own.
@@ -27,7 +27,6 @@ OTHER_CALLS = {
     *("searcher", "suspects", "recount", "check"),
 }
 STORE_CALLS = {name: call for name, call in STORAGE_CALLS.items() if name not in OTHER_CALLS}
-STORE_CALLS |= KEYED_CALLS
 
 
 def _methods(protocol: type) -> set[str]:
