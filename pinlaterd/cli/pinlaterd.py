@@ -25,7 +25,7 @@ from pinlaterd.cli import command
 from pinlaterd.config.kinds import KINDS, ProcessKind
 from pinlaterd.config.layout import ETC, program_name
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES
-from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError, address_of
+from pinlaterd.errors import ConfigError, ConnectionFailed, DeploymentError, address_of, how_many
 from pinlaterd.lifecycle import ExitCode, exit_process, set_up_log
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -45,7 +45,7 @@ class _CommandLine(command.CommandLine):
     def text_of(self, error: Exception) -> str:
         match error:
             case ConfigError():
-                return f"the configuration has {len(error.problems)} mistakes:\n{error}"
+                return f"the configuration has {how_many(len(error.problems), 'mistake')}:\n{error}"
             case ConnectionFailed():
                 return f"{error}; is it running? `pinlaterd up` starts it"
         return super().text_of(error)

@@ -120,7 +120,8 @@ def _open_to_others(directory: Path, name: Path) -> str | None:
     quoted, target = shlex.quote(str(shown)), shlex.quote(os.path.realpath(path))
     # Configuration may be linked, file by file: in etc/ nobody else can turn the link.
     if path.is_symlink() and name.name != SUPERVISORD_FILE:
-        cure = f"`rm {quoted} && mv {target} {quoted}`" if name.name else f"give {target} as DIR"
+        cure = f"`rm {quoted}{f' && mv {target} {quoted}' if path.exists() else ''}`"
+        cure = cure if name.name else f"give {target} as DIR"
         return f"{shown}: a link, which others may turn elsewhere; {cure}"
     if not path.exists():
         return None

@@ -137,6 +137,15 @@ def test_programs_run_with_standard_streams_closed(program, closed):
     assert shell(f"$P --nonsense {closed}", program).returncode == 2
 
 
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_programs_that_another_starts_have_all_standard_streams(closed):
+    code = (
+        "import subprocess; from pinlaterd.lifecycle import prepare_streams; prepare_streams();"
+        "raise SystemExit(subprocess.call(['sh', '-c', ': <&0 >&1 7>&2']))"
+    )
+    assert shell(f'"{sys.executable}" -c "{code}" {closed}', "pinlater").returncode == 0
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_a_stream_cannot_show_is_escaped_on_both(encoding):
     line = "$P status /nowhere/\U0001f600; $P init /proc/\U0001f600; $P \U0001f600; $P init --help"

@@ -117,6 +117,9 @@ def test_a_link_is_refused_in_place_of_a_folder(deployment, name, tmp_path):
 
     assert refusal.startswith(f"{path}: a link")
     assert str(target) in refusal
+    target.rename(tmp_path / "gone")
+    if name != ".":
+        assert refusals(deployment)[0].endswith(f"; `rm '{path}'`")
 
 
 def test_links_that_only_the_owner_can_turn_are_none_of_its_business(deployment, tmp_path):
