@@ -41,6 +41,7 @@ class RouterClient:
         self._at_once = _client(settings, self._seconds, _CONNECTIONS)
         self._waiting = _client(settings, self._seconds, _WAITING_CONNECTIONS)
         self._releases: set[asyncio.Task[None]] = set()
+        self._claims: dict[asyncio.Future[Any], PreparedCall[Any]] = {}  # under way
 
     async def run(self, call: PreparedCall[T]) -> T:
         """Return the result of `call`. Raises what AsyncClient raises."""
@@ -59,14 +60,24 @@ class RouterClient:
     async def claim(self, queue: str, call: PreparedCall[list[ClaimedJob]]) -> list[ClaimedJob]:
         """Return the jobs of a dequeue; if it is cancelled, they are pending again."""
         claiming = asyncio.ensure_future(self.run(call))
+        self._claims[claiming] = call
+        claiming.add_done_callback(self._claims.pop)
         try:
             return await asyncio.shield(claiming)
+        except CallGivenUp:  # its wait was ended
+            return []
         except asyncio.CancelledError:
             client = self._waiting if call.wait_ms else self._at_once
             if not (claiming.done() or client.hang_up(call)):
                 claiming.cancel()  # it was not sent yet
             self._start(self._release_claimed(queue, claiming))
             raise
+
+    def end_waits(self) -> None:
+        """Have the claims that wait for jobs answered now."""
+        for call in self._claims.values():
+            if call.wait_ms:
+                self._waiting.hang_up(call)
 
     def release(self, queue: str, jobs: Sequence[ClaimedJob]) -> None:
         """Begin to make claimed jobs pending again, at no attempt's cost."""

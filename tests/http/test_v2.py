@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import threading
 
 import psutil
@@ -266,6 +267,22 @@ def test_a_restart_refuses_no_request(tmp_path):
         load.join()
 
     assert failures == []
+
+
+def test_a_claim_that_waits_is_answered_when_the_process_is_restarted(tmp_path):
+    with serving_http(tmp_path / "d") as deployment:
+        api = http_of(deployment)
+        api.put("/v2/queues/mail")
+        waiting = http.client.HTTPConnection("127.0.0.1", api.port, timeout=60)
+        waiting.request("POST", "/v2/queues/mail/claims", b'{"wait_ms": 60000}')
+        deployment.admin("restart", "http")
+        answer = waiting.getresponse().read()
+        waiting.close()
+        api.post("/v2/queues/mail/jobs", {"data": 1})
+        later = api.post("/v2/queues/mail/claims")
+
+    assert answer == b'{"jobs":[]}'
+    assert [job["data"] for job in later.body["jobs"]] == [1]
 
 
 def test_a_router_that_was_killed_costs_no_request(tmp_path, wait_until):
