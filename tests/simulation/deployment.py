@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import ParamSpec, TypeVar, cast
 from unittest import mock
 
 import zmq
 
+from pinlaterd import lifecycle
 from pinlaterd.config.active import ActiveConfig, activate
 from pinlaterd.config.layout import CONFIG_FILE, RATES_FILE, RUN, SNAPSHOT_FILE, shard_endpoint
 from pinlaterd.config.schema import Config, ServerSettings, ShardSettings, default_queue_settings
@@ -46,6 +48,9 @@ from tests.simulation.network import (
 from tests.simulation.store import Disk, Fault, ModelStore
 from tests.simulation.world import AsyncProcess, Process, World, WorldClock
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _FIRST_PID = 10_000_000  # beyond what Linux gives out: no real process is meant
 _OPEN_AGAIN_SECONDS = 1.0
 _RESTART_SECONDS = (0.1, 1.0)
@@ -66,6 +71,7 @@ class Deployment:
         """`limits`: jobs/s, by queue."""
         self.world = world
         self.network = Network(world)
+        mock.patch.object(lifecycle, "_ASIDE", _AtOnce()).start()
         names = [str(number) for number in range(1, shards + 1)]
         queue = default_queue_settings(server)
         self.config = Config(
@@ -225,6 +231,18 @@ class _Coordinator(Coordinator):
         self._hear()
 
 
+class _AtOnce(Executor):
+    """Runs in the caller's thread: a simulated loop waits for no other."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - as every executor does
+            future.set_exception(error)
+        return future
+
+
 class _SimulatedRouter(Router):
     """The router without its TCP port."""
 
@@ -242,6 +260,7 @@ class _ClientConnection:
     undelivered."""
 
     oneway_calls = calls_that_may_wait = 0
+    peer = "simulated:1"
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.slots: list[Answer] = []
