@@ -121,7 +121,9 @@ class Server:
         beside.replace(self.etc / name)
 
     def text(self, name: str) -> str:
-        return (self.etc / name).read_text()
+        """What the file holds; "" if there is none, as of users.yaml."""
+        path = self.etc / name
+        return path.read_text() if path.exists() else ""
 
     def kept(self) -> list[str]:
         return [path.read_text() for path in sorted(self.etc.glob("*.yours-*"))]
