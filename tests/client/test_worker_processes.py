@@ -290,6 +290,8 @@ def start_program(service, queue, tmp_path):
                 [sys.executable, str(path)],
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 process_group=0,
+                # Tests may run under nohup, which would be inherited.
+                preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
