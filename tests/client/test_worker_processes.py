@@ -291,7 +291,7 @@ def start_program(service, queue, tmp_path):
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 process_group=0,
                 # Tests may run under nohup, which would be inherited.
-                preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
+                preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
