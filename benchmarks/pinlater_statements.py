@@ -75,25 +75,25 @@ class PinLaterShard:
 
     def fill(self, jobs: int) -> None:
         """Make so many jobs, before the clock starts: many rows a statement."""
-        row = self._cursor.mogrify(_ROW, (JobState.PENDING, frames.body()))
+        row = self._cursor.mogrify(_ROW, (JobState.PENDING.value, frames.body()))
         for _ in range(-(-jobs // _FILL_JOBS)):
             self._cursor.execute(_INSERT_INTO + ", ".join([row] * _FILL_JOBS))
 
     def enqueue(self, jobs: int) -> None:
         for _ in range(jobs):
-            self._cursor.execute(_INSERT_INTO + _ROW, (JobState.PENDING, frames.body()))
+            self._cursor.execute(_INSERT_INTO + _ROW, (JobState.PENDING.value, frames.body()))
 
     def claim(self, limit: int) -> Sequence[int]:
         """The local ids of what it claimed; all of their rows were read."""
         claim = f"localhost:9010:1700000000000:bench:load:{next(self._claims)}"
-        states = (JobState.IN_PROGRESS, JobState.PENDING)
+        states = (JobState.IN_PROGRESS.value, JobState.PENDING.value)
         self._cursor.execute(_CLAIM, (claim, *states, limit))
         self._cursor.execute(_SELECT_CLAIMED, (claim,))
         return [row[0] for row in self._cursor.fetchall()]
 
     def ack(self, local_ids: Sequence[int]) -> None:
         for local_id in local_ids:
-            self._cursor.execute(_ACK, (JobState.SUCCEEDED, "", local_id))
+            self._cursor.execute(_ACK, (JobState.SUCCEEDED.value, "", local_id))
 
     def close(self) -> None:
         self._db.close()

@@ -39,5 +39,6 @@ def test_only_the_first_of_acks_under_one_claim_reaches_the_store():
 
     results = apply_acks(ops, AckActions(succeed, fail))
 
-    assert results == [AckResult(2, 0, 1000, []), AckResult(0, 1, 2, [])]
+    missed = {JobKey(1, 2)}  # the first op ended it
+    assert results == [AckResult(2, 0, 1000, []), AckResult(0, 1, 2, [], missed)]
     assert acks_of(applied) == [first, other, under_claim]
