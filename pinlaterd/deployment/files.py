@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import socket
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -90,15 +91,24 @@ def make_folders(directory: Path) -> None:
 
 def with_http_port(given: Mapping[str, T]) -> Mapping[str, T | int]:
     """Return the settings that a deployment is given, with a port of its own for HTTP where only
-    other ports are given: as far from the Thrift port as by default, or the next that is free of
-    them. So deployments of one machine that have different ports have different ones for HTTP."""
+    other ports are given: as far from the Thrift port as by default, or the next that is not among
+    them and that nobody has. So several deployments of a machine get on with each other."""
     port = given.get("port")
     if "http_port" in given or not isinstance(port, int):
         return given
     defaults, taken = ServerSettings(), set(given.values())
     first = port + defaults.http_port - defaults.port
-    candidates = (number for number in range(first, MAX_PORT + 1) if number not in taken)
-    return {**given, "http_port": next(candidates, 0)}
+    candidates = (each for each in range(first, MAX_PORT + 1) if each not in taken)
+    return {**given, "http_port": next(filter(_is_free, candidates), 0)}
+
+
+def _is_free(port: int) -> bool:
+    """Return whether a server of this machine could listen at `port` now."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 _SERVER_HEAD = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 
 import pytest
@@ -32,6 +33,14 @@ def test_a_deployment_with_ports_of_its_own_has_one_for_http_too(tmp_path):
 
     ports = [load_config(tmp_path / name / "etc").server.http_port for name in "ab"]
     assert ports == [9024, 9013]
+
+
+def test_the_port_for_http_is_one_that_nobody_has(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1] - 3
+        write_deployment(tmp_path / "a", "sqlite", 1, {"port": port, "stats_port": port + 1})
+
+        assert load_config(tmp_path / "a" / "etc").server.http_port > port + 3
 
 
 def test_what_it_writes_is_a_valid_configuration(operator):
