@@ -63,7 +63,10 @@ def report(status: Status) -> None:
 
 
 def enqueues(shard: Facts) -> str:
-    return "no (dequeue-only)" if shard["dequeue_only"] else "yes"
+    """Say whether a shard gets jobs, and if not, why."""
+    if shard["dequeue_only"]:
+        return "no (dequeue-only)"
+    return "no (degraded)" if shard["degraded"] else "yes"
 
 
 def shown_state(shard: Facts) -> str:
@@ -211,7 +214,7 @@ _QUEUE_COLUMNS: Sequence[command.Column] = (
 _SHARD_COLUMNS: Sequence[command.Column] = (
     ("shard", "name"),
     ("state", shown_state),
-    ("enqueues", lambda shard: "no" if shard["dequeue_only"] else "yes"),
+    ("enqueues", lambda shard: enqueues(shard).partition(" ")[0]),
     ("#jobs/s", _shown("jobs_per_second")),
     ("#commits/s", _shown("commits_per_second")),
     ("#jobs/commit", _shown("jobs_per_commit")),

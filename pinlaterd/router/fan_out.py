@@ -50,6 +50,7 @@ from pinlaterd.model import (
     DeleteQueueRequest,
     JobDescriptor,
     JobRecord,
+    JobState,
     LookupRequest,
     Method,
     QueueNamesRequest,
@@ -371,6 +372,8 @@ class FanOut:
 
 def _shown(value: object) -> str:
     """Escape a value for the log, a long text only as far as it is shown."""
+    if isinstance(value, JobState):
+        return str(value)
     return repr(value[:200] if isinstance(value, str) else value)
 
 

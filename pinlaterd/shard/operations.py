@@ -296,7 +296,7 @@ class AckJobs(Ack):
             for infos in (request.succeeded, request.failed)
         ]
         self.missed: set[JobKey] = set()
-        named = [key for keys in self._keys for key in keys]
+        named = [key for keys in self._keys for key in keys if key is not None]
         if len(set(named)) < len(named):
             raise InvalidRequest("ackJobs names a job twice; name each once")
 

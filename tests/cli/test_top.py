@@ -195,4 +195,7 @@ def test_the_first_line_says_how_the_service_is(capsys, healthy, degraded, shown
 
     service_status._print_frame(frame(sample, sample))
 
-    assert capsys.readouterr().out.startswith(shown)
+    first_line, _, tables = capsys.readouterr().out.partition("\n")
+    assert first_line.startswith(shown)
+    state, takes_jobs = ("serving, degraded", "no") if degraded else ("serving", "yes")
+    assert f"\n1\t{state}\t{takes_jobs}\t" in tables

@@ -813,7 +813,7 @@ async def test_who_deletes_or_retries_how_many_jobs_is_in_the_log(site: Site, ca
     retried, deleted, refused, dropped = [record.getMessage() for record in caplog.records]
     assert retried.startswith(f"retryFailedJobs by {who}: queue='mail', ")
     assert retried.endswith(", limit=4: 4 jobs")
-    assert deleted.startswith(f"deleteJobs by {who}: queue='mail', ")
+    assert deleted.startswith(f"deleteJobs by {who}: queue='mail', state=PENDING, ")
     assert deleted.endswith(", limit=3: 3 jobs")
     assert refused.startswith(rf"retryFailedJobs by {who}: queue='no\u2028such\x1b[31mqueue', ")
     assert ": failed: " in refused

@@ -86,8 +86,11 @@ def _run_some(
         simulation, found = _simulate(seed, faults)
         done += 1
         calls += simulation.calls
-        if found:
-            broken.append((seed, [str(violation) for violation in found]))
+        problems = [str(violation) for violation in found]
+        if not simulation.calls:
+            problems.append("no call was answered, so that nothing was tried")
+        if problems:
+            broken.append((seed, problems))
             if stop_early:
                 break
     return done, calls, broken
