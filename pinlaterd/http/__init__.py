@@ -1,6 +1,8 @@
 """The HTTP interface: a process of its own, and a client of the routers like any other.
 
 v2             the calls of /v2: what each takes, does and answers
+api            a call as a row of the table of calls
+pages          the jobs of a queue, page by page
 bodies         their JSON, as records that are checked as they are read
 problems       errors as RFC 9457 has them (`application/problem+json`)
 service        the service behind it: calls that outlast the restart of a router

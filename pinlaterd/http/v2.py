@@ -5,6 +5,7 @@
     GET    /v2/queues/{queue}            counts and limits
     DELETE /v2/queues/{queue}            with the admin password in X-Admin-Password
     POST   /v2/queues/{queue}/jobs       enqueue one, or many
+    GET    /v2/queues/{queue}/jobs       its jobs, page by page (`pages`)
     POST   /v2/queues/{queue}/claims     dequeue
     POST   /v2/jobs/acks                 end claimed jobs
     GET    /v2/jobs/{descriptor}         one job
@@ -20,7 +21,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -29,6 +30,7 @@ from pinlaterd.client import calls
 from pinlaterd.config import edit
 from pinlaterd.config.schema import Config, UserSettings
 from pinlaterd.http.access import FAILURES_SECONDS, Access, Refusal, Refused, may
+from pinlaterd.http.api import USER, ApiCall, answer_json, forbidden, read_body
 from pinlaterd.http.bodies import (
     AckAnswer,
     AcksAnswer,
@@ -48,29 +50,18 @@ from pinlaterd.http.bodies import (
     QueuesAnswer,
     SucceededBody,
 )
+from pinlaterd.http.pages import JobPages
 from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
 from pinlaterd.http.service import RouterClient
-from pinlaterd.http_port import UNDELIVERED, body_of
+from pinlaterd.http_port import UNDELIVERED
 from pinlaterd.model import JobDescriptor, JobState
 
-T = TypeVar("T")
 Ack = TypeVar("Ack", bound=SucceededBody)
 
 log = logging.getLogger(__name__)
 
-_USER = web.RequestKey("user", UserSettings)
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="pinlaterd", Bearer realm="pinlaterd"'}
 _PASSWORD = "X-Admin-Password"  # noqa: S105 - the name of a header
-_encode = msgspec.json.Encoder().encode
-
-
-class ApiCall(NamedTuple):
-    """One call of the interface: where it is, which role it takes, and what carries it out."""
-
-    method: str
-    path: str
-    role: str
-    handler: Handler
 
 
 class V2:
@@ -80,6 +71,7 @@ class V2:
         self._client = client
         self._access = access
         self._etc = etc
+        self._pages = JobPages(client)
         self.config = config  # the active one; whoever follows the coordinator replaces it
 
     def routes(self) -> list[web.RouteDef]:
@@ -91,6 +83,7 @@ class V2:
             ApiCall("GET", queue, "view", self._queue),
             ApiCall("DELETE", queue, "admin", self._delete),
             ApiCall("POST", f"{queue}/jobs", "enqueue", self._enqueue),
+            ApiCall("GET", f"{queue}/jobs", "view", self._pages.page),
             ApiCall("POST", f"{queue}/claims", "work", self._claim),
             ApiCall("POST", "/v2/jobs/acks", "work", self._ack),
             ApiCall("GET", "/v2/jobs/{descriptor}", "view", self._job),
@@ -101,11 +94,11 @@ class V2:
         async def handle(request: web.Request) -> web.StreamResponse:
             user = await self._user_of(request)
             if user is not None:
-                request[_USER] = user
+                request[USER] = user
             named = request.match_info.get("queue", "")
             queue = named or request.match_info.get("descriptor", "").partition(":")[0]
             if not may(user, call.role, queue):
-                raise _forbidden(request, call.role, queue)
+                raise forbidden(request, call.role, queue)
             return await call.handler(request)
 
         return handle
@@ -131,21 +124,21 @@ class V2:
     # --- queues ------------------------------------------------------------------------------
 
     async def _queues(self, request: web.Request) -> web.Response:
-        user, names = request.get(_USER), await self._client.run(calls.queue_names())
+        user, names = request.get(USER), await self._client.run(calls.queue_names())
         shown = [QueueNameAnswer(name=name) for name in sorted(names) if may(user, "view", name)]
-        return _json(QueuesAnswer(queues=shown))
+        return answer_json(QueuesAnswer(queues=shown))
 
     async def _create(self, request: web.Request) -> web.Response:
         queue = request.match_info["queue"]
-        body = await _read(request, QueueBody)
+        body = await read_body(request, QueueBody)
         existed = queue in await self._client.run(calls.queue_names())
         await self._client.run(calls.create_queue(queue))
         await self._set_limits(queue, body.limits)
         answer = await self._describe(queue)
-        return _json(answer, HTTPStatus.OK if existed else HTTPStatus.CREATED)
+        return answer_json(answer, HTTPStatus.OK if existed else HTTPStatus.CREATED)
 
     async def _queue(self, request: web.Request) -> web.Response:
-        return _json(await self._describe(request.match_info["queue"]))
+        return answer_json(await self._describe(request.match_info["queue"]))
 
     async def _delete(self, request: web.Request) -> web.Response:
         password = request.headers.get(_PASSWORD, "")
@@ -177,7 +170,7 @@ class V2:
 
     async def _enqueue(self, request: web.Request) -> web.Response:
         queue = request.match_info["queue"]
-        body = await _read(request, EnqueueBody)
+        body = await read_body(request, EnqueueBody)
         try:
             jobs = body.all_jobs()
         except Mistake as mistake:
@@ -187,24 +180,24 @@ class V2:
             for descriptor in await self._client.run(calls.enqueue(queue, jobs))
         ]
         answer = stored[0] if body.jobs is msgspec.UNSET else EnqueuedManyAnswer(jobs=stored)
-        return _json(answer, HTTPStatus.CREATED)
+        return answer_json(answer, HTTPStatus.CREATED)
 
     async def _claim(self, request: web.Request) -> web.Response:
-        queue, body = request.match_info["queue"], await _read(request, ClaimsBody)
+        queue, body = request.match_info["queue"], await read_body(request, ClaimsBody)
         call = calls.dequeue(queue, limit=body.limit, max_wait_ms=body.wait_ms)
         claimed = await self._client.claim(queue, call)
-        answer = _json(ClaimsAnswer(jobs=list(map(ClaimAnswer.of, claimed))))
+        answer = answer_json(ClaimsAnswer(jobs=list(map(ClaimAnswer.of, claimed))))
         answer[UNDELIVERED] = lambda: self._client.release(queue, claimed)
         return answer
 
     async def _ack(self, request: web.Request) -> web.Response:
         """End jobs of any queues, by a call for each queue, all at once."""
-        body = await _read(request, AcksBody)
+        body = await read_body(request, AcksBody)
         succeeded, failed = _by_queue("succeeded", body.succeeded), _by_queue("failed", body.failed)
         queues = list({**succeeded, **failed})
         for queue in queues:
-            if not may(request.get(_USER), "work", queue):
-                raise _forbidden(request, "work", queue)
+            if not may(request.get(USER), "work", queue):
+                raise forbidden(request, "work", queue)
         answers = await asyncio.gather(
             *(
                 self._client.run(
@@ -220,7 +213,7 @@ class V2:
         outcomes = dict(zip(queues, answers, strict=True))
         done = {queue: iter(found.succeeded) for queue, found in outcomes.items()}
         lost = {queue: iter(found.failed) for queue, found in outcomes.items()}
-        return _json(
+        return answer_json(
             AcksAnswer(
                 succeeded=_outcomes(body.succeeded, done), failed=_outcomes(body.failed, lost)
             )
@@ -231,7 +224,7 @@ class V2:
         if JobDescriptor.parse(descriptor) is not None:
             found = await self._client.run(calls.lookup([descriptor], include_body=True))
             if descriptor in found:
-                return _json(JobAnswer.of(found[descriptor]))
+                return answer_json(JobAnswer.of(found[descriptor]))
         raise Problem(
             HTTPStatus.NOT_FOUND, Code.JOB_NOT_FOUND, f"there is no job {descriptor[:200]!r}"
         )
@@ -260,31 +253,3 @@ def _outcomes(
         )
         for ack in acks
     ]
-
-
-def _forbidden(request: web.Request, role: str, queue: str) -> Problem:
-    """Return the refusal of a user whose roles do not allow the request, and log it."""
-    user = request[_USER]
-    log.warning(
-        "refused: %s %s from %s as %r: no role %s",
-        *(request.method, request.path, request.remote, user.name, role),
-    )
-    of_queue = f" for queue {queue!r}" if queue else ""
-    text = f"user {user.name!r} has no role {role!r}{of_queue}"
-    return Problem(HTTPStatus.FORBIDDEN, Code.FORBIDDEN, text)
-
-
-async def _read(request: web.Request, of: type[T]) -> T:
-    """Read a body; none at all is an empty object. Raises Problem."""
-    body = await body_of(request) or b"{}"
-    try:
-        body.decode()  # msgspec does not look into what it keeps raw
-        return msgspec.json.decode(body, type=of)
-    except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
-        raise invalid_body(error) from None
-
-
-def _json(answer: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-    return web.Response(
-        status=status, body=_encode(answer), content_type="application/json", charset="utf-8"
-    )

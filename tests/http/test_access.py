@@ -16,11 +16,12 @@ CALLS = {
     "create": ("PUT", "/v2/queues/mail", None),
     "delete": ("DELETE", "/v2/queues/mail", None),
     "enqueue": ("POST", "/v2/queues/mail/jobs", {"data": 1}),
+    "page": ("GET", "/v2/queues/mail/jobs", None),
     "claim": ("POST", "/v2/queues/mail/claims", None),
     "ack": ("POST", "/v2/jobs/acks", {"succeeded": [{"descriptor": "mail:s1:p1:1", "claim": "x"}]}),
     "job": ("GET", "/v2/jobs/mail:s1:p1:1", None),
 }
-VIEW = {"queues", "queue", "job"}
+VIEW = {"queues", "queue", "page", "job"}
 ALLOWED = {
     "view": VIEW,
     "enqueue": VIEW | {"enqueue"},

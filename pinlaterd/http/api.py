@@ -1,0 +1,70 @@
+"""A call of /v2 as a row of its table: where it is, whom it takes, what it reads and answers.
+
+The table makes the routes (`v2`) and the description of the interface. Handlers read a
+request by `read_body` and `read_query`, and answer by `answer_json`.
+"""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from pinlaterd.config.schema import UserSettings
+from pinlaterd.http.problems import Code, Handler, Problem, invalid_body
+from pinlaterd.http_port import body_of
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+USER = web.RequestKey("user", UserSettings)  # who makes the request, where there are users
+_encode = msgspec.json.Encoder().encode
+
+
+class ApiCall(NamedTuple):
+    """One call of the interface: where it is, which role it takes, and what carries it out."""
+
+    method: str
+    path: str
+    role: str
+    handler: Handler
+
+
+async def read_body(request: web.Request, of: type[T]) -> T:
+    """Read a body; none at all is an empty object. Raises Problem."""
+    body = await body_of(request) or b"{}"
+    try:
+        body.decode()  # msgspec does not look into what it keeps raw
+        return msgspec.json.decode(body, type=of)
+    except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
+        raise invalid_body(error) from None
+
+
+def read_query(request: web.Request, of: type[T]) -> T:
+    """Read the parameters behind the path's `?`. Raises Problem."""
+    try:
+        return msgspec.convert(dict(request.query), type=of, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_body(error) from None
+
+
+def answer_json(answer: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    return web.Response(
+        status=status, body=_encode(answer), content_type="application/json", charset="utf-8"
+    )
+
+
+def forbidden(request: web.Request, role: str, queue: str) -> Problem:
+    """Return the refusal of a user whose roles do not allow the request, and log it."""
+    user = request[USER]
+    log.warning(
+        "refused: %s %s from %s as %r: no role %s",
+        *(request.method, request.path, request.remote, user.name, role),
+    )
+    of_queue = f" for queue {queue!r}" if queue else ""
+    text = f"user {user.name!r} has no role {role!r}{of_queue}"
+    return Problem(HTTPStatus.FORBIDDEN, Code.FORBIDDEN, text)

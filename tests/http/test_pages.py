@@ -1,0 +1,129 @@
+"""Jobs of a queue, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlencode
+
+import pytest
+
+from pinlaterd.client import Job
+from tests.http.conftest import HttpClient
+
+
+def _pages(api: HttpClient, path: str, **query: object) -> Iterator[list]:
+    """The jobs of each page until there are no more."""
+    cursor = None
+    while True:
+        given = query if cursor is None else {**query, "cursor": cursor}
+        answer = api.get(f"{path}/jobs?{urlencode(given)}")
+        assert answer.status == 200, answer
+        yield answer.body["jobs"]
+        cursor = answer.body["cursor"]
+        if cursor is None:
+            return
+
+
+def _listed(api: HttpClient, path: str, **query: object) -> list:
+    return [job["data"] for page in _pages(api, path, **query) for job in page]
+
+
+@pytest.fixture
+def mixed(api: HttpClient, mail: str) -> str:
+    """A queue with two jobs in each state; their data begins with its name."""
+    acks: dict[str, list] = {"succeeded": [], "failed": []}
+    for state in ("succeeded", "failed", "in_progress"):
+        api.post(f"{mail}/jobs", {"jobs": [{"data": f"{state} {n}"} for n in range(2)]})
+        for job in api.post(f"{mail}/claims", {"limit": 2}).body["jobs"]:
+            ack = {"descriptor": job["descriptor"], "claim": job["claim"]}
+            acks.get(state, []).append(ack)
+    acks["failed"] = [{**ack, "retryable": False} for ack in acks["failed"]]
+    assert api.post("/v2/jobs/acks", acks).status == 200
+    later = {"run_after": "2100-01-01T00:00:00Z"}
+    jobs = [{"data": f"pending {n}"} for n in range(2)]
+    jobs += [{"data": f"scheduled {n}", **later} for n in range(2)]
+    api.post(f"{mail}/jobs", {"jobs": jobs})
+    return mail
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed", "in_progress", "scheduled"])
+def test_jobs_of_a_state_are_listed_as_jobs_are(api, mixed, state):
+    [jobs] = _pages(api, mixed, state=state)
+
+    assert sorted(job["data"] for job in jobs) == [f"{state} 0", f"{state} 1"]
+    assert jobs[0] == api.get(f"/v2/jobs/{jobs[0]['descriptor']}").body
+
+
+def test_pending_jobs_are_listed_with_those_that_are_scheduled(api, mixed):
+    listed = _listed(api, mixed, state="pending")
+
+    assert sorted(listed) == ["pending 0", "pending 1", "scheduled 0", "scheduled 1"]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 4, 100])
+def test_pages_have_each_job_of_every_state_once(api, mixed, limit):
+    pages = list(_pages(api, mixed, limit=limit))
+
+    assert max(map(len, pages)) == min(limit, 10)
+    states = ("succeeded", "failed", "in_progress", "scheduled", "pending")
+    listed = sorted(job["data"] for page in pages for job in page)
+    assert listed == sorted(f"{state} {n}" for state in states for n in range(2))
+
+
+def test_pages_go_on_while_jobs_come_and_go(api, mail):
+    api.post(f"{mail}/jobs", {"jobs": [{"data": n} for n in range(20)]})
+    pages = _pages(api, mail, limit=5)
+    first = next(pages)
+    api.post(f"{mail}/jobs", {"jobs": [{"data": "new"} for _ in range(20)]})
+    rest = [job["data"] for page in pages for job in page]
+
+    assert sorted([*(job["data"] for job in first), *rest]) == list(range(20))
+
+
+@pytest.mark.parametrize("text", ["a.c", "(x|y)*", "[", "\\E", "grüße", 'to": "ada"', "\n", "%"])
+def test_a_text_is_found_letter_by_letter(api, mail, http_service, text):
+    bodies = [f"<{text}>".encode(), b"abc", b"xyxy", b""]
+    with http_service.client() as client:
+        found, *_ = client.enqueue(mail.rpartition("/")[2], [Job(body) for body in bodies])
+
+    listed = [job["descriptor"] for page in _pages(api, mail, text=text) for job in page]
+
+    assert listed == [found]
+
+
+def test_a_page_of_large_bodies_is_shorter(api, mail):
+    for n in range(12):
+        api.post(f"{mail}/jobs", {"data": [n, "x" * 900_000]})
+    pages = list(_pages(api, mail))
+
+    assert sorted(job["data"][0] for page in pages for job in page) == list(range(12))
+    assert len(pages) > 1
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "says"),
+    [
+        ("limit=0", "limit", ">= 1"),
+        ("limit=1001", "limit", "<= 1000"),
+        ("limit=many", "limit", "Expected `int`"),
+        ("state=done", "state", "Invalid enum value 'done'"),
+        ("text=", "text", "length >= 1"),
+        ("colour=red", "", "colour"),
+        ("cursor=7", "cursor", "give the one of the page before"),
+        ("cursor=failed-due.x", "cursor", "give the one of the page before"),
+        ("state=pending&cursor=failed-due.0", "cursor", "with the same state"),
+    ],
+)
+def test_a_mistake_in_the_query_is_named(api, mail, query, field, says):
+    answer = api.get(f"{mail}/jobs?{query}")
+
+    assert (answer.status, answer.body["code"]) == (400, "INVALID_REQUEST")
+    [error] = answer.body["errors"]
+    assert error["field"] == field
+    assert says in error["message"]
+
+
+def test_a_queue_that_is_not_there_is_named(api):
+    answer = api.get("/v2/queues/nowhere/jobs")
+
+    assert (answer.status, answer.body["code"]) == (404, "QUEUE_NOT_FOUND")
