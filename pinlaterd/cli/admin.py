@@ -44,6 +44,7 @@ _RATES = {
     "pinlater-admin",
     cls=command.CommandLine,
     modules={
+        "job-type": ["job_types"],
         "server": ["servers"],
         "shard": ["shards", "drain", "failover"],
         "top": ["service_status"],

@@ -94,7 +94,7 @@ class CommandLine(Group):
         if cmd_name not in self._modules:
             return super().get_command(ctx, cmd_name)
         module, *_ = [import_module(f"{__package__}.{name}") for name in self._modules[cmd_name]]
-        return cast("click.Command", getattr(module, cmd_name))
+        return cast("click.Command", getattr(module, cmd_name.replace("-", "_")))
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the program; an input or output that fails is one line, for its help, too."""

@@ -21,6 +21,7 @@ from pinlaterd.config.layout import CONFIG_FILE, CONFIG_LOCK, lock, replace_file
 from pinlaterd.config.schema import (
     HASH_ENVIRONMENT,
     Config,
+    JobType,
     QueueSettings,
     ServerSettings,
     ShardSettings,
@@ -51,6 +52,7 @@ class _File(msgspec.Struct):
     abandon: tuple[str, ...]
     files: tuple[str, ...]
     users: Mapping[str, UserSettings] = {}
+    job_types: Mapping[str, JobType] = {}
 
 
 class _Head(msgspec.Struct):
@@ -99,7 +101,15 @@ def read_active() -> ActiveConfig | None:
     if HASH_ENVIRONMENT in os.environ:
         server = replace(server, admin_password_hash=os.environ[HASH_ENVIRONMENT])
     shards = _with_passwords(found.shards, _from_environment)
-    config = Config(server, shards, found.queues, found.abandon, found.files, users=found.users)
+    config = Config(
+        server,
+        shards,
+        found.queues,
+        found.abandon,
+        found.files,
+        users=found.users,
+        job_types=found.job_types,
+    )
     return ActiveConfig(found.version, config)
 
 
@@ -123,7 +133,14 @@ def _pack(active: ActiveConfig) -> bytes:
         server = replace(server, admin_password_hash="")
     shards = _with_passwords(config.shards, lambda _: "")
     found = _File(
-        active.version, server, shards, config.queues, config.abandon, config.files, config.users
+        active.version,
+        server,
+        shards,
+        config.queues,
+        config.abandon,
+        config.files,
+        config.users,
+        config.job_types,
     )
     return msgspec.json.format(msgspec.json.encode(found), indent=1)
 

@@ -23,6 +23,7 @@ from pinlaterd.config.active import active_files
 from pinlaterd.config.document import DocumentError, FileReader
 from pinlaterd.config.edit_text import Text, Value
 from pinlaterd.config.layout import (
+    JOB_TYPES_FILE,
     QUEUES_FILE,
     SHARDS_FILE,
     USERS_FILE,
@@ -39,7 +40,7 @@ from pinlaterd.config.load import (
     load_config,
     shard_entries,
 )
-from pinlaterd.config.schema import Address, Config
+from pinlaterd.config.schema import Address, Config, JobType
 from pinlaterd.errors import ConfigError
 
 KEPT = ".yours-"  # in the name of an edit that came second
@@ -344,6 +345,56 @@ def add_token(etc: Path, user: str, token: Mapping[str, Value]) -> bool:
         text.tree["users"][user] = {**settings, "tokens": tokens}
 
     return _edit_tree(etc, USERS_FILE, change)
+
+
+# --- job_types.yaml ---------------------------------------------------------------------------
+
+
+def add_job_type(etc: Path, made: JobType) -> bool:
+    """Add a job type at the end of the file; False if there is one of its name or queue."""
+
+    def change(text: Text, config: Config) -> None:
+        others = config.job_types
+        if made.queue not in others and made.name not in {one.name for one in others.values()}:
+            settings = {
+                "name": made.name,
+                "delivery_strategy": made.delivery_strategy,
+                "attempts": made.attempts,
+                "concurrency": made.concurrency,
+                "created_at": made.created_at.isoformat(),
+            }
+            text.tree["job_types"] = {**(text.tree.get("job_types") or {}), made.queue: settings}
+
+    return _edit_tree(etc, JOB_TYPES_FILE, change)
+
+
+def set_job_type(etc: Path, name: str, settings: Mapping[str, float | None]) -> bool:
+    """Change settings of a job type; None: the default. Raises ConfigError if there is none."""
+
+    def change(text: Text, config: Config) -> None:
+        queue = _queue_of_type(etc, name, config)
+        merged = {**text.tree["job_types"][queue], **settings}
+        text.tree["job_types"][queue] = {k: v for k, v in merged.items() if v is not None}
+
+    return _edit_tree(etc, JOB_TYPES_FILE, change)
+
+
+def remove_job_type(etc: Path, name: str) -> bool:
+    """Remove a job type; its queue and jobs stay. Raises ConfigError if there is none."""
+
+    def change(text: Text, config: Config) -> None:
+        queue, types = _queue_of_type(etc, name, config), text.tree["job_types"]
+        text.tree["job_types"] = {key: types[key] for key in types if key != queue}
+
+    return _edit_tree(etc, JOB_TYPES_FILE, change)
+
+
+def _queue_of_type(etc: Path, name: str, config: Config) -> str:
+    found = next((one.queue for one in config.job_types.values() if one.name == name), None)
+    if found is None:
+        names = ", ".join(one.name for one in config.job_types.values()) or "none"
+        raise ConfigError([f"{etc / JOB_TYPES_FILE}: no job type {name!r}; there are: {names}"])
+    return found
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -230,8 +230,17 @@ class Text:
         return self._quoted(key) if self._quotes else key
 
     def _quoted(self, text: str) -> str:
-        is_ascii = self._quotes and self._text.isascii()
-        return json.dumps(text, ensure_ascii=is_ascii or not text.isprintable())
+        if self._quotes:
+            is_ascii = self._text.isascii() or not text.isprintable()
+            return json.dumps(text, ensure_ascii=is_ascii)
+        return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(character: str) -> str:
+    """Write a character within the double quotes of YAML."""
+    if character.isprintable():
+        return json.dumps(character, ensure_ascii=False)[1:-1]
+    return f"\\U{ord(character):08x}"
 
 
 def _is_flow(value: Mapping[str, Any]) -> bool:
@@ -244,6 +253,7 @@ def _is_plain(text: str) -> bool:
     if not re.fullmatch(r"[^\s,:#\[\]{}][^\n,#\[\]{}]*", text):
         return False
     try:
+        parse(f"key: {text}".encode())  # `-` means something there
         node = parse(f"[{text}]".encode())
     except DocumentError:
         return False

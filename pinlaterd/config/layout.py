@@ -30,11 +30,12 @@ SERVER_FILE = "pinlaterd.yaml"
 SHARDS_FILE = "shards.yaml"
 QUEUES_FILE = "queues.yaml"
 USERS_FILE = "users.yaml"
+JOB_TYPES_FILE = "job_types.yaml"
 LOCAL_FILE = "local.yaml"
 CLUSTER_KEY_FILE = "cluster.key"
 SUPERVISORD_FILE = "supervisord.conf"
 # The same on all servers of a cluster.
-SHARED_FILES = (SERVER_FILE, SHARDS_FILE, QUEUES_FILE, USERS_FILE)
+SHARED_FILES = (SERVER_FILE, SHARDS_FILE, QUEUES_FILE, USERS_FILE, JOB_TYPES_FILE)
 CONFIG_FILES = (*SHARED_FILES, LOCAL_FILE)
 
 LOGS = RUN / "log"

@@ -3,6 +3,7 @@
 etc/pinlaterd.yaml    optional: the server's settings
 etc/queues.yaml       optional: settings of single queues; PinLater's JSON is accepted
 etc/users.yaml        optional: who may use the HTTP interface, and for what
+etc/job_types.yaml    optional: the job types of Rickover's interface
 etc/local.yaml        optional: settings of this machine alone, and of its place in a cluster
 etc/shards.yaml       required: the shards, in one of three forms
 
@@ -38,12 +39,14 @@ from pinlaterd.config.schema import (
     HASH_ENVIRONMENT,
     MAX_GLOB_CHARS,
     MAX_PORT,
+    MOST_JOB_TYPE_CHARS,
     ROLES,
     USER_NAME,
     AccessToken,
     Address,
     Between,
     Config,
+    JobType,
     Matching,
     OneOf,
     QueueSettings,
@@ -66,12 +69,13 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     files = [FileReader(etc / name, read) for name in CONFIG_FILES]
     if not etc.is_dir():
         raise ConfigError([f"{etc}: no such folder; `pinlaterd init DIR` writes a new deployment"])
-    server_file, shards_file, queues_file, users_file, local_file = files
+    server_file, shards_file, queues_file, users_file, job_types_file, local_file = files
     local = _read_settings(local_file, shared=False)
     server = _read_server(server_file, local)
     shards, abandon = _read_shards(shards_file, server)
     _check_cluster(local, server, etc / CLUSTER_KEY_FILE, len(shards))
-    queues = _read_queues(queues_file, server)
+    job_types = _read_job_types(job_types_file)
+    queues = _read_queues(queues_file, server, job_types)
     users = _read_users(users_file)
     if not (users or users_file.problems):
         _check_reach(local.file if "http_host" in local else server_file, server)
@@ -80,7 +84,7 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
         raise ConfigError(problems)
     held = tuple(file.path.name for file in files if not file.blank)
     warnings = tuple(warning for file in files for warning in file.warnings)
-    return Config(server, shards, queues, abandon, held, warnings, users)
+    return Config(server, shards, queues, abandon, held, warnings, users, job_types)
 
 
 # --- pinlaterd.yaml and local.yaml ------------------------------------------------------------
@@ -190,7 +194,9 @@ LIMIT, PINLATERS_LIMIT = "max_jobs_per_second", "maxJobsPerSecond"
 _PINLATER_QUEUE_KINDS = {PINLATERS_LIMIT: float, "paused": bool}
 
 
-def _read_queues(file: FileReader, server: ServerSettings) -> dict[str, QueueSettings]:
+def _read_queues(
+    file: FileReader, server: ServerSettings, job_types: Mapping[str, JobType]
+) -> dict[str, QueueSettings]:
     root = file.read()
     if root is None:
         return {}
@@ -204,7 +210,9 @@ def _read_queues(file: FileReader, server: ServerSettings) -> dict[str, QueueSet
         return _read_pinlater_queues(section, defaults)
     queues = section.section("queues")
     return {
-        name: _read_queue(queues.section(name), defaults, _QUEUE_KINDS)
+        name: _read_queue(
+            queues.section(name), default_queue_settings(server, job_types.get(name)), _QUEUE_KINDS
+        )
         for name in queues.values
         if _is_queue(queues, name, name)
     }
@@ -299,14 +307,61 @@ def _read_user(section: Section, name: str) -> UserSettings:
 def _read_token(section: Section) -> AccessToken:
     section.allow(("sha256", "expires"))
     section.require("sha256")
-    expires_at_ms = None
-    if "expires" in section:
-        try:
-            at = datetime.fromisoformat(section.values["expires"].text)
-            expires_at_ms = round(at.astimezone(UTC).timestamp() * 1000)
-        except ValueError:
-            section.problem("expires", "expected a time as 2027-01-31T00:00:00Z")
+    at = _read_time(section, "expires") if "expires" in section else None
+    expires_at_ms = None if at is None else round(at.timestamp() * 1000)
     return AccessToken(section.get("sha256", str, _SHA256) or "", expires_at_ms)
+
+
+def _read_time(section: Section, name: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(section.values[name].text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        section.problem(name, "expected a time as 2027-01-31T00:00:00Z")
+        return None
+
+
+# --- job_types.yaml ---------------------------------------------------------------------------
+
+_JOB_TYPE_SETTINGS = settings_of(JobType)
+_JOB_TYPE_KINDS = {
+    name: kind for name, kind in get_type_hints(JobType).items() if name in _JOB_TYPE_SETTINGS
+}
+_REQUIRED = ("name", "delivery_strategy", "attempts", "concurrency", "created_at")
+
+
+def _read_job_types(file: FileReader) -> dict[str, JobType]:
+    root = file.read()
+    if root is None:
+        return {}
+    section = Section(file, root)
+    section.allow(("job_types",))
+    listed = section.section("job_types")
+    found: dict[str, JobType] = {}
+    names: set[str] = set()
+    for queue in listed.values:
+        if not _is_queue(listed, queue, queue):
+            continue
+        one = _read_job_type(listed.section(queue), queue)
+        if one is not None:
+            if one.name in names:
+                listed.problem(queue, f"a second job type {one.name!r}")
+            names.add(one.name)
+            found[queue] = one
+    return found
+
+
+def _read_job_type(section: Section, queue: str) -> JobType | None:
+    section.allow((*_REQUIRED, "archive_hours"))
+    if not section.require(*_REQUIRED):
+        return None
+    name = section.values["name"].text
+    if not 1 <= len(name) <= MOST_JOB_TYPE_CHARS:
+        section.problem("name", f"use 1 to {MOST_JOB_TYPE_CHARS} characters")
+    created_at = _read_time(section, "created_at")
+    given = section.get_all(_JOB_TYPE_KINDS, _JOB_TYPE_SETTINGS)
+    if created_at is None or not given.keys() >= _JOB_TYPE_KINDS.keys() & {*_REQUIRED}:
+        return None
+    return JobType(name, queue, created_at, **given)
 
 
 # --- shards.yaml ------------------------------------------------------------------------------

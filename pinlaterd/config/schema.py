@@ -6,10 +6,12 @@ the files that it makes; `load` checks values against `allowed`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from pinlaterd.config.layout import DATA, ETC, LOCAL_FILE, SERVER_FILE
@@ -484,6 +486,40 @@ class UserSettings:
     tokens: tuple[AccessToken, ...] = field(default=(), repr=False)
 
 
+DELIVERY_STRATEGIES = ("at_least_once", "at_most_once")
+MOST_JOB_TYPE_CHARS = 200
+MOST_INT16 = 2**15 - 1
+_HALF_A_YEAR_HOURS = 180 * 24.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobType:
+    """A job type of etc/job_types.yaml: what Rickover's interface calls jobs that are run alike. It
+    may have any name; its jobs are in `queue`."""
+
+    name: str
+    queue: str
+    created_at: datetime
+    delivery_strategy: str = _setting("", "how often a job may run", OneOf(DELIVERY_STRATEGIES))
+    attempts: int = _setting(1, "attempts of a job", Between(1, MOST_INT16))
+    concurrency: int = _setting(1, "jobs that run at a time", Between(1, MOST_INT16))
+    archive_hours: float = _setting(
+        _HALF_A_YEAR_HOURS,
+        "how long its ended jobs, and so their ids, are kept, hours",
+        Between(0, HOURS_A_CENTURY),
+    )
+
+
+_NO_WORD = re.compile(r"[^A-Za-z0-9]+")
+_READABLE_CHARS, _HASH_CHARS = 20, 11
+
+
+def queue_of_type(name: str) -> str:
+    """Return the name of the queue of a job type: no two names have the same."""
+    readable = _NO_WORD.sub("_", name).strip("_")[:_READABLE_CHARS]
+    return f"{readable or 'type'}_{hashlib.sha256(name.encode()).hexdigest()[:_HASH_CHARS]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """A whole deployment's configuration, checked."""
@@ -495,19 +531,36 @@ class Config:
     files: tuple[str, ...] = ()  # those of etc/ that held anything at all
     warnings: tuple[str, ...] = field(default=(), compare=False)  # of the files
     users: Mapping[str, UserSettings] = field(default_factory=dict)
+    job_types: Mapping[str, JobType] = field(default_factory=dict)  # by their queues
 
     def only(self, shards: Collection[str]) -> Config:
         """The same with those shards only."""
         kept = {name: shard for name, shard in self.shards.items() if name in shards}
         return replace(self, shards=kept)
 
+    def newest_job_types(self) -> Sequence[JobType]:
+        """List the job types, the newest first."""
+        return sorted(self.job_types.values(), key=lambda one: one.created_at, reverse=True)
+
     def queue(self, name: str) -> QueueSettings:
         """Return the settings of the queue `name`, whether or not queues.yaml names it."""
         settings = self.queues.get(name)
-        return settings if settings is not None else default_queue_settings(self.server)
+        if settings is not None:
+            return settings
+        return default_queue_settings(self.server, self.job_types.get(name))
 
 
-def default_queue_settings(server: ServerSettings) -> QueueSettings:
+# For how long a job of a job type runs before it counts as lost.
+JOB_TYPE_TIMEOUT_SECONDS = 7 * 60.0
+
+
+def default_queue_settings(
+    server: ServerSettings, job_type: JobType | None = None
+) -> QueueSettings:
+    """Return the settings of a queue, that of `job_type` if any, that queues.yaml does not name."""
+    if job_type is not None:
+        hours = job_type.archive_hours
+        return QueueSettings(JOB_TYPE_TIMEOUT_SECONDS, hours, hours)
     return QueueSettings(
         job_claimed_timeout_seconds=server.job_claimed_timeout_seconds,
         job_succeeded_ttl_hours=server.job_succeeded_ttl_hours,

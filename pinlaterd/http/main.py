@@ -16,8 +16,10 @@ from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.kinds import HTTP, counterpart
 from pinlaterd.http.access import Access
+from pinlaterd.http.job_types import JobTypes
 from pinlaterd.http.problems import explain
 from pinlaterd.http.service import RouterClient
+from pinlaterd.http.v1 import V1
 from pinlaterd.http.v2 import V2
 from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import ExitCode, StopSignal, allowed_files
@@ -70,10 +72,17 @@ class HttpProcess(ReportingProcess):
         self._access = Access(config.users, clock)
         self._client = RouterClient(config.server, clock)
         self._v2 = V2(self._client, self._access, start.etc, config)
-        application = web.Application(
-            middlewares=[explain], client_max_size=config.server.max_http_body_bytes
+        self._job_types = JobTypes(start.etc, config)
+        v1 = V1(
+            self._client,
+            self._access,
+            self._job_types,
+            follow_seconds=config.server.request_timeout_ms / 1000,
         )
-        application.add_routes(self._v2.routes())
+        application = web.Application(
+            middlewares=[explain, v1.explain], client_max_size=config.server.max_http_body_bytes
+        )
+        application.add_routes([*v1.routes(), *self._v2.routes()])
         application.on_response_prepare.append(self._prepare)
         # Clients must not take the files that the process itself needs.
         files = allowed_files(_MOST_CLIENTS + _SPARE_FILES, log.warning)
@@ -139,3 +148,4 @@ class HttpProcess(ReportingProcess):
         if active is not None:
             self._v2.config = active.config
             self._access.follow(active.config.users)
+            self._job_types.follow(active.config)

@@ -185,7 +185,7 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Problem as problem:
         return problem.response()
     except web.HTTPException as refused:
-        return _of_aiohttp(refused).response()
+        return of_aiohttp(refused).response()
     except Exception as error:  # the outermost place of a request
         told = problem_of(error)
         if told is None:
@@ -195,7 +195,8 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
         return told.response()
 
 
-def _of_aiohttp(refused: web.HTTPException) -> Problem:
+def of_aiohttp(refused: web.HTTPException) -> Problem:
+    """Return the problem that a refusal of aiohttp, or of the port, is."""
     status, kept = HTTPStatus(refused.status), dict[str, str]()
     detail: Any = refused.reason
     code = Code.INVALID_REQUEST

@@ -99,7 +99,8 @@ def test_the_first_server_of_a_cluster(site):
     shared = unpack(view.nodes["config"].data)
     assert (shared.number, shared.by) == (1, "jobs-1")
     assert shared.files["shards.yaml"] == SHARDS
-    assert set(shared.files) == {"pinlaterd.yaml", "shards.yaml", "queues.yaml", "users.yaml"}
+    shared_names = {"pinlaterd", "shards", "queues", "users", "job_types"}
+    assert set(shared.files) == {f"{name}.yaml" for name in shared_names}
 
 
 def test_what_can_not_be_one_is_left_as_it_was(site):

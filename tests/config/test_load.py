@@ -632,3 +632,52 @@ def test_what_of_local_yaml_acts_at_once():
             "needs a restart: `pinlaterd up`"
         )
     ]
+
+
+def test_job_types_have_queues_with_settings_of_their_own(etc):
+    head = "delivery_strategy: at_least_once, attempts: 7, concurrency: 3"
+    made = "created_at: 2026-11-26T03:00:00.123456Z"
+    (etc / "job_types.yaml").write_text(
+        f"job_types:\n  a_1: {{name: 'a, b', {head}, {made}}}\n"
+        f"  b_1: {{name: b, {head}, {made}, archive_hours: 1}}\n"
+    )
+    (etc / "queues.yaml").write_text("queues:\n  b_1: {max_jobs_per_second: 5}\n")
+
+    config = load_config(etc)
+
+    assert config.job_types["a_1"].name == "a, b"
+    assert config.job_types["a_1"].created_at.microsecond == 123456
+    assert config.queue("a_1").job_failed_ttl_hours == 180 * 24
+    assert config.queue("a_1").job_claimed_timeout_seconds == 420
+    assert config.queue("b_1").job_succeeded_ttl_hours == 1
+    assert config.queue("b_1").max_jobs_per_second == 5
+
+
+def test_mistakes_in_job_types(etc):
+    head = "{name: a, delivery_strategy: at_least_once, attempts: 7, concurrency: 3"
+    (etc / "job_types.yaml").write_text(
+        f"job_types:\n  a-1: {head}}}\n  a_1: {head}}}\n"
+        f"  a_2: {head}, created_at: yesterday}}\n  a_3: {{name: '', attempts: 0}}\n"
+        "  a_4: {name: b, delivery_strategy: twice, attempts: 0, concurrency: 1, created_at: 3}\n"
+    )
+
+    assert problems(etc) == [
+        (
+            "etc/job_types.yaml:2: job_types.a-1: 'a-1' is no queue name; "
+            "use letters, digits and underscores"
+        ),
+        "etc/job_types.yaml:3: job_types.a_1.created_at: missing",
+        ("etc/job_types.yaml:4: job_types.a_2.created_at: expected a time as 2027-01-31T00:00:00Z"),
+        "etc/job_types.yaml:5: job_types.a_3.delivery_strategy: missing",
+        "etc/job_types.yaml:5: job_types.a_3.concurrency: missing",
+        "etc/job_types.yaml:5: job_types.a_3.created_at: missing",
+        ("etc/job_types.yaml:6: job_types.a_4.created_at: expected a time as 2027-01-31T00:00:00Z"),
+        (
+            "etc/job_types.yaml:6: job_types.a_4.delivery_strategy: "
+            "unknown value 'twice'; choose from at_least_once, at_most_once"
+        ),
+        (
+            "etc/job_types.yaml:6: job_types.a_4.attempts: "
+            "0 is out of range; choose from 1 to 32_767"
+        ),
+    ]

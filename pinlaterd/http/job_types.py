@@ -1,0 +1,56 @@
+"""The registry of job types, as a process that serves them sees it.
+
+A type is a record in etc/job_types.yaml, and so the same on all servers. A new one counts once this
+process follows a configuration that has it: by then no other of its name can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from pinlaterd.config import edit
+from pinlaterd.config.schema import Config, JobType
+
+_AGAIN_SECONDS = 2.0  # a configuration that was written is mostly active by then
+
+
+class JobTypes:
+    """The job types that are active, by name."""
+
+    def __init__(self, etc: Path, config: Config) -> None:
+        self._etc = etc
+        self._changed = asyncio.Event()
+        self.follow(config)
+
+    def follow(self, config: Config) -> None:
+        """Know the types of `config` from now on."""
+        self._by_name: Mapping[str, JobType] = {one.name: one for one in config.job_types.values()}
+        self._by_queue: Mapping[str, JobType] = config.job_types
+        self.newest_first = config.newest_job_types()
+        self._changed.set()
+
+    def get(self, name: str) -> JobType | None:
+        return self._by_name.get(name)
+
+    def of_queue(self, queue: str) -> JobType | None:
+        return self._by_queue.get(queue)
+
+    async def create(self, made: JobType, *, seconds: float) -> bool:
+        """Add a type, and return once it is active; False if there is one of its name. An edit that
+        came second, after one on another server, is made again. Raises ConfigError, and
+        TimeoutError if it is not active within `seconds`."""
+        if made.name in self._by_name or not await self._add(made):
+            return False
+        async with asyncio.timeout(seconds):
+            while made.name not in self._by_name:
+                self._changed.clear()
+                try:
+                    await asyncio.wait_for(self._changed.wait(), _AGAIN_SECONDS)
+                except TimeoutError:
+                    await self._add(made)
+        return self._by_name[made.name] == made
+
+    async def _add(self, made: JobType) -> bool:
+        return await asyncio.to_thread(edit.add_job_type, self._etc, made)

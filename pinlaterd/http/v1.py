@@ -1,0 +1,250 @@
+"""Rickover's interface, /v1: job types and their jobs, for clients of Rickover as they are.
+
+    POST   /v1/jobs                       create a job type
+    GET    /v1/jobs/{name}                a job type
+    GET    /v2/job-types                  all of them; also below /rickover, as the next two
+    POST   /v2/job-types                  create one
+    GET    /v2/job-types/{name}
+
+docs/rickover.md is the guide. Paths are tried in this order, then methods; a path that is not there
+and a method that it does not take are refused before anybody is asked who calls, but below /v2.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import NamedTuple
+
+from aiohttp import web
+
+from pinlaterd.client import calls
+from pinlaterd.config.schema import (
+    DELIVERY_STRATEGIES,
+    MOST_JOB_TYPE_CHARS,
+    JobType,
+    UserSettings,
+    queue_of_type,
+)
+from pinlaterd.http.access import FAILURES_SECONDS, Access, Refusal, Refused, may
+from pinlaterd.http.job_types import JobTypes
+from pinlaterd.http.problems import Handler
+from pinlaterd.http.service import RouterClient
+from pinlaterd.http.v1_bodies import INT16, Fields, job_type_answer
+from pinlaterd.http.v1_errors import (
+    RestError,
+    bad_request,
+    forbidden,
+    insecure,
+    json_response,
+    method_not_allowed,
+    missing,
+    not_found,
+    rest_error_of,
+    unauthorized,
+)
+from pinlaterd.http_port import body_of
+
+log = logging.getLogger(__name__)
+
+_ALIAS = "/rickover"  # before the paths below /v2, which are ours otherwise
+_OF_RICKOVER = re.compile(r"/(?:v1(?:/.*)?|rickover/.*|v2/job-types(?:/.*)?)?\Z", re.DOTALL)
+_SECURITY = "max-age=31536000; includeSubDomains; preload"
+_NAME = r"(?P<name>[^\t\n\f\r /]+)"
+_RESERVED_NAME = "meta.shutdown"
+_MOST_ONCE = "at_most_once"
+
+
+Names = Mapping[str, str]  # the parts of a path that differ
+
+
+class _Operation(NamedTuple):
+    """An operation on a path, by one method: the role that it takes, and its handler."""
+
+    role: str
+    handler: Callable[[web.Request, Names], Awaitable[web.StreamResponse]]
+
+
+class _Route(NamedTuple):
+    """A path, and what it takes by method."""
+
+    path: re.Pattern[str]
+    operations: Mapping[str, _Operation]
+
+
+class V1:
+    """The handlers of Rickover's interface, on one service."""
+
+    def __init__(
+        self,
+        client: RouterClient,
+        access: Access,
+        job_types: JobTypes,
+        *,
+        follow_seconds: float,
+        allows_insecure: bool = False,
+    ) -> None:
+        """Serve requests. `follow_seconds`: in which a job type that is created has to be active;
+        `allows_insecure`: whether a proxy may say that its client does not use HTTPS."""
+        self._client = client
+        self._access = access
+        self._job_types = job_types
+        self._follow_seconds = follow_seconds
+        self._allows_insecure = allows_insecure
+        create, show = _Operation("operate", self._create_type), _Operation("view", self._show_type)
+        self._routes = [
+            _Route(re.compile(pattern + r"\Z"), operations)
+            for pattern, operations in (
+                ("/v1/jobs", {"POST": create}),
+                (f"/v1/jobs/{_NAME}", {"GET": show}),
+                ("/v2/job-types", {"GET": _Operation("view", self._list_types), "POST": create}),
+                (f"/v2/job-types/{_NAME}", {"GET": show}),
+            )
+        ]
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return what takes all paths of Rickover's interface."""
+        paths = ("/v1{rest:.*}", f"{_ALIAS}{{rest:/.*}}", "/v2/job-types", "/v2/job-types/{name}")
+        return [web.route("*", path, self._serve) for path in paths]
+
+    @web.middleware
+    async def explain(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Turn every error of a handler of ours into Rickover's; what others serve passes."""
+        if _OF_RICKOVER.match(request.path) is None:
+            return await handler(request)
+        try:
+            if request.headers.get("X-Forwarded-Proto") == "http" and not self._allows_insecure:
+                raise insecure()
+            answer = await handler(request)
+        except Exception as error:  # noqa: BLE001 - the outermost place of a request
+            answer = rest_error_of(error).response(request.path)
+        answer.headers["Strict-Transport-Security"] = _SECURITY
+        return answer
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        path = request.path.removeprefix(_ALIAS)
+        authenticates_first = path.startswith("/v2/")
+        user = await self._user_of(request) if authenticates_first else None
+        for route in self._routes:
+            match = route.path.match(path)
+            if match is not None:
+                break
+        else:
+            raise not_found()
+        if request.method == "OPTIONS":
+            return web.Response(headers={"Allow": ", ".join([*route.operations, "OPTIONS"])})
+        operation = route.operations.get(request.method)
+        if operation is None:
+            raise method_not_allowed()
+        if not authenticates_first:
+            user = await self._user_of(request)
+        names = match.groupdict()
+        queue = self._queue_of(names["name"]) if names.get("name") else ""
+        if not may(user, operation.role, queue):
+            assert user is not None, "without users everybody may do everything"
+            _log_refusal(request, user.name, f"no role {operation.role}")
+            raise forbidden("forbidden", f"User {user.name} has no role {operation.role} here")
+        return await operation.handler(request, names)
+
+    def _queue_of(self, name: str) -> str:
+        found = self._job_types.get(name)
+        return found.queue if found is not None else queue_of_type(name)
+
+    async def _user_of(self, request: web.Request) -> UserSettings | None:
+        """Return who makes the request; None if there are no users. Raises RestError."""
+        header, address = request.headers.get("Authorization"), request.remote or ""
+        try:
+            return await self._access.identify(header, address)
+        except Refused as refused:
+            _log_refusal(request, refused.user, refused.why.name.lower())
+            raise _refusal_of(refused) from None
+
+    # --- job types ---------------------------------------------------------------------------
+
+    async def _list_types(self, _request: web.Request, _names: Names) -> web.Response:
+        return json_response([job_type_answer(one) for one in self._job_types.newest_first])
+
+    async def _show_type(self, _request: web.Request, names: Names) -> web.Response:
+        found = self._job_types.get(names["name"])
+        if found is None:
+            raise not_found()
+        return json_response(job_type_answer(found))
+
+    async def _create_type(self, request: web.Request, _names: Names) -> web.Response:
+        made = _new_type(Fields(await body_of(request)))
+        exists = bad_request("invalid_parameter", f"Job type {made.name} exists already")
+        if self._job_types.get(made.name) is not None:
+            raise exists
+        await self._client.run(calls.create_queue(made.queue))
+        try:
+            is_new = await self._job_types.create(made, seconds=self._follow_seconds)
+        except TimeoutError:
+            title = "The job type is stored, and usable once the coordinator is back"
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            raise RestError(
+                status, "service_unavailable", title, has_status=True, headers={"Retry-After": "1"}
+            ) from None
+        if not is_new:
+            raise exists
+        return json_response(job_type_answer(made), HTTPStatus.CREATED)
+
+
+def _new_type(fields: Fields) -> JobType:
+    """Return the job type that a body describes. Raises RestError, for the first mistake in the
+    order in which Rickover looks."""
+    name, strategy = fields.get("name", str, ""), fields.get("delivery_strategy", str, "")
+    attempts, concurrency = fields.get("attempts", INT16, 0), fields.get("concurrency", INT16, 0)
+    if not name:
+        raise missing("name")
+    if name == _RESERVED_NAME:
+        title = f"The name {name} is reserved"
+        raise bad_request("forbidden_parameter", title, has_instance=False)
+    if not strategy:
+        raise missing("delivery_strategy")
+    if strategy not in DELIVERY_STRATEGIES:
+        raise bad_request("invalid_delivery_strategy", f"Invalid delivery strategy: {strategy}")
+    if strategy == _MOST_ONCE and attempts > 1:
+        title = f"A job type that is {_MOST_ONCE} has one attempt"
+        raise bad_request("invalid_attempts", title)
+    for field, value in (("attempts", attempts), ("concurrency", concurrency)):
+        if value == 0:
+            raise bad_request("invalid_parameter", f"{field} must be set to 1 or more")
+    for field, value in (("attempts", attempts), ("concurrency", concurrency)):
+        if value < 0:
+            raise bad_request("invalid_parameter", f"{field} must be 1 or more, got {value}")
+    if len(name) > MOST_JOB_TYPE_CHARS or "\0" in name:
+        title = f"A name has at most {MOST_JOB_TYPE_CHARS} characters, none of them zero"
+        raise bad_request("invalid_parameter", title)
+    now = datetime.now(UTC)
+    return JobType(name, queue_of_type(name), now, strategy, attempts, concurrency)
+
+
+# --- who calls ------------------------------------------------------------------------------
+
+_REFUSALS = {
+    Refusal.NO_CREDENTIALS: unauthorized("unauthorized", "Unauthorized"),
+    Refusal.NO_NAME: unauthorized("missing_authentication", "Please provide a user name"),
+    Refusal.UNKNOWN_USER: forbidden("forbidden", "Username or password are invalid"),
+    Refusal.WRONG_TOKEN: forbidden("forbidden", "The token is invalid"),
+    Refusal.TOO_MANY_FAILURES: RestError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        "too_many_requests",
+        "Too many failures from this address; try again in a minute",
+        headers={"Retry-After": str(FAILURES_SECONDS)},
+    ),
+}
+
+
+def _refusal_of(refused: Refused) -> RestError:
+    if refused.why is Refusal.WRONG_PASSWORD:
+        return forbidden("incorrect_password", f"Incorrect password for user {refused.user}")
+    return _REFUSALS[refused.why]
+
+
+def _log_refusal(request: web.Request, user: str, why: str) -> None:
+    log.warning(
+        "refused: %s %s from %s as %r: %s", request.method, request.path, request.remote, user, why
+    )

@@ -1,0 +1,90 @@
+"""The JSON of Rickover's interface, read as leniently as Rickover does.
+
+The first value of a body counts, and what follows it is ignored. Keys match without regard to case,
+unknown ones are ignored, and null leaves a field as it was. `data` stays the text that was written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw
+
+from pinlaterd.config.schema import JobType
+from pinlaterd.http.v1_errors import bad_json
+
+T = TypeVar("T")
+
+INT16 = Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]
+_NULL = b"null"
+_first_value = json.JSONDecoder(parse_int=len, parse_float=len).raw_decode
+_SPACE = " \t\r\n"
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,](\d+))?(Z|[+-]\d\d:\d\d)\Z", re.ASCII)
+
+
+class Fields:
+    """The fields of a body, by their names in lower case."""
+
+    def __init__(self, body: bytes | bytearray) -> None:
+        """Raises RestError if the body is no JSON object."""
+        try:
+            text = body.decode()
+            try:
+                found = _fields.decode(body)
+            except msgspec.DecodeError:
+                start = len(text) - len(text.lstrip(_SPACE))
+                found = _fields.decode(text[start : _first_value(text, start)[1]].encode())
+        except (ValueError, RecursionError, msgspec.DecodeError):
+            raise bad_json() from None
+        self._found: Mapping[str, Raw] = {key.casefold(): value for key, value in found.items()}
+
+    def raw(self, name: str) -> bytes | None:
+        """Return a field as it was written; None if it is absent."""
+        value = self._found.get(name)
+        return None if value is None else bytes(value)
+
+    def get(self, name: str, kind: type[T], default: T) -> T:
+        """Return a field, or `default` if it is absent or null. Raises RestError."""
+        value = self.raw(name)
+        if value is None or value == _NULL:
+            return default
+        try:
+            return msgspec.json.decode(value, type=kind)
+        except (msgspec.DecodeError, RecursionError):
+            raise bad_json() from None
+
+    def time(self, name: str) -> datetime | None:
+        """Return a time with a zone. Raises RestError."""
+        text = self.get(name, str, "\0")
+        if text == "\0":
+            return None
+        found = _TIME.fullmatch(text)
+        try:
+            if found is not None:
+                seconds, fraction, zone = found.groups()
+                return datetime.fromisoformat(f"{seconds}.{(fraction or '0')[:6]:0<6}{zone}")
+        except ValueError:
+            pass
+        raise bad_json()
+
+
+def shown(time: datetime) -> str:
+    """Write a time in UTC, its fraction as short as it can be."""
+    text = time.astimezone(UTC).replace(tzinfo=None).isoformat()
+    return f"{text.rstrip('0') if '.' in text else text}Z"
+
+
+def job_type_answer(job_type: JobType) -> Mapping[str, object]:
+    return {
+        "name": job_type.name,
+        "delivery_strategy": job_type.delivery_strategy,
+        "attempts": job_type.attempts,
+        "concurrency": job_type.concurrency,
+        "created_at": shown(job_type.created_at),
+    }
