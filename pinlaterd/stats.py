@@ -43,6 +43,8 @@ COUNTERS = (
     "timeout_retry",
     "succeeded_gc",
     "failed_gc",
+    "pushed",
+    "push_failed",
 )
 GAUGES = ("scheduled", "oldest_ready_age_ms", "rate_limit", "rate_share", "rate_demand")
 HISTOGRAMS = ("dequeue_delay_ms", "first_dequeue_delay_ms")

@@ -46,6 +46,8 @@ _LAST_WORDS_SECONDS = 10.0
 _HANG_UP_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
+# How often a queue that is still to be made is looked for.
+_NEW_QUEUE_SECONDS = 1.0
 _LONGEST_SLEEP_SECONDS = 3600.0  # of a reporter
 _LOOKUP_JOBS = 1000
 
@@ -59,10 +61,14 @@ class Consumer:
     """Works on queues, which may be added and removed meanwhile. Made and used in one event loop;
     `client` is of that loop, and has room for three connections for each queue."""
 
-    def __init__(self, client: AsyncClient, *, max_wait_ms: int, fail: Fail) -> None:
+    def __init__(
+        self, client: AsyncClient, *, max_wait_ms: int, fail: Fail, expects_queues: bool = True
+    ) -> None:
         """`max_wait_ms`: how long a dequeue waits for a first job. `fail` is called with an error
-        that a queue can't be worked on with: its work has stopped, and it is to be removed."""
+        that a queue can't be worked on with: its work has stopped, and it is to be removed.
+        `expects_queues`: that there is no such queue is such an error; else it may come."""
         self.client = client
+        self.expects_queues = expects_queues
         self.max_wait_ms = max_wait_ms
         self.fail = fail
         self._works: dict[str, QueueWork] = {}
@@ -129,6 +135,7 @@ class QueueWork:
         # Under way, by their fetchers.
         self._dequeues: dict[asyncio.Task[None], PreparedCall[list[ClaimedJob]]] = {}
         self._was_found = False  # whether there was such a queue once
+        self._expects_queue = consumer.expects_queues
 
     def start(self) -> None:
         room, due = partial(self._soon, self._room.set), partial(self._soon, self._due.set)
@@ -201,11 +208,12 @@ class QueueWork:
             except DequeueRateLimited:
                 pause = _FIRST_PAUSE_SECONDS
             except QueueNotFound as error:
-                if not self._was_found:
+                if self._expects_queue and not self._was_found:
                     raise
                 if next_pause == _FIRST_PAUSE_SECONDS:
-                    log.warning("%s; it was deleted, and is looked for now and then", error)
-                pause = next_pause = _LONGEST_PAUSE_SECONDS
+                    log.warning("%s; it is looked for now and then", error)
+                next_pause = _LONGEST_PAUSE_SECONDS if self._was_found else _NEW_QUEUE_SECONDS
+                pause = next_pause
             except RequestError:
                 raise
             except CallGivenUp:

@@ -22,7 +22,14 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.running_job import RELEASED, SUCCEEDED, Ending, Outcome, RunningJob
+from pinlaterd.client.running_job import (
+    HANDED_OVER,
+    RELEASED,
+    SUCCEEDED,
+    Ending,
+    Outcome,
+    RunningJob,
+)
 from pinlaterd.model import ClaimedJob
 
 # While handlers are busy with what one has brought the other is on its way.
@@ -80,6 +87,9 @@ class Runs:
         self._endings = dict.fromkeys(Ending, 0)
         self._seconds = 0.0
         self._buckets = [0] * (len(BOUNDS_SECONDS) + 1)
+
+    def limit(self, concurrency: int) -> None:
+        self._concurrency = concurrency
 
     def add(self, ending: Ending, seconds: float) -> None:
         """A job has run for so long."""
@@ -269,6 +279,13 @@ class InFlight:
                 return job
             self._ended.append((job, None))
 
+    def limit(self, concurrency: int) -> None:
+        """Claim for so many places from now on; what is claimed already is begun all the same."""
+        with self._lock:
+            self._concurrency = concurrency
+            self._runs.limit(concurrency)
+            self._tell_room()
+
     def when_ready(self, tell: Callable[[], None]) -> None:
         """Call `tell`, from any thread, whenever jobs were added."""
         self._tell_ready = tell
@@ -433,7 +450,7 @@ class InFlight:
                 self._runs.add(ending, job.ended_at - job.began_at)
             if is_lost or outcome is None:
                 self._lost += 1
-            else:
+            elif outcome is not HANDED_OVER:
                 self._to_report(job, outcome)
 
     def _to_report(self, job: RunningJob, outcome: Outcome) -> None:

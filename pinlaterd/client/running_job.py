@@ -322,6 +322,7 @@ class Ending(StrEnum):
     DISCARDED = "discarded"  # FAILED for good
     POSTPONED = "postponed"  # PENDING again for later
     LOST = "lost"  # nothing: the claim was gone before
+    HANDED_OVER = "handed_over"  # nothing yet: another program will report it under the claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +342,7 @@ class Outcome:
 
 SUCCEEDED = Outcome(Ending.SUCCEEDED)
 LOST = Outcome(Ending.LOST)
+HANDED_OVER = Outcome(Ending.HANDED_OVER)
 # A job that goes back unbegun, or unfinished when the grace is over: PENDING at no attempt's cost.
 RELEASED = Outcome(Ending.POSTPONED)
 

@@ -22,6 +22,7 @@ from pinlaterd.config.schema import (
     HASH_ENVIRONMENT,
     Config,
     JobType,
+    PushSettings,
     QueueSettings,
     ServerSettings,
     ShardSettings,
@@ -53,6 +54,7 @@ class _File(msgspec.Struct):
     files: tuple[str, ...]
     users: Mapping[str, UserSettings] = {}
     job_types: Mapping[str, JobType] = {}
+    pushes: Mapping[str, PushSettings] = {}
 
 
 class _Head(msgspec.Struct):
@@ -109,6 +111,7 @@ def read_active() -> ActiveConfig | None:
         found.files,
         users=found.users,
         job_types=found.job_types,
+        pushes=found.pushes,
     )
     return ActiveConfig(found.version, config)
 
@@ -141,6 +144,7 @@ def _pack(active: ActiveConfig) -> bytes:
         config.files,
         config.users,
         config.job_types,
+        config.pushes,
     )
     return msgspec.json.format(msgspec.json.encode(found), indent=1)
 

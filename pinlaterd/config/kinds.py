@@ -75,6 +75,12 @@ def _http_processes(config: Config) -> Mapping[str, object]:
     return numbered(config.server.http_processes) if config.server.http_port else {}
 
 
+def _push_processes(config: Config) -> Mapping[str, object]:
+    # Where nothing is to be pushed there is none.
+    is_needed = bool(config.pushes or config.server.downstream_url)
+    return numbered(config.server.push_processes) if is_needed else {}
+
+
 KINDS = [
     COORDINATOR_KIND := ProcessKind(
         COORDINATOR,
@@ -110,6 +116,14 @@ KINDS = [
         members=_http_processes,
         restart=RestartRule.HANDOVER,
         address=("http_host", "http_port"),
+    ),
+    PUSH := ProcessKind(
+        "push",
+        main="pinlaterd.push.main",
+        purpose="Push jobs to HTTP servers, as a client of the routers.",
+        priority=500,
+        members=_push_processes,
+        is_live=True,
     ),
 ]
 

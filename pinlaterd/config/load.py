@@ -35,8 +35,10 @@ from pinlaterd.config.password import is_hash
 from pinlaterd.config.schema import (
     CLUSTER_NAME,
     DEFAULT_ENGINE,
+    DOWNSTREAM_ENVIRONMENT,
     ENGINES,
     HASH_ENVIRONMENT,
+    HTTP_URL,
     MAX_GLOB_CHARS,
     MAX_PORT,
     MOST_JOB_TYPE_CHARS,
@@ -49,6 +51,7 @@ from pinlaterd.config.schema import (
     JobType,
     Matching,
     OneOf,
+    PushSettings,
     QueueSettings,
     SentinelSettings,
     ServerSettings,
@@ -75,7 +78,7 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     shards, abandon = _read_shards(shards_file, server)
     _check_cluster(local, server, etc / CLUSTER_KEY_FILE, len(shards))
     job_types = _read_job_types(job_types_file)
-    queues = _read_queues(queues_file, server, job_types)
+    queues, pushes = _read_queues(queues_file, server, job_types)
     users = _read_users(users_file)
     if not (users or users_file.problems):
         _check_reach(local.file if "http_host" in local else server_file, server)
@@ -84,7 +87,7 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
         raise ConfigError(problems)
     held = tuple(file.path.name for file in files if not file.blank)
     warnings = tuple(warning for file in files for warning in file.warnings)
-    return Config(server, shards, queues, abandon, held, warnings, users, job_types)
+    return Config(server, shards, queues, abandon, held, warnings, users, job_types, pushes)
 
 
 # --- pinlaterd.yaml and local.yaml ------------------------------------------------------------
@@ -123,7 +126,22 @@ def _read_server(file: FileReader, local: Section) -> ServerSettings:
     if local.values.get("cluster") and "server_set_file" in given:
         problem = "the servers of a cluster divide the rates without it; remove it"
         section.problem("server_set_file", problem)
+    if not given.get(_DOWNSTREAM):
+        given[_DOWNSTREAM] = _read_downstream(file)
     return ServerSettings(**given, admin_password_hash=_read_hash(section))
+
+
+_DOWNSTREAM = "downstream_url"
+
+
+def _read_downstream(file: FileReader) -> str:
+    """Return the environment's downstream, or "" if there is none."""
+    url = os.environ.get(DOWNSTREAM_ENVIRONMENT, "").rstrip("/")
+    problem = HTTP_URL.problem(url, url) if url else ""
+    if problem:
+        file.problem(0, f"environment {DOWNSTREAM_ENVIRONMENT}", f"{problem}; {HTTP_URL}")
+        return ""
+    return url
 
 
 _CLUSTER_NEEDS = ("cluster", "server", "zookeeper", "peer_host")
@@ -196,26 +214,55 @@ _PINLATER_QUEUE_KINDS = {PINLATERS_LIMIT: float, "paused": bool}
 
 def _read_queues(
     file: FileReader, server: ServerSettings, job_types: Mapping[str, JobType]
-) -> dict[str, QueueSettings]:
+) -> tuple[dict[str, QueueSettings], dict[str, PushSettings]]:
+    """Return what the file says of queues, and of those that are pushed."""
     root = file.read()
     if root is None:
-        return {}
+        return {}, {}
     section = Section(file, root)
     section.allow(("queues",))
     if "queues" not in section:
-        return {}
+        return {}, {}
     defaults = default_queue_settings(server)
     if section.values["queues"].items is not None:
         section = Section(file, root, refuse_unknown=False)
-        return _read_pinlater_queues(section, defaults)
+        return _read_pinlater_queues(section, defaults), {}
     queues = section.section("queues")
-    return {
-        name: _read_queue(
-            queues.section(name), default_queue_settings(server, job_types.get(name)), _QUEUE_KINDS
-        )
-        for name in queues.values
-        if _is_queue(queues, name, name)
+    named = {name: queues.section(name) for name in queues.values if _is_queue(queues, name, name)}
+    # Before their settings are read, which forgets what is no setting.
+    pushes = {
+        name: _read_push(one.section(_PUSH), server) for name, one in named.items() if _PUSH in one
     }
+    settings = {
+        name: _read_queue(one, default_queue_settings(server, job_types.get(name)), _QUEUE_KINDS)
+        for name, one in named.items()
+    }
+    return settings, pushes
+
+
+_PUSH = "push"
+_PUSH_SETTINGS = settings_of(PushSettings)
+_PUSH_KINDS = {
+    name: kind for name, kind in get_type_hints(PushSettings).items() if name in _PUSH_SETTINGS
+}
+# Of a header: nothing that could begin another one.
+_HEADER = Matching(re.compile(r"[\x20-\x7e]{1,4096}"), "expected printable ASCII")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
+
+
+def _read_push(section: Section, server: ServerSettings) -> PushSettings:
+    section.allow((*_PUSH_KINDS, "headers"))
+    section.require("url")
+    headers = section.section("headers") if "headers" in section else None
+    names = () if headers is None else headers.values
+    given = section.get_all(_PUSH_KINDS, _PUSH_SETTINGS)
+    if headers is not None:
+        for name in [name for name in names if not _HEADER_NAME.match(name)]:
+            headers.problem(name, "no name of a header")
+        given["headers"] = {
+            name: headers.get(name, str, Setting("", _HEADER, secret=True)) or "" for name in names
+        }
+    return PushSettings(**{"timeout_seconds": server.push_timeout_seconds, **given})
 
 
 def _read_pinlater_queues(section: Section, defaults: QueueSettings) -> dict[str, QueueSettings]:
@@ -236,7 +283,7 @@ def _read_pinlater_queues(section: Section, defaults: QueueSettings) -> dict[str
 def _read_queue(
     section: Section, defaults: QueueSettings, kinds: Mapping[str, type]
 ) -> QueueSettings:
-    section.allow(kinds)
+    section.allow((*kinds, _PUSH) if kinds is _QUEUE_KINDS else kinds)
     # `max_jobs_per_second:` and nothing means no limit
     section.values = {name: one for name, one in section.values.items() if not one.is_nothing}
     settings = {**_QUEUE_SETTINGS, PINLATERS_LIMIT: _QUEUE_SETTINGS[LIMIT]}

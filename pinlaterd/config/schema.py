@@ -27,6 +27,9 @@ DEFAULT_ENGINE = "sqlite"
 REDIS_LAYOUTS = ("lean", "pinlater")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 HASH_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD_HASH"
+# Rickover's names.
+DOWNSTREAM_ENVIRONMENT = "DOWNSTREAM_URL"
+DOWNSTREAM_AUTH_ENVIRONMENT = "DOWNSTREAM_WORKER_AUTH"
 # Owners renew their leases once a second: a shorter one would end by an accident.
 LEAST_LEASE_SECONDS = 3
 # Less would take a server for dead that had a lot to do for a moment.
@@ -61,17 +64,19 @@ class OneOf(NamedTuple):
 
 
 class Matching(NamedTuple):
-    """Printable text that all of `pattern` matches."""
+    """Printable text that all of `pattern` matches. Messages show what does not, if it is
+    `shown`."""
 
     pattern: re.Pattern[str]
     rule: str
+    shown: bool = True
 
     def __str__(self) -> str:
         return self.rule
 
     def problem(self, value: Any, written: str) -> str:
         fits = value.isprintable() and self.pattern.fullmatch(value)
-        return "" if fits else f"{written[:60]!r} is not valid"
+        return "" if fits else f"{repr(written[:60]) if self.shown else 'this'} is not valid"
 
 
 def characters(low: int, high: int, without: str = "") -> Matching:
@@ -123,6 +128,13 @@ _ANY_HOST = characters(1, 255)
 _ANY_PORT = Between(1, MAX_PORT)
 
 
+HTTP_URL = Matching(
+    re.compile(r"https?://[^/?#@\s]+(?:/[^?#\s]*)?"),
+    "expected http://HOST[:PORT][/PATH] or https://, without a password or a query",
+    shown=False,
+)
+
+
 def _machine(default: T, doc: str, allowed: Allowed, **flags: bool) -> T:
     return _setting(default, doc, allowed, machine=True, **flags)
 
@@ -166,6 +178,40 @@ class ServerSettings:
         False,
         "whether other machines may use the HTTP interface while it has no users (true or false)",
         machine=True,
+    )
+    downstream_url: str = _setting(
+        "",
+        "HTTP server that job types are pushed to; or the environment's"
+        f" {DOWNSTREAM_ENVIRONMENT}. None: they are not pushed",
+        HTTP_URL._replace(pattern=re.compile(rf"(?:{HTTP_URL.pattern.pattern})?")),
+        live=True,
+    )
+    downstream_auth_file: str = _setting(
+        "",
+        "file with the password that the downstream expects of the user `jobs`, relative to the"
+        f" deployment's folder; or the environment's {DOWNSTREAM_AUTH_ENVIRONMENT}",
+        characters(0, 4096),
+        live=True,
+    )
+    push_processes: int = _machine(
+        1,
+        "processes that push jobs to HTTP servers, where something is to be pushed; 0: none",
+        Between(0, 64),
+        live=True,
+    )
+    push_hosts: str = _setting(
+        "",
+        "hosts that queues with `push` may name in their URLs, with commas between, as shell"
+        " patterns; addresses of this machine and of private networks only if they are listed,"
+        " too, as 127.0.0.1 or 10.0.0.0/8",
+        Matching(re.compile(r"[\w.:*?\[\]/,-]*"), "expected HOST,HOST without spaces"),
+        live=True,
+    )
+    push_timeout_seconds: float = _setting(
+        300.0,
+        "an attempt whose downstream has not reported how it ended within this has failed, seconds",
+        Between(0.1, SECONDS_A_YEAR),
+        live=True,
     )
     web_port: int = _setting(9011, "HTTP port of the dashboard (not in this release)", _ANY_PORT)
     advertised_host: str = _machine(
@@ -459,6 +505,32 @@ class QueueSettings:
     paused: bool = _setting(False, "no dequeues, whatever max_jobs_per_second says (true or false)")
 
 
+@dataclass(frozen=True, slots=True)
+class PushSettings:
+    """A queue's `push` in etc/queues.yaml: the HTTP server that its jobs are handed to."""
+
+    url: str = _setting("", "URL that each job is posted to", HTTP_URL)
+    timeout_seconds: float = _setting(
+        300.0,
+        "an attempt whose end was not reported within this has failed, seconds",
+        Between(0.1, SECONDS_A_YEAR),
+    )
+    callback_seconds: float = _setting(
+        420.0,
+        "how long a claim holds if the process that pushes was killed, seconds",
+        Between(1, SECONDS_A_YEAR),
+    )
+    max_in_progress: int = _setting(
+        64, "most requests of one process at a time", Between(1, 10_000)
+    )
+    auth_file: str = _setting(
+        "",
+        "file with USER:PASSWORD, or a bearer token, relative to the deployment's folder",
+        characters(0, 4096),
+    )
+    headers: Mapping[str, str] = field(default_factory=dict)  # of each request
+
+
 # What a user may do: each may also do what `view` may; `admin` may do everything.
 ROLES = ("view", "enqueue", "work", "operate", "admin")
 USER_NAME = Matching(
@@ -532,6 +604,7 @@ class Config:
     warnings: tuple[str, ...] = field(default=(), compare=False)  # of the files
     users: Mapping[str, UserSettings] = field(default_factory=dict)
     job_types: Mapping[str, JobType] = field(default_factory=dict)  # by their queues
+    pushes: Mapping[str, PushSettings] = field(default_factory=dict)  # by queue
 
     def only(self, shards: Collection[str]) -> Config:
         """The same with those shards only."""

@@ -26,7 +26,11 @@ from pinlaterd.config import layout
 from pinlaterd.config.active import ConfigSuperseded, activate, environment_of, read_active
 from pinlaterd.config.kinds import KINDS, is_handover_peer
 from pinlaterd.config.load import load_config
-from pinlaterd.config.schema import Config
+from pinlaterd.config.schema import (
+    DOWNSTREAM_AUTH_ENVIRONMENT,
+    DOWNSTREAM_ENVIRONMENT,
+    Config,
+)
 from pinlaterd.coordinator.programs import (
     PROGRAM_VARIABLE,
     Supervisord,
@@ -80,6 +84,7 @@ def up(directory: Path, tell: Tell) -> UpResult:
         if config.server.cluster:
             config = _accepted_config()
         if _runs(supervisord):
+            config = _with_running_downstream(config, supervisord)
             changed = _reconcile(config, supervisord, tell)
         else:
             _start(config, supervisord, tell)
@@ -222,12 +227,22 @@ def _reconcile(config: Config, supervisord: Supervisord, tell: Tell) -> bool:
     return bool(actions)
 
 
+def _with_running_downstream(config: Config, supervisord: Supervisord) -> Config:
+    """Return `config` with the downstream that the processes have from their environment, unless
+    it names one: a command in another shell must not end what was started with one."""
+    there = psutil.Process(supervisord.pid()).environ().get(DOWNSTREAM_ENVIRONMENT, "")
+    if config.server.downstream_url or not there:
+        return config
+    server = dataclasses.replace(config.server, downstream_url=there.rstrip("/"))
+    return dataclasses.replace(config, server=server)
+
+
 def _check_environment(config: Config, supervisord: Supervisord) -> None:
     """Processes get their environment from supervisord, which got its own when it was started."""
     there = psutil.Process(supervisord.pid()).environ()
-    other = sorted(
-        name for name in environment_of(config) if there.get(name) != os.environ.get(name)
-    )
+    given = (DOWNSTREAM_ENVIRONMENT, DOWNSTREAM_AUTH_ENVIRONMENT)
+    names = environment_of(config).union(name for name in given if name in os.environ)
+    other = sorted(name for name in names if there.get(name) != os.environ.get(name))
     if other:
         raise DeploymentError(
             f"{', '.join(other)}: not what supervisord was started with, and so not what its "

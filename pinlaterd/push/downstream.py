@@ -1,0 +1,131 @@
+"""A downstream: the HTTP server that jobs are posted to, and what its answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import NamedTuple
+
+import aiohttp
+import msgspec
+from aiohttp.abc import AbstractResolver
+
+from pinlaterd import __version__
+
+USER_AGENT = f"pinlaterd/{__version__}"
+# Rickover's. A downstream that has not answered by then has taken the job.
+_ANSWER_SECONDS = 6.5
+# Shorter: nothing was sent to one that could not be connected to.
+_CONNECT_SECONDS = 5.0
+# Below what servers close idle connections after, mostly: a request must not meet that.
+_IDLE_SECONDS = 4.0
+_MOST_ANSWER_BYTES = 64 * 1024
+_MOST_REASON_CHARS = 200
+_UNAVAILABLE = "service_unavailable"
+# Of a server, not of the job.
+_DOWN = frozenset(
+    {
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
+
+
+class Answer(NamedTuple):
+    """A downstream's answer to a request. `failure` "": it has taken the job."""
+
+    failure: str = ""
+    is_unavailable: bool = False  # the same request is to be made again in a moment
+    is_down: bool = False  # it would hardly take another job now
+
+
+class _Problem(msgspec.Struct):
+    """Rickover's errors."""
+
+    id: str = ""
+    title: str = ""
+
+
+class Downstreams:
+    """Posts to downstreams, in one event loop."""
+
+    def __init__(self, resolver: AbstractResolver | None = None) -> None:
+        connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=_IDLE_SECONDS, resolver=resolver
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # A small answer could become gigabytes otherwise.
+            auto_decompress=False,
+            skip_auto_headers=("Accept-Encoding",),
+            headers={"Accept": "application/json", "Content-Type": "application/json"},
+        )
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Send a job, once, and say what became of it. It follows no redirects."""
+        try:
+            async with self._session.post(
+                url, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                return _judge(response.status, await _read(response))
+        except aiohttp.ConnectionTimeoutError:
+            return Answer("can't be connected to: no answer", is_down=True)
+        except TimeoutError:
+            return Answer(is_down=True)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return Answer(_explain(error), is_down=True)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes | None:
+    """Return the answer's body; None if it is longer than answers are."""
+    received = bytearray()
+    while chunk := await response.content.read(_MOST_ANSWER_BYTES):
+        received += chunk
+        if len(received) > _MOST_ANSWER_BYTES:
+            response.close()
+            return None
+    return bytes(received)
+
+
+def _judge(status: int, body: bytes | None) -> Answer:
+    if status >= HTTPStatus.MULTIPLE_CHOICES:
+        problem = _problem(body)
+        reason = f": {problem.id or problem.title}"[:_MOST_REASON_CHARS].rstrip(": ")
+        is_unavailable = problem.id == _UNAVAILABLE
+        is_down = is_unavailable or status in _DOWN
+        return Answer(f"answered {status}{reason}", is_unavailable, is_down)
+    if not body and body is not None:
+        return Answer()
+    if body is None or not _is_object_or_null(body):
+        return Answer(f"answered {status} with a body that is no JSON object")
+    return Answer()
+
+
+def _problem(body: bytes | None) -> _Problem:
+    try:
+        return msgspec.json.decode(body or b"{}", type=_Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _Problem()
+
+
+def _is_object_or_null(body: bytes) -> bool:
+    try:
+        return msgspec.json.decode(body) is None or body.lstrip()[:1] == b"{"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def _explain(error: Exception) -> str:
+    """Say why a request failed, without its URL and what is in that."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"can't be connected to: {error.os_error.strerror or error.os_error}"
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | OSError):
+        return "the connection was dropped"
+    return f"can't be asked: {type(error).__name__}"

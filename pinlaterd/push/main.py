@@ -1,0 +1,184 @@
+"""`pinlaterd push`: wires what pushes jobs together and runs it until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+
+from pinlaterd.client import AsyncClient, Client
+from pinlaterd.client.calls import lookup
+from pinlaterd.client.consumer import Consumer
+from pinlaterd.client.in_flight import InFlight
+from pinlaterd.clock import Clock
+from pinlaterd.config.active import ActiveConfig
+from pinlaterd.config.kinds import PUSH
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import ConnectionFailed, PinLaterError
+from pinlaterd.lifecycle import ExitCode, StopSignal
+from pinlaterd.push.downstream import Downstreams
+from pinlaterd.push.overdue import SOURCE, Overdue
+from pinlaterd.push.pusher import Pusher
+from pinlaterd.push.targets import Target, targets_of
+from pinlaterd.stats import Stats
+from pinlaterd.wire.control import ProcessState, Snapshot
+from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process
+
+log = logging.getLogger(__name__)
+
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a router listens on
+_AGAIN_SECONDS = 0.05
+_MAX_WAIT_MS = 25_000
+_AHEAD_SECONDS = 0.02
+_ACK_SECONDS = 0.05
+# Longer than a downstream is waited for: so no request is given up.
+_GRACE_SECONDS = 8.0
+_MOST_CONNECTIONS = 10_000
+
+
+def run(etc: Path) -> int:
+    """Push until SIGTERM; then wait for the answers to what was sent. Returns the exit code."""
+    start = start_process(PUSH, etc)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(start))
+
+
+async def _serve(start: ProcessStart) -> int:
+    stop = StopSignal()
+    stop.catch_in(asyncio.get_running_loop())
+    process = PushProcess(start, stop)
+    await process.start()
+    await stop.wait()
+    await process.stop()
+    return process.exit_code
+
+
+class _Work(NamedTuple):
+    """The work on one queue."""
+
+    pusher: Pusher
+    watch: asyncio.Task[None]  # for overdue jobs
+
+
+class PushProcess(ReportingProcess):
+    """The process that pushes (a Service)."""
+
+    def __init__(self, start: ProcessStart, stop: StopSignal) -> None:
+        super().__init__(PUSH, start.name, start.active, Clock(), Stats())
+        self.exit_code: int = ExitCode.OK
+        self._config = start.active.config
+        self._stop = stop
+        self._client = _client(self._config.server)
+        self._consumer = Consumer(
+            self._client, max_wait_ms=_MAX_WAIT_MS, fail=self._fail, expects_queues=False
+        )
+        # Of the jobs that are in flight, which ask it for nothing.
+        self._jobs_client = Client()
+        self._downstreams = Downstreams()
+        self._works: dict[str, _Work] = {}
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Begin to push once a router answers, or it is to stop."""
+        self._start_reporting()
+        await self._wait_until_served()
+        self._following = asyncio.create_task(self._follow_changes())
+        self._changed.set()
+        self._enter(ProcessState.SERVING)
+
+    async def stop(self) -> None:
+        """Claim nothing more; wait for the answers to what was sent."""
+        log.info("stopping: waiting for the answers of downstreams")
+        self._enter(ProcessState.STOPPING)
+        self._following.cancel()
+        await self._remove(*self._works)
+        await self._downstreams.close()
+        await self._client.close()
+        self._stop_reporting()
+
+    async def _wait_until_served(self) -> None:
+        while not self._stop.requested:
+            try:
+                await self._client.run(lookup([]))
+            except ConnectionFailed:
+                await asyncio.sleep(_AGAIN_SECONDS)
+            except PinLaterError:
+                return
+            else:
+                return
+
+    def _fail(self, error: BaseException) -> None:
+        """End: supervisord starts a successor, which may fare better."""
+        log.error("can't go on: %s", error, exc_info=error)
+        self.exit_code = ExitCode.FAILURE
+        self._stop.set()
+
+    # --- the configuration --------------------------------------------------------------------
+
+    async def _follow_changes(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                targets = targets_of(self._config)
+            except OSError as error:
+                log.error("%s: %s; going on as before", error.filename, error.strerror)
+                continue
+            await self._remove(*(self._works.keys() - targets.keys()))
+            for queue, target in targets.items():
+                if queue in self._works:
+                    self._works[queue].pusher.follow(target)
+                else:
+                    self._add(target)
+
+    def _add(self, target: Target) -> None:
+        queue = target.queue
+        overdue = Overdue(self._client, queue, lambda: pusher.target.timeout_seconds)
+        pusher = Pusher(target, self._downstreams, self._stats, overdue.note_handed_over)
+        in_flight = InFlight(
+            queue,
+            self._jobs_client,
+            target.concurrency,
+            ahead_seconds=_AHEAD_SECONDS,
+            ack_seconds=_ACK_SECONDS,
+        )
+        self._consumer.add(in_flight, pusher)
+        self._works[queue] = _Work(pusher, asyncio.create_task(overdue.run()))
+        log.info("pushing the jobs of %s", queue)
+
+    async def _remove(self, *queues: str) -> None:
+        works = [self._works.pop(queue) for queue in queues]
+        for work in works:
+            work.pusher.stop()
+            work.watch.cancel()
+        if works:
+            await self._consumer.remove(*queues, grace_seconds=_GRACE_SECONDS)
+            log.info("no longer pushing the jobs of %s", ", ".join(queues))
+
+    # --- the coordinator ----------------------------------------------------------------------
+
+    def facts(self) -> Mapping[str, str]:
+        facts = {"queues": str(len(self._works))}
+        for queue, work in self._works.items():
+            if why := work.pusher.places.why_down:
+                facts[f"{queue} warning"] = why
+        return facts
+
+    def follow(self, snapshot: Snapshot, active: ActiveConfig | None) -> None:
+        if active is not None:
+            self._config = active.config
+            self._changed.set()
+
+
+def _client(settings: ServerSettings) -> AsyncClient:
+    return AsyncClient(
+        _ANY_ADDRESS.get(settings.host, settings.host),
+        settings.port,
+        source=f"{SOURCE}{settings.advertised_host}",
+        timeout_seconds=settings.request_timeout_ms / 1000 + 1,
+        max_connections=_MOST_CONNECTIONS,
+    )

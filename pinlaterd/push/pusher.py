@@ -1,0 +1,158 @@
+"""A pusher: hands the jobs of one queue to their downstream, as many at a time as that can take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from pinlaterd.client.handlers import Executor
+from pinlaterd.client.in_flight import InFlight
+from pinlaterd.client.running_job import (
+    HANDED_OVER,
+    LONGEST_DELAY_SECONDS,
+    Ending,
+    Outcome,
+    RunningJob,
+)
+from pinlaterd.push.downstream import Answer, Downstreams
+from pinlaterd.push.targets import Target
+from pinlaterd.stats import Stats
+
+log = logging.getLogger(__name__)
+
+# Rickover's: how long to wait before an unavailable downstream is asked again about the same job.
+_AGAIN_SECONDS = (0.5, 1.0)
+# How often a downstream that is down is sent a job, to find out whether it still is.
+_PROBE_SECONDS = 1.0
+
+
+def backoff_seconds(attempts_allowed: int, attempts_remaining: int) -> float:
+    """Return the time until the next attempt: 2, 4, 8 … seconds; Rickover's."""
+    return min(LONGEST_DELAY_SECONDS, 2.0 ** min(64, attempts_allowed - attempts_remaining + 1))
+
+
+class Places:
+    """The number of requests at a time: halved by each that finds the downstream down, one more
+    after each that finds it up. Once it is 0, a probe follows, after a pause."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.open = most
+        self.why_down = ""  # by the last request; "" if that found it up
+
+    def note(self, answer: Answer) -> bool:
+        """Return whether the number has changed."""
+        before = self.open
+        if answer.is_down:
+            self.open //= 2
+            self.why_down = answer.failure or "no answer in time"
+        else:
+            self.open = min(self.most, self.open + 1)
+            self.why_down = ""
+        return self.open != before
+
+
+class Pusher(Executor):
+    """Runs in the event loop of its consumer. Whatever becomes of a request, it is made once, but
+    for those that a downstream itself wants repeated."""
+
+    def __init__(
+        self,
+        target: Target,
+        downstreams: Downstreams,
+        stats: Stats,
+        handed_over: Callable[[], object],
+    ) -> None:
+        """`handed_over` is called after each job that a downstream has taken."""
+        self.target = target  # another one of the same queue may take its place
+        self.places = Places(target.concurrency)
+        self._downstreams = downstreams
+        self._stats = stats
+        self._handed_over = handed_over
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: InFlight, fail: Callable[[BaseException], object]) -> None:
+        self._work, self._fail = work, fail
+        self._stopping = asyncio.Event()
+        work.when_ready(self._begin)
+
+    def follow(self, target: Target) -> None:
+        """Go on with another target of the same queue."""
+        self.target = target
+        self.places.most = target.concurrency
+        if self.places.open:  # else the next probe opens one
+            self.places.open = target.concurrency
+            self._work.limit(target.concurrency)
+            self._begin()
+
+    def stop(self) -> None:
+        """Make no request again that was made."""
+        self._stopping.set()
+
+    def _begin(self) -> None:
+        while len(self._tasks) < self.places.open and (job := self._work.begin()) is not None:
+            task = asyncio.get_running_loop().create_task(self._push_jobs(job))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+        self._begin()
+
+    async def _push_jobs(self, first: RunningJob) -> None:
+        """Push `first`, and what waits then: one task for many jobs costs less than one for
+        each."""
+        job: RunningJob | None = first
+        while job is not None:
+            outcome = await self._push(job)
+            self._work.finish(job, outcome, time.monotonic())
+            job = self._work.begin() if len(self._tasks) <= self.places.open else None
+
+    async def _push(self, job: RunningJob) -> Outcome:
+        target = self.target
+        try:
+            request = target.request(job)
+            answer = await self._downstreams.post(request.url, request.body, target.headers)
+            for seconds in _AGAIN_SECONDS:
+                if not answer.is_unavailable or self._stopping.is_set():
+                    break
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), seconds)
+                answer = await self._downstreams.post(request.url, request.body, target.headers)
+        except Exception:
+            # It may have left, so it is not released: at most once means that it never returns.
+            log.exception("job %s could not be pushed", job.descriptor)
+            answer = Answer("could not be pushed")
+        self._note(answer)
+        if not answer.failure:
+            self._handed_over()
+            return HANDED_OVER
+        log.warning("job %s: attempt %d failed: %s", job.descriptor, job.attempt, answer.failure)
+        is_last = job.attempts_remaining <= 1
+        return Outcome(
+            Ending.FAILED if is_last else Ending.RETRIED,
+            f"downstream {answer.failure}" + ("" if is_last else "; "),
+            backoff_seconds(job.attempts_allowed, job.attempts_remaining),
+        )
+
+    def _note(self, answer: Answer) -> None:
+        queue = self.target.queue
+        self._stats.count(f"{queue}_push_failed" if answer.failure else f"{queue}_pushed")
+        if not self.places.note(answer):
+            return
+        self._work.limit(self.places.open)
+        if self.places.open:
+            self._begin()
+        else:
+            asyncio.get_running_loop().call_later(_PROBE_SECONDS, self._probe)
+
+    def _probe(self) -> None:
+        if not self.places.open:
+            self.places.open = 1
+            self._work.limit(1)
+            self._begin()
