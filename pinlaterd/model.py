@@ -19,7 +19,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, get_args, overload
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, cast, get_args, overload
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_]+\Z")
 SHARD_NAME = re.compile(r"[A-Za-z0-9-]{1,16}\Z")
@@ -91,6 +92,21 @@ class Times(NamedTuple):
 
 
 MOST_KEY_BYTES = 200  # of a job's key, in UTF-8
+
+
+# As a Job's priority or attempts: what its queue has as `default_priority` or `default_attempts`.
+# It is sent as a field that is not given; no job that was decoded or stored has it.
+QUEUE_DEFAULT: Final[int] = cast("int", None)
+
+
+class JobDefaults(NamedTuple):
+    """The priority and the attempts of jobs that are enqueued without any."""
+
+    priority: int = 1
+    attempts_allowed: int = 2
+
+
+NO_DEFAULTS: Final[Mapping[str, JobDefaults]] = MappingProxyType({})  # all queues have the usual
 
 
 class JobOptions(NamedTuple):

@@ -266,11 +266,13 @@ struct RequestContext {
 struct PinLaterJob {
   /** Opaque; at most max_job_body_bytes. */
   1: required binary body
-  /** 1 is the highest; up to num_priority_levels. */
+  /** 1 is the highest; up to num_priority_levels. If it is not sent: the queue's
+      default_priority, or 1. */
   2: optional byte priority = 1
   /** When it may run at the earliest, in milliseconds since the epoch; default: now. */
   3: optional i64 runAfterTimestampMillis
-  /** How often it may run in all; at least 1. */
+  /** How often it may run in all; at least 1. If it is not sent: the queue's default_attempts,
+      or 2. */
   4: optional i32 numAttemptsAllowed = 2
   /** A text for people, which acks and checkpoints extend. */
   5: optional string customStatus = ""

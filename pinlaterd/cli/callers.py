@@ -29,10 +29,9 @@ from pinlaterd.cli import command
 from pinlaterd.client import Client
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, ErrorCode, OutcomeUnknown, PinLaterError, how_many
-from pinlaterd.model import CheckpointInfo, ClaimedJob, Job, JobState
+from pinlaterd.model import QUEUE_DEFAULT, CheckpointInfo, ClaimedJob, Job, JobState
 
 MIN_BODY_BYTES = 64
-DEFAULT_ATTEMPTS = Job(b"").attempts_allowed
 _MAGIC = b"pinlater-load"
 _BENCH_MAGIC = b"pinlater-bench "
 # An empty queue is asked again only with a wait, so that nobody polls it at full speed.
@@ -63,7 +62,7 @@ class Plan:
     body_bytes: int = MIN_BODY_BYTES
     delay: float | None = None
     run_after_ms: int | None = None
-    attempts: int = DEFAULT_ATTEMPTS
+    attempts: int = QUEUE_DEFAULT
     status: str = ""
     success_percent: int = 100
     all_jobs: bool = True
@@ -88,7 +87,7 @@ class Plan:
         run_after_ms = self.run_after_ms
         if self.delay is not None:
             run_after_ms = round((time.time() + self.delay) * 1000)
-        return Job(body, self.priority or 1, run_after_ms, self.attempts, self.status)
+        return Job(body, self.priority or QUEUE_DEFAULT, run_after_ms, self.attempts, self.status)
 
 
 # --- bodies -----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pinlaterd.cli import callers, command, load
 from pinlaterd.cli.callers import AtEmpty, Kind, Plan
 from pinlaterd.errors import how_many
 from pinlaterd.lifecycle import ExitCode
+from pinlaterd.model import QUEUE_DEFAULT
 
 _MAX_CONCURRENCY = 1000
 _NAMED_JOBS = 10  # of so many at most each has its descriptor printed
@@ -115,8 +116,8 @@ def cli() -> None:
 @command.option(
     "--attempts",
     type=command.COUNT,
-    default=callers.DEFAULT_ATTEMPTS,
-    help="Attempts that each job gets.",
+    default=QUEUE_DEFAULT,
+    help="Attempts that each job gets  [default: the queue's, or 2]",
 )
 @command.option("--status", metavar="TEXT", default="", help="The jobs' custom status.")
 @command.service_options

@@ -45,9 +45,18 @@ from pinlaterd.errors import (
     PinLaterError,
     RequestError,
 )
-from pinlaterd.model import AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord, JobState
+from pinlaterd.model import (
+    QUEUE_DEFAULT,
+    AckInfo,
+    CheckpointInfo,
+    ClaimedJob,
+    Job,
+    JobRecord,
+    JobState,
+)
 
 __all__ = [
+    "QUEUE_DEFAULT",
     "AckInfo",
     "AddressInvalid",
     "AsyncClient",

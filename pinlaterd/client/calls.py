@@ -23,6 +23,7 @@ from pinlaterd.errors import (
 )
 from pinlaterd.model import (
     CONTINUATION_END,
+    QUEUE_DEFAULT,
     AckInfo,
     AckOutcomes,
     AckRequest,
@@ -109,7 +110,7 @@ def queue_names() -> PreparedCall[frozenset[str]]:
 
 
 def enqueue(queue: str, jobs: Iterable[Job | bytes]) -> PreparedCall[list[str]]:
-    """Store jobs (a plain body means Job(body)) and return their descriptors, in order.
+    """Store jobs and return their descriptors, in order. A plain body has its queue's defaults.
 
         client.enqueue("mail", [b"now", Job(b"later", run_after_ms=1_900_000_000_000)])
 
@@ -118,7 +119,8 @@ def enqueue(queue: str, jobs: Iterable[Job | bytes]) -> PreparedCall[list[str]]:
     stored then, EnqueuedInPart is raised: its `descriptors` tell of each job what became of it.
     """
     listed = _listed("jobs", jobs)
-    request = EnqueueRequest(queue, [j if isinstance(j, Job) else Job(j) for j in listed])
+    made = [j if isinstance(j, Job) else Job(j, QUEUE_DEFAULT, None, QUEUE_DEFAULT) for j in listed]
+    request = EnqueueRequest(queue, made)
     return PreparedCall(Method.ENQUEUE, request, list)
 
 

@@ -246,31 +246,45 @@ def limit_settings(etc: Path, queue: str) -> LimitSettings:
     except DocumentError as error:
         raise ConfigError([f"{path}:{error.line}: {error.problem}"]) from error
     settings = _queue_settings(text, queue)
-    return LimitSettings(settings.get(_limit_key(text)), bool(settings.get("paused")))
+    return LimitSettings(settings.get(_key_of(text, LIMIT)), bool(settings.get("paused")))
 
 
 def set_limit(etc: Path, queue: str, jobs_per_second: float | None) -> bool:
     """None: no limit. Raises ConfigError."""
-    value = jobs_per_second
-    if value is not None and value.is_integer():
-        value = int(value)
-    return _edit_queue(etc, queue, _limit_key, value)
+    return set_limits(etc, queue, {LIMIT: jobs_per_second})
+
+
+def set_limits(etc: Path, queue: str, limits: Mapping[str, float | None]) -> bool:
+    """Set limits and defaults of a queue, named as in queues.yaml; None removes one. Raises
+    ConfigError."""
+
+    def written(text: Text) -> Mapping[str, float | None]:
+        return {_key_of(text, name): _plain(value) for name, value in limits.items()}
+
+    return _edit_queue(etc, queue, written)
+
+
+def _plain(value: float | None) -> float | None:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def set_paused(etc: Path, queue: str, *, paused: bool) -> bool:
     """The limit stays in the file, and holds again when the queue is resumed."""
-    return _edit_queue(etc, queue, lambda _text: "paused", True if paused else None)
+    return _edit_queue(etc, queue, lambda _text: {"paused": True if paused else None})
 
 
-def _edit_queue(etc: Path, queue: str, key_of: Callable[[Text], str], value: float | None) -> bool:
-    """None removes the setting, and the queue if it has no other."""
+def _edit_queue(
+    etc: Path, queue: str, values_of: Callable[[Text], Mapping[str, float | None]]
+) -> bool:
+    """Set settings of a queue; None removes a setting, and the queue if it has no other."""
 
     def change(text: Text, _config: Config) -> None:
-        key, settings = key_of(text), _queue_settings(text, queue)
-        if value is not None:
-            _put_queue(text, queue, {key: value, **settings} | {key: value})
-        elif key in settings:
-            _put_queue(text, queue, {name: settings[name] for name in settings if name != key})
+        values, before = values_of(text), _queue_settings(text, queue)
+        given = {key: value for key, value in values.items() if value is not None}
+        after = {**given, **before} | given
+        after = {key: value for key, value in after.items() if key in given or key not in values}
+        if after != before:
+            _put_queue(text, queue, after)
 
     return _edit_tree(etc, QUEUES_FILE, change)
 
@@ -279,8 +293,9 @@ def _is_pinlaters(text: Text) -> bool:
     return isinstance(text.tree.get("queues"), list)
 
 
-def _limit_key(text: Text) -> str:
-    return PINLATERS_LIMIT if _is_pinlaters(text) else LIMIT
+def _key_of(text: Text, setting: str) -> str:
+    """Return the key of a queue's setting in this form of the file."""
+    return PINLATERS_LIMIT if setting == LIMIT and _is_pinlaters(text) else setting
 
 
 def _queue_settings(text: Text, queue: str) -> Mapping[str, Any]:

@@ -206,10 +206,12 @@ def _read_hash(section: Section) -> str:
 # --- queues.yaml ------------------------------------------------------------------------------
 
 _QUEUE_SETTINGS = {**_SERVER_SETTINGS, **settings_of(QueueSettings)}
-_QUEUE_KINDS = {name: bool if name == "paused" else float for name in get_type_hints(QueueSettings)}
-# What PinLater's form may hold; `paused` is ours.
+_COUNTS = dict.fromkeys(("max_in_progress", "default_attempts", "default_priority"), int)
+_FLOATS = dict.fromkeys(get_type_hints(QueueSettings), float)
+_QUEUE_KINDS: Mapping[str, type] = {**_FLOATS, "paused": bool, **_COUNTS}
+# What PinLater's form may hold; all but the rate is ours.
 LIMIT, PINLATERS_LIMIT = "max_jobs_per_second", "maxJobsPerSecond"
-_PINLATER_QUEUE_KINDS = {PINLATERS_LIMIT: float, "paused": bool}
+_PINLATER_QUEUE_KINDS: Mapping[str, type] = {PINLATERS_LIMIT: float, "paused": bool, **_COUNTS}
 
 
 def _read_queues(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pinlaterd.config.layout import DATA, ETC, LOCAL_FILE, SERVER_FILE
 from pinlaterd.errors import address_of
+from pinlaterd.model import JobDefaults
 
 T = TypeVar("T")
 
@@ -503,6 +504,17 @@ class QueueSettings:
         Between(0, 1_000_000_000),
     )
     paused: bool = _setting(False, "no dequeues, whatever max_jobs_per_second says (true or false)")
+    max_in_progress: int | None = _setting(
+        None,
+        "jobs that are IN_PROGRESS at a time, over all shards (0 stops dequeues)",
+        Between(0, 1_000_000_000),
+    )
+    default_attempts: int | None = _setting(
+        None, "attempts of a job that is enqueued without any", Between(1, 2**31 - 1)
+    )
+    default_priority: int | None = _setting(
+        None, "priority of a job that is enqueued without one", Between(1, 127)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,6 +626,18 @@ class Config:
     def newest_job_types(self) -> Sequence[JobType]:
         """List the job types, the newest first."""
         return sorted(self.job_types.values(), key=lambda one: one.created_at, reverse=True)
+
+    def job_defaults(self) -> Mapping[str, JobDefaults]:
+        """Return the queues whose jobs have others than the usual defaults, with these."""
+        usual = JobDefaults()
+        found = {
+            name: JobDefaults(
+                queue.default_priority or usual.priority,
+                queue.default_attempts or usual.attempts_allowed,
+            )
+            for name, queue in self.queues.items()
+        }
+        return {name: defaults for name, defaults in found.items() if defaults != usual}
 
     def queue(self, name: str) -> QueueSettings:
         """Return the settings of the queue `name`, whether or not queues.yaml names it."""

@@ -156,7 +156,13 @@ def _settings_text(
 
 
 # of settings that only queues have
-_QUEUE_EXAMPLES = {"max_jobs_per_second": "100", "paused": "false"}
+_QUEUE_EXAMPLES = {
+    "max_jobs_per_second": "100",
+    "paused": "false",
+    "max_in_progress": "10",
+    "default_attempts": "2",
+    "default_priority": "1",
+}
 
 
 def queues_text() -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from pinlaterd.model import AckInfo, ClaimedJob, Job, JobRecord
+from pinlaterd.model import QUEUE_DEFAULT, AckInfo, ClaimedJob, Job, JobRecord
 
 Milliseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 # RFC 3339 with an offset, or milliseconds since the epoch.
@@ -44,9 +44,9 @@ class JobBody(_Request, frozen=True, kw_only=True):
 
     data: Raw | UnsetType = UNSET
     body: bytes | UnsetType = UNSET
-    priority: Annotated[int, Meta(ge=1, le=127)] = 1
+    priority: Annotated[int, Meta(ge=1, le=127)] | UnsetType = UNSET
     run_after: Time | None = None
-    attempts: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 2
+    attempts: Annotated[int, Meta(ge=1, le=2**31 - 1)] | UnsetType = UNSET
     status: str = ""
 
     def job(self, field: str = "") -> Job:
@@ -60,7 +60,9 @@ class JobBody(_Request, frozen=True, kw_only=True):
         else:
             raise Mistake(field, "give `data` (any JSON) or `body` (bytes in base64)")
         run_after_ms = None if self.run_after is None else milliseconds(self.run_after)
-        return Job(body, self.priority, run_after_ms, self.attempts, self.status)
+        priority = QUEUE_DEFAULT if isinstance(self.priority, UnsetType) else self.priority
+        attempts = QUEUE_DEFAULT if isinstance(self.attempts, UnsetType) else self.attempts
+        return Job(body, priority, run_after_ms, attempts, self.status)
 
 
 class EnqueueBody(JobBody, frozen=True, kw_only=True):
@@ -81,6 +83,14 @@ class LimitsBody(_Request, frozen=True, kw_only=True):
     """The limits of a queue that are to be set; null removes one."""
 
     max_jobs_per_second: Annotated[float, Meta(ge=0, le=1000000000)] | UnsetType | None = UNSET
+    max_in_progress: Annotated[int, Meta(ge=0, le=1000000000)] | UnsetType | None = UNSET
+    default_attempts: Annotated[int, Meta(ge=1, le=2**31 - 1)] | UnsetType | None = UNSET
+    default_priority: Annotated[int, Meta(ge=1, le=127)] | UnsetType | None = UNSET
+
+    def given(self) -> dict[str, float | None]:
+        """Return those that are to be set or removed."""
+        found = msgspec.structs.asdict(self)
+        return {name: value for name, value in found.items() if value is not UNSET}
 
 
 class QueueBody(_Request, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ writes the answer; errors become problems in `problems.explain`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -62,6 +63,8 @@ log = logging.getLogger(__name__)
 
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="pinlaterd", Bearer realm="pinlaterd"'}
 _PASSWORD = "X-Admin-Password"  # noqa: S105 - the name of a header
+# How long an answer waits for limits that were set to be followed, and how often it looks.
+_FOLLOWED_SECONDS, _LOOK_SECONDS = 3.0, 0.05
 
 
 class V2:
@@ -133,7 +136,7 @@ class V2:
         body = await read_body(request, QueueBody)
         existed = queue in await self._client.run(calls.queue_names())
         await self._client.run(calls.create_queue(queue))
-        await self._set_limits(queue, body.limits)
+        await self._set_limits(queue, body.limits.given())
         answer = await self._describe(queue)
         return answer_json(answer, HTTPStatus.OK if existed else HTTPStatus.CREATED)
 
@@ -157,14 +160,22 @@ class V2:
         return QueueAnswer(
             name=queue,
             counts=dict(zip(counted, numbers, strict=True)),
-            limits={"max_jobs_per_second": self.config.queue(queue).max_jobs_per_second},
+            limits=self._limits(queue),
         )
 
-    async def _set_limits(self, queue: str, limits: LimitsBody) -> None:
-        rate = limits.max_jobs_per_second
-        if not isinstance(rate, msgspec.UnsetType):
-            edit_limit = asyncio.to_thread(edit.set_limit, self._etc, queue, rate)
-            await edit_limit
+    def _limits(self, queue: str) -> dict[str, float | None]:
+        settings = self.config.queue(queue)
+        return {name: getattr(settings, name) for name in LimitsBody.__struct_fields__}
+
+    async def _set_limits(self, queue: str, limits: dict[str, float | None]) -> None:
+        """Set limits, and wait until this process follows them."""
+        before = self.config
+        changed: bool = await asyncio.to_thread(edit.set_limits, self._etc, queue, limits)
+        if changed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FOLLOWED_SECONDS):
+                    while self.config is before:  # noqa: ASYNC110 - too rare for an event
+                        await asyncio.sleep(_LOOK_SECONDS)
 
     # --- jobs --------------------------------------------------------------------------------
 

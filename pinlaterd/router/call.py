@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final, NamedTuple
 
@@ -33,7 +33,7 @@ from pinlaterd.errors import (
     ShardConnectionFailed,
 )
 from pinlaterd.lifecycle import aside
-from pinlaterd.model import CallContext, Method, Request, Result
+from pinlaterd.model import CallContext, JobDefaults, Method, Request, Result
 from pinlaterd.router.rate_limits import LimitedQueue, RateLimits
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
@@ -83,7 +83,8 @@ class Shared:
     clock: Clock
     stats: Stats
     rng: Random
-    settings: ServerSettings  # replaced when they change live
+    settings: ServerSettings  # replaced when they change live, as is what follows
+    job_defaults: Mapping[str, JobDefaults] = field(default_factory=dict)  # by queue
 
 
 class Call(Answer, ShardCall):
@@ -111,11 +112,12 @@ class Call(Answer, ShardCall):
         self.deadline = deadline
         self._on_end = on_end
 
-    async def decode(self, most_elements: int) -> codec.Call:
+    async def decode(self, shared: Shared) -> codec.Call:
         """Decode all of it. Raises PinLaterError if it is malformed, or a list of it too long."""
-        message = self.message
+        message, most_elements = self.message, shared.settings.max_jobs_per_call
+        arguments = (message, most_elements, shared.job_defaults)
         try:
-            return await aside(len(message), codec.decode_call, message, most_elements)
+            return await aside(len(message), codec.decode_call, *arguments)
         except ProtocolError as error:
             raise InvalidRequest(str(error)) from error
 

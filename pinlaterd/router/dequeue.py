@@ -111,7 +111,7 @@ class Dequeuer:
         """Serve a dequeue whose acks, coverage or rate take more than passing it through, or that
         may wait. The `first` shard has given a part of it, and has carried out the acks."""
         size = len(call.message)
-        _, context, decoded = await call.decode(self._shared.settings.max_jobs_per_call)
+        _, context, decoded = await call.decode(self._shared)
         request = cast("DequeueRequest", decoded)
         if first is None:
             if request.acks is not None:

@@ -111,7 +111,7 @@ class FanOut:
         """Decode `call`, carry it out and answer it."""
         method, size = call.peek.method, len(call.message)
         assert method is not None
-        _, context, request = await call.decode(self._shared.settings.max_jobs_per_call)
+        _, context, request = await call.decode(self._shared)
         query = Query(method, context, call.deadline, size, call.connection.peer)
         answer = await self._by_method[method](query, request)
         # Only the answers to look-ups and scans may be large.

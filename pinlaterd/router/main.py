@@ -101,7 +101,8 @@ class Router(ReportingProcess):
         self._shards_planned = 1
         self._shards = ShardSet(self._connect, clock.monotonic, stats.drop_queue)
         limits, settings = RateLimits(clock), active.config.server
-        self._shared = Shared(self._shards, limits, clock, stats, Random(), settings)
+        job_defaults = active.config.job_defaults()
+        self._shared = Shared(self._shards, limits, clock, stats, Random(), settings, job_defaults)
         self._service = RouterService(self._shared)
         # Clients must not take the files that the router itself needs.
         files = allowed_files(settings.max_connections + _SPARE_FILES, log.warning)
@@ -186,6 +187,7 @@ class Router(ReportingProcess):
     def follow(self, snapshot: Snapshot, active: ActiveConfig | None) -> None:
         if active is not None:
             self._shared.settings = active.config.server
+            self._shared.job_defaults = active.config.job_defaults()
         self._shards_planned = max(1, len(snapshot.shards))
         self._shards.follow(snapshot)
 

@@ -331,7 +331,7 @@ class SplitEnqueue:
         try:
             return await self._validated(enqueue_parts(message, most, self._sizes_of))
         except UNUSUAL:
-            _, context, request = await self._call.decode(most)
+            _, context, request = await self._call.decode(self._shared)
             encode = partial(codec.encode_call, Method.ENQUEUE, 0, context, request)
             message = await aside(len(message), encode)
             return await self._validated(enqueue_parts(message, most, self._sizes_of))

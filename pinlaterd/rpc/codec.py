@@ -41,9 +41,13 @@ from pinlaterd.errors import (
     ShardConnectionFailed,
 )
 from pinlaterd.model import (
+    NO_DEFAULTS,
+    QUEUE_DEFAULT,
     CallContext,
     ClaimedJob,
     DequeueResult,
+    EnqueueRequest,
+    JobDefaults,
     Method,
     Payload,
     Request,
@@ -107,11 +111,11 @@ class Call(NamedTuple):
 
 
 _TUNED_CALLS: Final[Mapping[Method, Callable[[bytes, int, int], tuple[CallContext, Request]]]] = {
-    Method.ENQUEUE: tuned.read_enqueue,
     Method.DEQUEUE: tuned.read_dequeue,
     Method.ACK: tuned.read_ack,
     Method.ACK_JOBS: tuned.read_ack,
 }
+_ENQUEUE: Final = Method.ENQUEUE  # to look a member up costs as much as a call
 # The arguments of a call behind the context, which is the first of all.
 _WRITE_REQUEST: Final = {
     method: struct_writer(Struct(method, CallArguments, structs.arguments.fields[1:]))
@@ -135,26 +139,58 @@ _ERROR_CODE: Final = _ERROR_FIELD + b"\x08\x00\x01"
 # --- calls ----------------------------------------------------------------------------------
 
 
-def decode_call(message: bytes, most_elements: int = UNLIMITED) -> Call:
-    """Raises ProtocolError, InvalidRequest or InvalidEnqueue; one of the latter two for a list of
+def decode_call(
+    message: bytes,
+    most_elements: int = UNLIMITED,
+    job_defaults: Mapping[str, JobDefaults] = NO_DEFAULTS,
+) -> Call:
+    """Decode a call; `job_defaults`: of the queues where jobs have others than usual.
+
+    Raises ProtocolError, InvalidRequest or InvalidEnqueue; one of the latter two for a list of
     more than `most_elements`, at its head, before any of them is decoded."""
     head, method, at = read_call_head(message)
     if method is None:
         raise InvalidRequest(f"there is no method {head.method_name[:80]!r}")
     read = _TUNED_CALLS.get(method)
-    if read is not None:
-        try:
+    request: Request
+    try:
+        if method is _ENQUEUE:
+            context, request = tuned.read_enqueue(message, at, most_elements, job_defaults)
+            return new_record(Call, (head, context, request))
+        if read is not None:
             context, request = read(message, at, most_elements)
             return new_record(Call, (head, context, request))
-        except UNUSUAL:
-            pass
-    return _decode_arguments(head, method, message, at, most_elements)
+    except UNUSUAL:
+        pass
+    return _decode_arguments(head, method, message, at, most_elements, job_defaults)
+
+
+def _with_defaults(
+    request: EnqueueRequest, job_defaults: Mapping[str, JobDefaults]
+) -> EnqueueRequest:
+    """Give the jobs what they do not say."""
+    priority, attempts = job_defaults.get(request.queue, JobDefaults())
+    jobs = [
+        job._replace(
+            priority=priority if job.priority is QUEUE_DEFAULT else job.priority,
+            attempts_allowed=(
+                attempts if job.attempts_allowed is QUEUE_DEFAULT else job.attempts_allowed
+            ),
+        )
+        for job in request.jobs
+    ]
+    return request._replace(jobs=jobs)
 
 
 def _decode_arguments(
-    head: Head, method: Method, message: bytes, at: int, most_elements: int = UNLIMITED
+    head: Head,
+    method: Method,
+    message: bytes,
+    at: int,
+    most_elements: int = UNLIMITED,
+    job_defaults: Mapping[str, JobDefaults] = NO_DEFAULTS,
 ) -> Call:
-    """The general way, whatever the layout."""
+    """Decode in the general way, whatever the layout."""
     try:
         arguments: CallArguments = read_struct(
             message, at, METHODS[method].arguments, most_elements
@@ -164,6 +200,8 @@ def _decode_arguments(
     request, make = arguments.request, METHODS[method].fields_of
     if make is not None:
         request = make(*[getattr(arguments, key) for key in make._fields])
+    if method is _ENQUEUE:
+        request = _with_defaults(request, job_defaults)
     return Call(head, arguments.context, request)
 
 

@@ -260,6 +260,8 @@ INTERFACE: Final = thriftpy2.load(str(INTERFACE_FILE), module_name="pinlater_thr
 
 # Optional fields for which neither the interface nor the model has a default.
 _ABSENT: Final = {"PinLaterJobInfo": {"run_after_ms": 0, "updated_at_ms": 0}}
+# Optional fields whose default depends on the queue: they are read as None.
+_OF_THE_QUEUE: Final = {"PinLaterJob": ("priority", "attempts_allowed")}
 
 
 class Type(NamedTuple):
@@ -301,7 +303,9 @@ class Struct:
         absent = make._field_defaults | _ABSENT.get(name, {})
         self.defaults: list[Any] = [absent.get(key) for key in make._fields]
         for field in self.fields:
-            if field.default is not None:
+            if field.key in _OF_THE_QUEUE.get(name, ()):
+                self.defaults[field.place] = None
+            elif field.default is not None:
                 self.defaults[field.place] = field.default
 
 

@@ -7,17 +7,19 @@ and anything that looks odd may be declined.
 Jobs of one call mostly differ in the body alone. What follows the body, up to the first field of
 the next job, is remembered as bytes together with what they meant: parsing never looks behind
 where it stops, so that the same bytes at the same place mean the same, and comparing them replaces
-parsing them. The defaults of fields that are not given come from the interface, as for `structs`.
+parsing them. The defaults of fields that are not given come from the interface, as for `structs`;
+a job's priority and attempts from its queue.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from pinlaterd.model import (
+    NO_DEFAULTS,
     AckInfo,
     AckRequest,
     AlikeAcks,
@@ -25,6 +27,7 @@ from pinlaterd.model import (
     DequeueRequest,
     EnqueueRequest,
     Job,
+    JobDefaults,
     defaults_behind,
     new_record,
 )
@@ -73,19 +76,23 @@ _CONTEXT_DEFAULTS: Final = CallContext(*STRUCTS["RequestContext"].defaults)
 _ACK_REQUEST: Final = AckRequest(*STRUCTS["PinLaterJobAckRequest"].defaults)
 _DEQUEUE: Final = DequeueRequest(*STRUCTS["PinLaterDequeueRequest"].defaults)
 
+_USUAL_DEFAULTS: Final = JobDefaults()
 _JOB: Final = Job(*STRUCTS["PinLaterJob"].defaults)
 _ACK: Final = AckInfo(*STRUCTS["PinLaterJobAckInfo"].defaults)
 _OTHERS_OF_JOB: Final = defaults_behind(Job, "custom_status")
 _OTHERS_OF_ACK: Final = defaults_behind(AckInfo, "retryable")
 
 
-def read_enqueue(message: bytes, at: int, most: int) -> tuple[CallContext, EnqueueRequest]:
-    """The arguments of enqueueJobs that begin at `at`; declined with more than `most` jobs."""
+def read_enqueue(
+    message: bytes, at: int, most: int, defaults: Mapping[str, JobDefaults] = NO_DEFAULTS
+) -> tuple[CallContext, EnqueueRequest]:
+    """Read the arguments of enqueueJobs that begin at `at`; decline more than `most` jobs.
+    `defaults`: of jobs, by the queues that have others than usual."""
     context, queue, at = _context_and_queue(message, at)
     tag, count = TAG4_U32(message, at)
     if tag != JOBS or count > most:
         raise Unusual
-    jobs, at = read_jobs(message, at + 8, count)
+    jobs, at = read_jobs(message, at + 8, count, defaults.get(queue, _USUAL_DEFAULTS))
     if message[at:] != _END_ALL:
         raise Unusual
     return context, EnqueueRequest(queue, jobs)
@@ -147,8 +154,8 @@ def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
     return CallContext(source, request_id), message[begin:at].decode(), at
 
 
-def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
-    """So many elements of a list of jobs, and where they end."""
+def read_jobs(message: bytes, at: int, count: int, defaults: JobDefaults) -> tuple[list[Job], int]:
+    """Read so many elements of a list of jobs; return them and where they end."""
     jobs: list[Job] = []
     if count == 0:
         return jobs, at
@@ -165,7 +172,7 @@ def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
         begin = at + 4
         end = begin + length
         if not size or not startswith(between, end):
-            rest, at = _job_rest(message, end)
+            rest, at = _job_rest(message, end, defaults)
             if not startswith(FIRST_TEXT, at):
                 raise Unusual
             between = message[end : at + 3]
@@ -175,20 +182,20 @@ def read_jobs(message: bytes, at: int, count: int) -> tuple[list[Job], int]:
         at = end + size
     begin = at + 4
     end = begin + U32(message, at)[0]
-    if 0 < len(message) - end <= _USUAL_TAIL_BYTES:
+    if 0 < len(message) - end <= _USUAL_TAIL_BYTES and defaults is _USUAL_DEFAULTS:
         rest, size = _last_job_rest(message[end:])
         at = end + size
     else:
-        rest, at = _job_rest(message, end)
+        rest, at = _job_rest(message, end, defaults)
     body = (message[begin:end],)
     append(new(Job, body + rest))
     return jobs, at
 
 
-def _job_rest(message: bytes, at: int) -> tuple[tuple[Any, ...], int]:
+def _job_rest(message: bytes, at: int, defaults: JobDefaults) -> tuple[tuple[Any, ...], int]:
     """Return all fields of a job but its body, and where it ends."""
-    priority, run_after_ms = _JOB.priority, _JOB.run_after_ms
-    attempts, status = _JOB.attempts_allowed, _JOB.custom_status
+    priority, attempts = defaults
+    run_after_ms, status = _JOB.run_after_ms, _JOB.custom_status
     tag = message[at : at + 3]
     if tag == _PRIORITY:
         (priority,) = _I8(message, at + 3)
@@ -214,7 +221,7 @@ def _job_rest(message: bytes, at: int) -> tuple[tuple[Any, ...], int]:
 @lru_cache(maxsize=256)
 def _last_job_rest(tail: bytes) -> tuple[tuple[Any, ...], int]:
     """Return the same of a message's last job, behind whose body is `tail`, mostly as before."""
-    return _job_rest(tail, 0)
+    return _job_rest(tail, 0, _USUAL_DEFAULTS)
 
 
 def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckRequest, int]:
@@ -358,7 +365,7 @@ def enqueue_parts(
         raise Unusual
     head, begin = message[: at + 4], at + 8
     for size in sizes_of(count):
-        _, end = read_jobs(message, begin, size)
+        _, end = read_jobs(message, begin, size, _USUAL_DEFAULTS)
         part = b"".join((head, pack_u32(size), message[begin:end], _END_ALL))
         yield EnqueuePart(part, size)
         begin = end

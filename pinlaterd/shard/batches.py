@@ -411,7 +411,8 @@ class Dispatch:
             return self._take_message(entry)
         state, replies = self._state, self._replies
         try:
-            call = codec.decode_call(entry.message, state.config.server.max_jobs_per_call)
+            most_jobs = state.config.server.max_jobs_per_call
+            call = codec.decode_call(entry.message, most_jobs, state.job_defaults)
         except (ProtocolError, PinLaterError) as error:
             self._explain(entry, error)
             return None

@@ -188,6 +188,7 @@ class ShardState:
     def follow(self, config: Config) -> None:
         """Go by `config` from the next call on, as far as it can change live."""
         self.config = config
+        self.job_defaults = config.job_defaults()
         self._facts: dict[str, QueueFacts] = {}
         shard = config.shards.get(self.name)
         self.dequeue_only = shard is not None and shard.dequeue_only

@@ -228,6 +228,26 @@ def test_a_limit_is_set_and_shown(api, mail, wait_until):
     wait_until(lambda: api.post(f"{mail}/claims").body.get("jobs"))
 
 
+def test_what_an_enqueue_does_not_say_is_the_queues_default(api, mail, wait_until):
+    described = api.put(mail, {"limits": {"default_attempts": 5, "default_priority": 2}})
+    assert described.body["limits"] == {
+        "max_jobs_per_second": None,
+        "max_in_progress": None,
+        "default_attempts": 5,
+        "default_priority": 2,
+    }
+
+    def attempts_and_priority(job: dict[str, object]) -> tuple[int, str]:
+        descriptor = api.post(f"{mail}/jobs", job).body["descriptor"]
+        found = api.get(f"/v2/jobs/{descriptor}").body
+        return found["attempts_allowed"], descriptor.split(":")[2]
+
+    wait_until(lambda: attempts_and_priority({"data": 1}) == (5, "p2"))
+    assert attempts_and_priority({"data": 1, "attempts": 2, "priority": 1}) == (2, "p1")
+    api.put(mail, {"limits": {"default_attempts": None, "default_priority": None}})
+    wait_until(lambda: attempts_and_priority({"data": 1}) == (2, "p1"))
+
+
 def test_the_process_is_one_of_the_service(tmp_path, wait_until):
     """It is in `status`, counted in /health, and back after a kill -9."""
     with serving_http(tmp_path / "d") as deployment:

@@ -27,6 +27,7 @@ from pinlaterd.errors import (
     ShardConnectionFailed,
 )
 from pinlaterd.model import (
+    QUEUE_DEFAULT,
     AckInfo,
     AckOutcomes,
     AckRequest,
@@ -42,6 +43,7 @@ from pinlaterd.model import (
     DequeueResult,
     EnqueueRequest,
     Job,
+    JobDefaults,
     JobRecord,
     JobState,
     LookupRequest,
@@ -552,3 +554,18 @@ def test_what_begins_no_call_is_a_protocol_error(message):
 def test_bytes_behind_the_end_are_a_protocol_error():
     with pytest.raises(ProtocolError, match="2 bytes follow"):
         codec.decode_call(queue_names() + b"\0\0")
+
+
+def test_a_job_that_does_not_say_it_has_its_queues_defaults():
+    """In the layout that is usual and in others, unless they are given."""
+    jobs = [Job(b"a", QUEUE_DEFAULT, None, QUEUE_DEFAULT), Job(b"b"), Job(b"c", QUEUE_DEFAULT)]
+    message = codec.encode_call(Method.ENQUEUE, 1, CONTEXT, EnqueueRequest("mail", jobs))
+    unusual = message[:-1] + b"\x08\x00\x63\x00\x00\x00\x01\x00"  # an unknown field follows
+
+    for each in (message, unusual):
+        own = codec.decode_call(each, job_defaults={"mail": JobDefaults(3, 7)}).request
+        usual = codec.decode_call(each, job_defaults={"post": JobDefaults(3, 7)}).request
+
+        said = [Job(b"a", 3, None, 7), Job(b"b"), Job(b"c", 3)]
+        assert own == EnqueueRequest("mail", said)
+        assert usual == EnqueueRequest("mail", [Job(b"a"), Job(b"b"), Job(b"c")])
