@@ -66,6 +66,7 @@ class Method(StrEnum):
     ACK = "ackDequeuedJobs"
     ACK_JOBS = "ackJobs"
     CHECKPOINT = "checkpointJobs"
+    APPLY_CHECKPOINTS = "applyCheckpoints"
     LOOKUP = "lookupJobs"
     COUNT = "getJobCount"
     QUEUE_NAMES = "getQueueNames"
@@ -322,6 +323,12 @@ class CheckpointRequest(NamedTuple):
     checkpoints: Sequence[CheckpointInfo]
 
 
+class CheckpointOutcomes(NamedTuple):
+    """Whether each checkpoint of a request applied, in their order."""
+
+    applied: Sequence[bool]
+
+
 class LookupRequest(NamedTuple):
     descriptors: Sequence[str]
     include_body: bool = False
@@ -384,9 +391,14 @@ Request = (
     | RetryFailedRequest
     | DeleteJobsRequest
 )
-REQUESTS: dict[Method, type[Request]] = {
-    **dict(zip([m for m in Method if m is not Method.ACK_JOBS], get_args(Request), strict=True)),
+# Methods that take the request of another one.
+_ALIKE: dict[Method, type[Request]] = {
     Method.ACK_JOBS: AckRequest,
+    Method.APPLY_CHECKPOINTS: CheckpointRequest,
+}
+REQUESTS: dict[Method, type[Request]] = {
+    **dict(zip([m for m in Method if m not in _ALIKE], get_args(Request), strict=True)),
+    **_ALIKE,
 }
 
 # createQueue, deleteQueue, ackDequeuedJobs, checkpoint: None. enqueue: the descriptors in the order
@@ -395,6 +407,7 @@ Result = (
     None
     | Sequence[str]
     | AckOutcomes
+    | CheckpointOutcomes
     | DequeueResult
     | Mapping[str, JobRecord]
     | int

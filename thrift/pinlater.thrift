@@ -378,6 +378,12 @@ struct PinLaterCheckpointJobsRequest {
   2: required list<PinLaterCheckpointJobRequest> requests
 }
 
+/** Whether each checkpoint of applyCheckpoints applied, in their order; false if the job was not
+    IN_PROGRESS, or the caller's claim no longer held, so nothing changed. */
+struct PinLaterCheckpointJobsResponse {
+  1: required list<bool> applied
+}
+
 struct PinLaterLookupJobRequest {
   /** Of any queues and shards. */
   1: required list<string> jobDescriptors
@@ -556,6 +562,17 @@ service PinLater {
    * Holds: each job whose claim held has the given values, durably, and its time-out starts now.
    */
   void checkpointJobs(1: RequestContext context, 2: PinLaterCheckpointJobsRequest request)
+    throws (1: PinLaterException e)
+
+  /**
+   * Change jobs as checkpointJobs does, and tell which checkpoints applied. An extension: older
+   * servers answer with a TApplicationException (unknown method).
+   *
+   * Errors: as for checkpointJobs; UNKNOWN, `invalid request: ` for a job that is named twice.
+   * Holds: as for checkpointJobs.
+   */
+  PinLaterCheckpointJobsResponse applyCheckpoints(
+      1: RequestContext context, 2: PinLaterCheckpointJobsRequest request)
     throws (1: PinLaterException e)
 
   /**

@@ -29,6 +29,7 @@ from pinlaterd.model import (
     AckRequest,
     CallContext,
     CheckpointInfo,
+    CheckpointOutcomes,
     CheckpointRequest,
     ClaimedJob,
     CountRequest,
@@ -195,6 +196,17 @@ def checkpoint(queue: str, checkpoints: Iterable[CheckpointInfo]) -> PreparedCal
     return PreparedCall(
         Method.CHECKPOINT, CheckpointRequest(queue, _listed("checkpoints", checkpoints)), _done
     )
+
+
+def apply_checkpoints(
+    queue: str, checkpoints: Iterable[CheckpointInfo]
+) -> PreparedCall[CheckpointOutcomes]:
+    """Checkpoint jobs, each named once, and return which of these checkpoints applied.
+
+    One that did not, because its claim no longer holds, has changed nothing.
+    """
+    request = CheckpointRequest(queue, _listed("checkpoints", checkpoints))
+    return PreparedCall(Method.APPLY_CHECKPOINTS, request, lambda answer: answer)
 
 
 def release(queue: str, jobs: Iterable[ClaimedJob]) -> PreparedCall[None]:

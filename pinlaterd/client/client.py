@@ -109,6 +109,7 @@ class Client(BaseClient):
     ack = _operation(calls.ack)
     ack_jobs = _operation(calls.ack_jobs)
     checkpoint = _operation(calls.checkpoint)
+    apply_checkpoints = _operation(calls.apply_checkpoints)
 
     lookup = _operation(calls.lookup)
     count = _operation(calls.count)
@@ -329,6 +330,7 @@ class AsyncClient(BaseClient):
     ack = _async_operation(calls.ack)
     ack_jobs = _async_operation(calls.ack_jobs)
     checkpoint = _async_operation(calls.checkpoint)
+    apply_checkpoints = _async_operation(calls.apply_checkpoints)
 
     lookup = _async_operation(calls.lookup)
     count = _async_operation(calls.count)

@@ -245,6 +245,7 @@ class CheckpointResult(NamedTuple):
     done: int
     noop: int
     requeued: Sequence[Requeued]
+    missed: AbstractSet[JobKey] = frozenset()  # jobs to which a checkpoint of the op did not apply
 
 
 class KeyHolder(NamedTuple):

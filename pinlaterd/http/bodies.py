@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from pinlaterd.model import QUEUE_DEFAULT, AckInfo, ClaimedJob, Job, JobRecord
+from pinlaterd.model import QUEUE_DEFAULT, AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord
 
 Milliseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 # RFC 3339 with an offset, or milliseconds since the epoch.
@@ -125,6 +125,35 @@ class AcksBody(_Request, frozen=True, kw_only=True):
     failed: list[FailedBody] = []
 
 
+class CheckpointBody(_Request, frozen=True, kw_only=True):
+    """Changes to a job that runs; `status` is put in front of the one that it has."""
+
+    descriptor: str
+    claim: Annotated[str, Meta(min_length=1)]
+    data: Raw | UnsetType = UNSET
+    body: bytes | UnsetType = UNSET
+    status: str | None = None
+    attempts: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    run_after: Time | None = None
+    release: bool = False
+
+    def info(self) -> CheckpointInfo:
+        body = bytes(self.data) if isinstance(self.data, Raw) else self.body
+        return CheckpointInfo(
+            self.descriptor,
+            body if isinstance(body, bytes) else None,
+            self.release,
+            None if self.run_after is None else milliseconds(self.run_after),
+            self.attempts,
+            self.status,
+            self.claim,
+        )
+
+
+class CheckpointsBody(_Request, frozen=True, kw_only=True):
+    checkpoints: list[CheckpointBody] = []
+
+
 # --- answers ------------------------------------------------------------------------------
 
 
@@ -140,15 +169,19 @@ class EnqueuedManyAnswer(_Answer, kw_only=True):
 
 
 class AckAnswer(_Answer, kw_only=True):
-    """`outcome`: done, or stale if the claim no longer held."""
+    """The outcome of an ack or a checkpoint: stale if the claim no longer held."""
 
     descriptor: str
-    outcome: str
+    outcome: Literal["done", "stale"]
 
 
 class AcksAnswer(_Answer, kw_only=True):
     succeeded: Sequence[AckAnswer]
     failed: Sequence[AckAnswer]
+
+
+class CheckpointsAnswer(_Answer, kw_only=True):
+    checkpoints: Sequence[AckAnswer]
 
 
 class ClaimAnswer(_Answer, kw_only=True):

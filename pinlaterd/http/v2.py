@@ -8,6 +8,7 @@
     GET    /v2/queues/{queue}/jobs       its jobs, page by page (`pages`)
     POST   /v2/queues/{queue}/claims     dequeue
     POST   /v2/jobs/acks                 end claimed jobs
+    POST   /v2/jobs/checkpoints          renew claims, change claimed jobs
     GET    /v2/jobs/{descriptor}         one job
 
 docs/http.md is the guide. Each handler reads a body (`bodies`), makes a call of the service, and
@@ -36,6 +37,9 @@ from pinlaterd.http.bodies import (
     AckAnswer,
     AcksAnswer,
     AcksBody,
+    CheckpointBody,
+    CheckpointsAnswer,
+    CheckpointsBody,
     ClaimAnswer,
     ClaimsAnswer,
     ClaimsBody,
@@ -57,7 +61,7 @@ from pinlaterd.http.service import RouterClient
 from pinlaterd.http_port import UNDELIVERED
 from pinlaterd.model import JobDescriptor, JobState
 
-Ack = TypeVar("Ack", bound=SucceededBody)
+Ack = TypeVar("Ack", bound=SucceededBody | CheckpointBody)
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +93,7 @@ class V2:
             ApiCall("GET", f"{queue}/jobs", "view", self._pages.page),
             ApiCall("POST", f"{queue}/claims", "work", self._claim),
             ApiCall("POST", "/v2/jobs/acks", "work", self._ack),
+            ApiCall("POST", "/v2/jobs/checkpoints", "work", self._checkpoint),
             ApiCall("GET", "/v2/jobs/{descriptor}", "view", self._job),
         )
         return [web.route(call.method, call.path, self._guarded(call)) for call in found]
@@ -230,6 +235,27 @@ class V2:
             )
         )
 
+    async def _checkpoint(self, request: web.Request) -> web.Response:
+        """Checkpoint jobs of any queues, by a call for each queue, all at once."""
+        body = await read_body(request, CheckpointsBody)
+        by_queue = _by_queue("checkpoints", body.checkpoints)
+        for place, each in enumerate(body.checkpoints):
+            if isinstance(each.body, bytes) and isinstance(each.data, msgspec.Raw):
+                raise invalid(f"checkpoints[{place}]", "give `data` or `body`, not both")
+        for queue in by_queue:
+            if not may(request.get(USER), "work", queue):
+                raise forbidden(request, "work", queue)
+        answers = await asyncio.gather(
+            *(
+                self._client.run(calls.apply_checkpoints(queue, [each.info() for each in given]))
+                for queue, given in by_queue.items()
+            )
+        )
+        applied = {
+            queue: iter(found.applied) for queue, found in zip(by_queue, answers, strict=True)
+        }
+        return answer_json(CheckpointsAnswer(checkpoints=_outcomes(body.checkpoints, applied)))
+
     async def _job(self, request: web.Request) -> web.Response:
         descriptor = request.match_info["descriptor"]
         if JobDescriptor.parse(descriptor) is not None:
@@ -242,7 +268,7 @@ class V2:
 
 
 def _by_queue(field: str, acks: Sequence[Ack]) -> dict[str, list[Ack]]:
-    """Return acks by the queue that their descriptors name. Raises Problem."""
+    """Return acks or checkpoints by the queue that their descriptors name. Raises Problem."""
     found: dict[str, list[Ack]] = {}
     for place, ack in enumerate(acks):
         descriptor = JobDescriptor.parse(ack.descriptor)
@@ -254,9 +280,9 @@ def _by_queue(field: str, acks: Sequence[Ack]) -> dict[str, list[Ack]]:
 
 
 def _outcomes(
-    acks: Sequence[SucceededBody], applied: Mapping[str, Iterator[bool]]
+    acks: Sequence[SucceededBody | CheckpointBody], applied: Mapping[str, Iterator[bool]]
 ) -> list[AckAnswer]:
-    """Return the outcome of each ack, from those of each queue in their order."""
+    """Return the outcome of each ack or checkpoint, from those of each queue in their order."""
     return [
         AckAnswer(
             descriptor=ack.descriptor,

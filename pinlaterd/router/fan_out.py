@@ -43,6 +43,7 @@ from pinlaterd.model import (
     AckOutcomes,
     AckRequest,
     CheckpointInfo,
+    CheckpointOutcomes,
     CheckpointRequest,
     CountRequest,
     CreateQueueRequest,
@@ -99,6 +100,7 @@ class FanOut:
             Method.ACK: self.ack,
             Method.ACK_JOBS: self._ack_jobs,
             Method.CHECKPOINT: self._checkpoint,
+            Method.APPLY_CHECKPOINTS: self._apply_checkpoints,
             Method.LOOKUP: self._lookup,
             Method.COUNT: self._count,
             Method.QUEUE_NAMES: self._queue_names,
@@ -235,15 +237,31 @@ class FanOut:
         )
 
     async def _checkpoint(self, query: Query, request: CheckpointRequest) -> None:
+        await self._ask_for_checkpoints(query, request)
+
+    async def _apply_checkpoints(
+        self, query: Query, request: CheckpointRequest
+    ) -> CheckpointOutcomes:
+        """Send each shard its checkpoints; return their outcomes in the order of the request."""
+        answers = await self._ask_for_checkpoints(query, request)
+        outcomes = cast("Mapping[str, CheckpointOutcomes]", answers)
+        applied = [(shard, each.applied) for shard, each in outcomes.items()]
+        return CheckpointOutcomes(in_order(request.checkpoints, applied))
+
+    async def _ask_for_checkpoints(
+        self, query: Query, request: CheckpointRequest
+    ) -> Mapping[str, Result]:
+        """Send each shard its checkpoints; return their answers by the shard's name."""
         if not self._shards.knows_queue(request.queue):
             await self._ask_one(query, CheckpointRequest(request.queue, ()))
         shards = self._shards.by_name
         by_shard, bad = await aside(query.size, checkpoints_by_shard, request, shards)
-        await query.ask(
+        answers = await query.ask(
             (shard, CheckpointRequest(request.queue, items)) for shard, items in by_shard.items()
         )
         if bad:
             raise BadDescriptors(bad, "this queue and its shards")
+        return dict(zip([shard.name for shard in by_shard], answers, strict=True))
 
     async def _lookup(self, query: Query, request: LookupRequest) -> Mapping[str, JobRecord]:
         if not self._shards.by_name:
@@ -465,9 +483,10 @@ def acks_by_shard(
 
 
 def in_order(
-    infos: Iterable[AckInfo], by_shard: Iterable[tuple[str, Iterable[bool]]]
+    infos: Iterable[AckInfo | CheckpointInfo], by_shard: Iterable[tuple[str, Iterable[bool]]]
 ) -> list[bool]:
-    """Return the outcomes of acks in their order, from those of each shard in its own."""
+    """Return the outcomes of acks or checkpoints in their order, from those of each shard in its
+    own."""
     left = {shard: iter(outcomes) for shard, outcomes in by_shard}
     return [next(left[info.descriptor.split(":", 2)[1][1:]]) for info in infos]
 

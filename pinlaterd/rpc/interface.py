@@ -22,7 +22,15 @@ from thriftpy2.thrift import TApplicationException
 from thriftpy2.thrift import TType as ParserType
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.model import REQUESTS, AckOutcomes, CallContext, JobRecord, Method, ScanResult
+from pinlaterd.model import (
+    REQUESTS,
+    AckOutcomes,
+    CallContext,
+    CheckpointOutcomes,
+    JobRecord,
+    Method,
+    ScanResult,
+)
 
 # --- TBinaryProtocol ------------------------------------------------------------------------
 
@@ -370,6 +378,7 @@ class MethodStructs(NamedTuple):
 # What a result is, or consists of, where it is no plain value.
 _RESULTS: Final[dict[Method, type[Any]]] = {
     Method.ACK_JOBS: AckOutcomes,
+    Method.APPLY_CHECKPOINTS: CheckpointOutcomes,
     Method.ENQUEUE: EnqueueResponse,
     Method.DEQUEUE: DequeueResponse,
     Method.LOOKUP: JobRecord,

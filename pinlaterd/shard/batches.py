@@ -38,6 +38,7 @@ from pinlaterd.shard.operations import (
     Ack,
     AckJobs,
     AckScheduled,
+    ApplyCheckpoints,
     CheckpointJobs,
     Commit,
     Enqueue,
@@ -402,7 +403,7 @@ class Dispatch:
             EnqueueRequest: self._enqueue,
             DequeueRequest: Dequeue,
             AckRequest: self._ack,
-            CheckpointRequest: CheckpointJobs,
+            CheckpointRequest: self._checkpoint,
         }
 
     def take(self, entry: CallEntry, now_ms: int) -> Operation | None:
@@ -482,4 +483,11 @@ class Dispatch:
         kind: type[Ack] = AckJobs if call.head.method_name == Method.ACK_JOBS else Ack
         if entry.op is Op.ACK_SCHEDULED:
             kind = AckScheduled
+        return kind(entry, call, state, now_ms)
+
+    def _checkpoint(
+        self, entry: CallEntry, call: Call, state: ShardState, now_ms: int
+    ) -> Operation:
+        tells = call.head.method_name == Method.APPLY_CHECKPOINTS
+        kind = ApplyCheckpoints if tells else CheckpointJobs
         return kind(entry, call, state, now_ms)

@@ -32,6 +32,7 @@ from pinlaterd.model import (
     AckOutcomes,
     AckRequest,
     AlikeAcks,
+    CheckpointOutcomes,
     CheckpointRequest,
     DequeueResult,
     EnqueueRequest,
@@ -109,6 +110,9 @@ class Commit:
                     operation.missed.update(acked.missed)
             _hand_over_parts(self.acks, result.acks, state.acked, now_ms)
         if self.checkpoints:
+            for operation, changed in zip(self.checkpoints, result.checkpoints, strict=True):
+                if changed.noop and isinstance(operation, ApplyCheckpoints):
+                    operation.missed.update(changed.missed)
             _hand_over_parts(self.checkpoints, result.checkpoints, state.checkpointed, now_ms)
         if self.releases:
             _hand_over_parts(self.releases, result.releases, state.released, now_ms)
@@ -434,6 +438,25 @@ class CheckpointJobs(Operation):
 
     def add_to(self, commit: Commit) -> None:
         commit.checkpoints.append(self)
+
+
+class ApplyCheckpoints(CheckpointJobs):
+    """Checkpoints with the outcome of each: `missed` are those jobs to which it did not apply."""
+
+    __slots__ = ("_keys", "missed")
+
+    def __init__(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> None:
+        """Raises RequestError, ForeignError."""
+        super().__init__(entry, call, state, now_ms)
+        request = cast("CheckpointRequest", call.request)
+        facts = state.queue(request.queue)
+        self._keys = [facts.key(info.descriptor) for info in request.checkpoints]
+        self.missed: set[JobKey] = set()
+        if len(set(self._keys)) < len(self._keys):
+            raise InvalidRequest("applyCheckpoints names a job twice; name each once")
+
+    def result(self) -> CheckpointOutcomes:
+        return CheckpointOutcomes([key not in self.missed for key in self._keys])
 
 
 class ReleaseClaims(Operation):

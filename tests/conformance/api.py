@@ -291,6 +291,11 @@ class Client:
             "checkpointJobs", self._types.PinLaterCheckpointJobsRequest(queue, list(checkpoints))
         )
 
+    def apply_checkpoints(self, queue: str, *checkpoints: Any) -> list[bool]:
+        request = self._types.PinLaterCheckpointJobsRequest(queue, list(checkpoints))
+        applied: list[bool] = self._call("applyCheckpoints", request).applied
+        return applied
+
     def lookup(self, *descriptors: str | bytes, body: bool = False) -> dict[str, Any]:
         request = self._types.PinLaterLookupJobRequest(list(descriptors), includeBody=body)
         found: dict[str, Any] = self._call("lookupJobs", request)

@@ -109,6 +109,10 @@ struct PinLaterCheckpointJobsRequest {
   2: required list<PinLaterCheckpointJobRequest> requests
 }
 
+struct PinLaterCheckpointJobsResponse {
+  1: required list<bool> applied
+}
+
 struct PinLaterLookupJobRequest {
   1: required list<string> jobDescriptors
   2: optional bool includeBody = 0
@@ -180,6 +184,9 @@ service PinLater {
   PinLaterJobAckResponse ackJobs(1: RequestContext context, 2: PinLaterJobAckRequest request)
     throws (1: PinLaterException e)
   void checkpointJobs(1: RequestContext context, 2: PinLaterCheckpointJobsRequest request)
+    throws (1: PinLaterException e)
+  PinLaterCheckpointJobsResponse applyCheckpoints(
+      1: RequestContext context, 2: PinLaterCheckpointJobsRequest request)
     throws (1: PinLaterException e)
   map<string, PinLaterJobInfo> lookupJobs(
       1: RequestContext context, 2: PinLaterLookupJobRequest request)

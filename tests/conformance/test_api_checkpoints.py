@@ -254,3 +254,43 @@ def test_mistakes(client: Client, queue, descriptor, fields, says):
     client.ack(queue, succeeded=[descriptor])
     assert client.info(descriptor, body=True).body == b"job"
     assert client.info(descriptor).jobState == SUCCEEDED
+
+
+# --- applyCheckpoints: the same, and what became of each ------------------------------------
+
+
+def test_outcomes_come_in_the_order_of_the_checkpoints(client: Client, queue):
+    made = [one for n in range(5) for one in client.enqueue(queue, b"%d" % n)]
+    claims = {name: job.claim for name, job in client.dequeue(queue, 5).items()}
+    client.ack(queue, succeeded=made[1:2], failed=made[4:])
+
+    applied = client.apply_checkpoints(
+        queue,
+        client.checkpoint_of(made[0], claimDescriptor=claims[made[0]], newBody="half"),
+        client.checkpoint_of(made[1], claimDescriptor=claims[made[1]], newBody="late"),
+        client.checkpoint_of(made[2], claimDescriptor=OTHER_CLAIM, newBody="not mine"),
+        client.checkpoint_of(made[3], newBody="by source"),
+        client.checkpoint_of(made[4], newBody="not claimed"),
+    )
+
+    assert applied == [True, False, False, True, False]
+    bodies = [client.info(one, body=True).body for one in made]
+    assert bodies == [b"half", b"1", b"2", b"by source", b"4"]
+
+
+@one_engine
+def test_a_job_is_checkpointed_once_a_call(client: Client, queue, descriptor):
+    twice = [client.checkpoint_of(descriptor)] * 2
+
+    with pytest.raises(Refused, match="invalid request: applyCheckpoints names a job twice"):
+        client.apply_checkpoints(queue, *twice)
+
+
+@one_engine
+def test_bad_descriptors_of_checkpoints_fail_behind_the_others(client: Client, queue, descriptor):
+    good = client.checkpoint_of(descriptor, newBody="half")
+
+    with pytest.raises(Refused, match="nonsense"):
+        client.apply_checkpoints(queue, good, client.checkpoint_of("nonsense"))
+
+    assert client.info(descriptor, body=True).body == b"half"

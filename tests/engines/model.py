@@ -153,12 +153,14 @@ class ModelEngine:
 
     def _checkpoint(self, op: CheckpointOp, now_ms: int) -> CheckpointResult:
         requeued: list[Requeued] = []
+        missed = set()
         done = 0
         for one in op.checkpoints:
             row = self._held(op.queue, one.key, one.claim_descriptor)
             if row is None or (
                 one.claim_descriptor is None and claim_source(row.claim or "") != op.source
             ):
+                missed.add(one.key)
                 continue
             done += 1
             row.run_after_ms = now_ms if one.run_after_ms is None else one.run_after_ms
@@ -169,7 +171,7 @@ class ModelEngine:
             row.become(JobState.PENDING if one.move_to_pending else row.state, now_ms)
             row.pending_since_ms = now_ms
             requeued += [row.requeued] if one.move_to_pending else []
-        return CheckpointResult(done, len(op.checkpoints) - done, requeued)
+        return CheckpointResult(done, len(op.checkpoints) - done, requeued, missed)
 
     def _release(self, op: ReleaseOp) -> list[Requeued]:
         requeued = []

@@ -19,13 +19,17 @@ CALLS = {
     "page": ("GET", "/v2/queues/mail/jobs", None),
     "claim": ("POST", "/v2/queues/mail/claims", None),
     "ack": ("POST", "/v2/jobs/acks", {"succeeded": [{"descriptor": "mail:s1:p1:1", "claim": "x"}]}),
+    "checkpoint": (
+        *("POST", "/v2/jobs/checkpoints"),
+        {"checkpoints": [{"descriptor": "mail:s1:p1:1", "claim": "x"}]},
+    ),
     "job": ("GET", "/v2/jobs/mail:s1:p1:1", None),
 }
 VIEW = {"queues", "queue", "page", "job"}
 ALLOWED = {
     "view": VIEW,
     "enqueue": VIEW | {"enqueue"},
-    "work": VIEW | {"claim", "ack"},
+    "work": VIEW | {"claim", "ack", "checkpoint"},
     "operate": VIEW | {"create"},
     "admin": set(CALLS),
     "elsewhere": {"queues"},  # admin of other queues

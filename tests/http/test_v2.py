@@ -134,6 +134,45 @@ def test_an_ack_whose_claim_no_longer_holds_is_stale(api, mail):
     assert [ack["outcome"] for ack in again.body["succeeded"]] == ["stale", "done"]
 
 
+def test_checkpoints_change_jobs_that_run_and_tell_which_applied(api, mail):
+    api.post(f"{mail}/jobs", {"jobs": [{"data": n} for n in range(3)]})
+    jobs = api.post(f"{mail}/claims", {"limit": 3}).body["jobs"]
+    named = [{"descriptor": job["descriptor"], "claim": job["claim"]} for job in jobs]
+    api.post("/v2/jobs/acks", {"succeeded": named[1:2]})
+
+    changed = {**named[0], "data": {"half": 1}, "status": "at page 7;", "attempts": 5}
+    answer = api.post(
+        "/v2/jobs/checkpoints",
+        {"checkpoints": [changed, named[1], {**named[2], "release": True}]},
+    )
+
+    outcomes = [(one["descriptor"], one["outcome"]) for one in answer.body["checkpoints"]]
+    expected = zip(named, ["done", "stale", "done"], strict=True)
+    assert outcomes == [(one["descriptor"], outcome) for one, outcome in expected]
+    first, _, last = [api.get(f"/v2/jobs/{one['descriptor']}").body for one in named]
+    assert (first["state"], first["data"], first["status"]) == (
+        *("in_progress", {"half": 1}, "at page 7;"),
+    )
+    assert (first["attempts_allowed"], last["state"], last["attempts_remaining"]) == (
+        *(5, "pending", 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"descriptor": "no such", "claim": "x"}, "checkpoints[0].descriptor"),
+        ({"descriptor": "mail:s1:p1:1", "claim": ""}, "checkpoints[0].claim"),
+        ({"descriptor": "mail:s1:p1:1", "claim": "x", "data": 1, "body": ""}, "checkpoints[0]"),
+    ],
+)
+def test_a_mistake_in_a_checkpoint_is_named_with_its_place(api, given, field):
+    answer = api.post("/v2/jobs/checkpoints", {"checkpoints": [given]})
+
+    assert answer.status == 400
+    assert answer.body["errors"][0]["field"] == field
+
+
 def test_a_claim_waits_for_a_job(api, mail):
     answers = []
     waiting = threading.Thread(

@@ -33,6 +33,7 @@ from pinlaterd.model import (
     AckRequest,
     CallContext,
     CheckpointInfo,
+    CheckpointOutcomes,
     CheckpointRequest,
     ClaimedJob,
     CountRequest,
@@ -104,6 +105,7 @@ REQUESTS: dict[Method, Request] = {
             CheckpointInfo("mail:s1:p1:2", b"\xff\xfe", True, 5, 6, "half", CLAIM),
         ],
     ),
+    Method.APPLY_CHECKPOINTS: CheckpointRequest("mail", [CheckpointInfo("mail:s1:p1:1")]),
     Method.LOOKUP: LookupRequest(["mail:s1:p1:1", "nonsense"], include_body=True),
     Method.COUNT: CountRequest("mail", JobState.FAILED, 2, future=True, body_regex="a.b"),
     Method.QUEUE_NAMES: QueueNamesRequest(),
@@ -123,6 +125,7 @@ RESULTS: dict[Method, Result] = {
         ]
     ),
     Method.ACK_JOBS: AckOutcomes([True, False, True], []),
+    Method.APPLY_CHECKPOINTS: CheckpointOutcomes([True, False]),
     Method.LOOKUP: {"a": RECORD, "b": RECORD._replace(claim_descriptor=None, body=None)},
     Method.COUNT: 17,
     Method.QUEUE_NAMES: frozenset({"mail", "push"}),

@@ -18,6 +18,7 @@ PASSED_THROUGH = {
     "ackDequeuedJobs",
     "ackJobs",
     "checkpointJobs",
+    "applyCheckpoints",
     "lookupJobs",
 }
 FORMATS = {BOOL: ">b", BYTE: ">b", DOUBLE: ">d", I16: ">h", I32: ">i", I64: ">q"}

@@ -251,11 +251,13 @@ def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointRe
     held = _held(store, tx, op.queue, [checkpoint.key for checkpoint in op.checkpoints])
     changes: defaultdict[int, dict[int, _Change]] = defaultdict(dict)
     requeued: list[Requeued] = []
+    missed: set[JobKey] = set()
     done = 0
     for checkpoint in op.checkpoints:
         key = checkpoint.key
         claim = held.get(key)
         if claim is None or not _is_claimers(checkpoint, tables[key.priority], claim, op.source):
+            missed.add(key)
             continue
         done += 1
         at_ms = tx.now_ms if checkpoint.run_after_ms is None else checkpoint.run_after_ms
@@ -269,7 +271,7 @@ def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointRe
             alike = {i: one for i, one in of_priority.items() if one.to_pending is to_pending}
             if alike:
                 _change(tx, tables[priority], alike, to_pending=to_pending)
-    return CheckpointResult(done, len(op.checkpoints) - done, requeued)
+    return CheckpointResult(done, len(op.checkpoints) - done, requeued, missed)
 
 
 def _held(

@@ -17,6 +17,7 @@ from pinlaterd.engines.base import (
     AckResult,
     Batch,
     BatchResult,
+    Checkpoint,
     CheckpointResult,
     KeyHolder,
     Requeued,
@@ -321,22 +322,11 @@ class Application:
 
     def result(self, answer: Sequence[Sequence[Any]]) -> BatchResult:
         acks, checkpoints, releases, first_ids, claims = answer
-        applied = iter(_as_given(self._checkpointed, checkpoints))
+        applied = _as_given(self._checkpointed, checkpoints)
         run_after_ms = iter(_as_given(self._released, releases))
         return BatchResult(
             acks=self._ack_results(acks) if self._batch.acks else (),
-            checkpoints=[
-                CheckpointResult(len(done), len(op.checkpoints) - len(done), requeued)
-                for op in self._batch.checkpoints
-                for done in [[each for each in op.checkpoints if next(applied)]]
-                for requeued in [
-                    [
-                        _requeued(each.key, self._due(each.run_after_ms))
-                        for each in done
-                        if each.move_to_pending
-                    ]
-                ]
-            ],
+            checkpoints=self._checkpoint_results(iter(applied)),
             releases=[
                 [
                     _requeued(each.key, due_ms)
@@ -349,6 +339,27 @@ class Application:
             keyed=self._holders(first_ids),
             claims=self._claimed(claims) if any(claims) else self._payloads,
         )
+
+    def _checkpoint_results(self, applied: Iterator[Any]) -> list[CheckpointResult]:
+        """Return the result of each op; `applied` says of one checkpoint after the other whether
+        it applied."""
+        results = []
+        for op in self._batch.checkpoints:
+            missed: set[JobKey] = set()
+            done: list[Checkpoint] = []
+            for each in op.checkpoints:
+                if next(applied):
+                    done.append(each)
+                else:
+                    missed.add(each.key)
+            requeued = [
+                _requeued(each.key, self._due(each.run_after_ms))
+                for each in done
+                if each.move_to_pending
+            ]
+            noop = len(op.checkpoints) - len(done)
+            results.append(CheckpointResult(len(done), noop, requeued, missed))
+        return results
 
     def _ack_results(self, answer: Sequence[Sequence[int]]) -> list[AckResult]:
         ops = self._batch.acks

@@ -250,10 +250,12 @@ def _checkpoint(tx: Transaction, op: CheckpointOp) -> CheckpointResult:
     after: dict[JobKey, Run] = {}
     job_rows = []
     requeued: list[Requeued] = []
+    missed: set[JobKey] = set()
     for checkpoint in op.checkpoints:
         key = checkpoint.key
         claim = held.get(key)
         if claim is None or not _is_claimers(checkpoint, claim, op.source):
+            missed.add(key)
             continue
         claim = held[key] = _after_checkpoint(claim, checkpoint, tx.now_ms)
         job_rows.append(_job_row(claim, checkpoint, tx.now_ms))
@@ -270,7 +272,7 @@ def _checkpoint(tx: Transaction, op: CheckpointOp) -> CheckpointResult:
         job_rows,
     )
     tx.move(runs, sorted(before[key] for key in after), sorted(after.values()))
-    return CheckpointResult(len(job_rows), len(op.checkpoints) - len(job_rows), requeued)
+    return CheckpointResult(len(job_rows), len(op.checkpoints) - len(job_rows), requeued, missed)
 
 
 def _is_claimers(checkpoint: Checkpoint, claim: HeldClaim, source: str) -> bool:
