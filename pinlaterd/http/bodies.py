@@ -243,7 +243,10 @@ class JobAnswer(_Answer, kw_only=True):
 
 
 class QueueAnswer(_Answer, kw_only=True):
+    """A queue; while it is `paused` no job is handed out."""
+
     name: str
+    paused: bool
     counts: Mapping[str, int]
     limits: Mapping[str, float | None]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from itertools import islice, product
 from typing import Annotated, Literal, NamedTuple
 
 from aiohttp import web
@@ -115,6 +115,32 @@ class JobPages:
         shown, place = await self._with_bodies(found, place)
         jobs = list(map(JobAnswer.of, shown))
         return answer_json(PageAnswer(jobs=jobs, cursor=str(place) if place else None))
+
+    async def first(
+        self,
+        queue: str,
+        state: JobState,
+        priorities: Iterable[int],
+        body_regex: str | None,
+        limit: int,
+    ) -> list[JobAnswer]:
+        """Return the first `limit` jobs of a state, one priority after the other."""
+        found: list[_Found] = []
+        for priority, is_future in product(priorities, (True, False)):
+            if len(found) < limit:
+                call = calls.scan(
+                    queue,
+                    state,
+                    priority=priority,
+                    future=is_future,
+                    body_regex=body_regex,
+                    page_size=limit - len(found),
+                )
+                scan = _Scan(state, is_future)
+                records = (await self._client.run(call)).jobs
+                found += [_Found(record, _behind(scan, record)) for record in records]
+        shown, _ = await self._with_bodies(found, None)
+        return list(map(JobAnswer.of, shown))
 
     async def _search(
         self, queue: str, query: PageQuery, scans: Sequence[_Scan]

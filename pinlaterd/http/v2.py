@@ -6,6 +6,10 @@
     DELETE /v2/queues/{queue}            with the admin password in X-Admin-Password
     POST   /v2/queues/{queue}/jobs       enqueue one, or many
     GET    /v2/queues/{queue}/jobs       its jobs, page by page (`pages`)
+    POST   /v2/queues/{queue}/retry      make failed jobs pending again (`changes`)
+    POST   /v2/queues/{queue}/delete     delete jobs of a state (`changes`)
+    POST   /v2/queues/{queue}/pause      hand out no jobs
+    POST   /v2/queues/{queue}/resume     hand out jobs again
     POST   /v2/queues/{queue}/claims     dequeue
     POST   /v2/jobs/acks                 end claimed jobs
     POST   /v2/jobs/checkpoints          renew claims, change claimed jobs
@@ -20,7 +24,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
@@ -30,9 +35,17 @@ from aiohttp import web
 
 from pinlaterd.client import calls
 from pinlaterd.config import edit
+from pinlaterd.config.load import LIMIT
 from pinlaterd.config.schema import Config, UserSettings
 from pinlaterd.http.access import FAILURES_SECONDS, Access, Refusal, Refused, may
-from pinlaterd.http.api import USER, ApiCall, answer_json, forbidden, read_body
+from pinlaterd.http.api import (
+    USER,
+    ApiCall,
+    answer_json,
+    forbidden,
+    read_body,
+    read_query,
+)
 from pinlaterd.http.bodies import (
     AckAnswer,
     AcksAnswer,
@@ -55,6 +68,7 @@ from pinlaterd.http.bodies import (
     QueuesAnswer,
     SucceededBody,
 )
+from pinlaterd.http.changes import JobChanges, PreviewQuery
 from pinlaterd.http.pages import JobPages
 from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
 from pinlaterd.http.service import RouterClient
@@ -79,6 +93,7 @@ class V2:
         self._access = access
         self._etc = etc
         self._pages = JobPages(client)
+        self._changes = JobChanges(client, self._pages, lambda: self.config)
         self.config = config  # the active one; whoever follows the coordinator replaces it
 
     def routes(self) -> list[web.RouteDef]:
@@ -91,6 +106,10 @@ class V2:
             ApiCall("DELETE", queue, "admin", self._delete),
             ApiCall("POST", f"{queue}/jobs", "enqueue", self._enqueue),
             ApiCall("GET", f"{queue}/jobs", "view", self._pages.page),
+            ApiCall("POST", f"{queue}/retry", "operate", self._changes.retry),
+            ApiCall("POST", f"{queue}/delete", "operate", self._changes.delete),
+            ApiCall("POST", f"{queue}/pause", "operate", self._pause),
+            ApiCall("POST", f"{queue}/resume", "operate", self._resume),
             ApiCall("POST", f"{queue}/claims", "work", self._claim),
             ApiCall("POST", "/v2/jobs/acks", "work", self._ack),
             ApiCall("POST", "/v2/jobs/checkpoints", "work", self._checkpoint),
@@ -141,7 +160,7 @@ class V2:
         body = await read_body(request, QueueBody)
         existed = queue in await self._client.run(calls.queue_names())
         await self._client.run(calls.create_queue(queue))
-        await self._set_limits(queue, body.limits.given())
+        await self._edit(partial(edit.set_limits, self._etc, queue, body.limits.given()))
         answer = await self._describe(queue)
         return answer_json(answer, HTTPStatus.OK if existed else HTTPStatus.CREATED)
 
@@ -152,6 +171,21 @@ class V2:
         password = request.headers.get(_PASSWORD, "")
         await self._client.run(calls.delete_queue(request.match_info["queue"], password=password))
         return web.Response(status=HTTPStatus.NO_CONTENT)
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        return await self._set_paused(request, paused=True)
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        return await self._set_paused(request, paused=False)
+
+    async def _set_paused(self, request: web.Request, *, paused: bool) -> web.Response:
+        """Pause or resume a queue, unless that is only to be shown; answer the queue after it."""
+        queue, body = request.match_info["queue"], await read_body(request, PreviewQuery)
+        answer = await self._describe(queue)
+        if not (body.preview or read_query(request, PreviewQuery).preview):
+            await self._edit(partial(edit.set_paused, self._etc, queue, paused=paused))
+        answer.paused = paused
+        return answer_json(answer)
 
     async def _describe(self, queue: str) -> QueueAnswer:
         counted = {
@@ -166,17 +200,20 @@ class V2:
             name=queue,
             counts=dict(zip(counted, numbers, strict=True)),
             limits=self._limits(queue),
+            paused=self.config.queue(queue).paused,
         )
 
     def _limits(self, queue: str) -> dict[str, float | None]:
         settings = self.config.queue(queue)
-        return {name: getattr(settings, name) for name in LimitsBody.__struct_fields__}
+        limits = {name: getattr(settings, name) for name in LimitsBody.__struct_fields__}
+        if settings.paused:  # the limit that holds again once it is resumed
+            limits[LIMIT] = edit.limit_settings(self._etc, queue).max_jobs_per_second
+        return limits
 
-    async def _set_limits(self, queue: str, limits: dict[str, float | None]) -> None:
-        """Set limits, and wait until this process follows them."""
+    async def _edit(self, edit_file: Callable[[], bool]) -> None:
+        """Edit the configuration, and wait until this process follows the change."""
         before = self.config
-        changed: bool = await asyncio.to_thread(edit.set_limits, self._etc, queue, limits)
-        if changed:
+        if await asyncio.to_thread(edit_file):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FOLLOWED_SECONDS):
                     while self.config is before:  # noqa: ASYNC110 - too rare for an event

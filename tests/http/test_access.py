@@ -17,6 +17,10 @@ CALLS = {
     "delete": ("DELETE", "/v2/queues/mail", None),
     "enqueue": ("POST", "/v2/queues/mail/jobs", {"data": 1}),
     "page": ("GET", "/v2/queues/mail/jobs", None),
+    "retry": ("POST", "/v2/queues/mail/retry", None),
+    "delete jobs": ("POST", "/v2/queues/mail/delete", {"state": "failed"}),
+    "pause": ("POST", "/v2/queues/mail/pause", None),
+    "resume": ("POST", "/v2/queues/mail/resume", None),
     "claim": ("POST", "/v2/queues/mail/claims", None),
     "ack": ("POST", "/v2/jobs/acks", {"succeeded": [{"descriptor": "mail:s1:p1:1", "claim": "x"}]}),
     "checkpoint": (
@@ -30,7 +34,7 @@ ALLOWED = {
     "view": VIEW,
     "enqueue": VIEW | {"enqueue"},
     "work": VIEW | {"claim", "ack", "checkpoint"},
-    "operate": VIEW | {"create"},
+    "operate": VIEW | {"create", "retry", "delete jobs", "pause", "resume"},
     "admin": set(CALLS),
     "elsewhere": {"queues"},  # admin of other queues
 }

@@ -1,0 +1,129 @@
+"""Retries and deletes of many jobs; pauses of a queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.http.conftest import HttpClient
+
+
+def _counts(api: HttpClient, path: str) -> dict[str, int]:
+    counts: dict[str, int] = api.get(path).body["counts"]
+    return {state: count for state, count in counts.items() if count}
+
+
+@pytest.fixture
+def failed(api: HttpClient, mail: str) -> str:
+    """A queue with twelve failed jobs, six of each priority."""
+    jobs = [{"data": f"job {n}", "priority": 1 + n % 2} for n in range(12)]
+    api.post(f"{mail}/jobs", {"jobs": jobs})
+    claimed = api.post(f"{mail}/claims", {"limit": 12}).body["jobs"]
+    acks = [
+        {"descriptor": job["descriptor"], "claim": job["claim"], "retryable": False}
+        for job in claimed
+    ]
+    api.post("/v2/jobs/acks", {"failed": acks})
+    assert _counts(api, mail) == {"failed": 12}
+    return mail
+
+
+@pytest.mark.parametrize("call", ["retry", "delete"])
+@pytest.mark.parametrize("way", ["query", "body"])
+def test_a_preview_shows_what_would_be_and_changes_nothing(api, failed, call, way):
+    body = {"state": "failed", "limit": 11} | ({"preview": True} if way == "body" else {})
+    answer = api.post(f"{failed}/{call}" + ("?preview=true" if way == "query" else ""), body)
+
+    assert (answer.status, answer.body["preview"], answer.body["count"]) == (200, True, 11)
+    assert len({job["descriptor"] for job in answer.body["jobs"]}) == 10
+    assert answer.body["jobs"][0]["data"].startswith("job ")
+    assert _counts(api, failed) == {"failed": 12}
+
+
+def test_failed_jobs_are_retried(api, failed):
+    some = api.post(f"{failed}/retry", {"limit": 8, "attempts": 3})
+    rest = api.post(f"{failed}/retry", {"run_after": "2100-01-01T00:00:00Z"})
+
+    assert (some.body["count"], rest.body["count"]) == (8, 4)
+    assert _counts(api, failed) == {"pending": 8, "scheduled": 4}
+    [job] = api.post(f"{failed}/claims").body["jobs"]
+    assert (job["attempts_allowed"], job["attempts_remaining"]) == (3, 3)
+
+
+def test_jobs_of_a_priority_are_retried_alone(api, failed):
+    answer = api.post(f"{failed}/retry", {"priority": 2})
+
+    assert answer.body == {"preview": False, "count": 6, "jobs": []}
+    [job] = api.post(f"{failed}/claims").body["jobs"]
+    assert ":p2:" in job["descriptor"]
+
+
+def test_jobs_with_a_text_are_deleted(api, failed):
+    only = {"state": "failed", "text": "job 1"}
+    shown = api.post(f"{failed}/delete", {**only, "preview": True})
+    deleted = api.post(f"{failed}/delete", only)
+
+    assert sorted(job["data"] for job in shown.body["jobs"]) == ["job 1", "job 10", "job 11"]
+    assert (shown.body["count"], deleted.body["count"]) == (3, 3)
+    assert _counts(api, failed) == {"failed": 9}
+
+
+def test_pending_jobs_are_deleted_with_those_that_are_scheduled(api, mail):
+    later = {"data": 2, "run_after": "2100-01-01T00:00:00Z"}
+    api.post(f"{mail}/jobs", {"jobs": [{"data": 1}, later]})
+    shown = api.post(f"{mail}/delete?preview=true", {"state": "pending"})
+
+    deleted = api.post(f"{mail}/delete", {"state": "pending"})
+
+    assert (shown.body["count"], deleted.body["count"]) == (2, 2)
+    assert _counts(api, mail) == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "field"),
+    [
+        ("delete", {}, ""),  # which state is never guessed
+        ("delete", {"state": "scheduled"}, "state"),
+        ("delete", {"state": "failed", "text": ""}, "text"),
+        ("delete", {"state": "failed", "limit": 0}, "limit"),
+        ("retry", {"state": "pending"}, "state"),
+        ("retry", {"text": "x"}, ""),
+        ("retry?preview=maybe", {}, "preview"),
+        ("retry?sure=true", {}, ""),
+        ("pause", {"preview": 1}, "preview"),
+    ],
+)
+def test_a_mistake_changes_nothing(api, failed, call, body, field):
+    answer = api.post(f"{failed}/{call}", body)
+
+    assert (answer.status, answer.body["code"]) == (400, "INVALID_REQUEST")
+    assert answer.body["errors"][0]["field"] == field
+    assert _counts(api, failed) == {"failed": 12}
+
+
+def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(api, mail, wait_until):
+    api.put(mail, {"limits": {"max_jobs_per_second": 5000}})
+    api.post(f"{mail}/jobs", {"jobs": [{"data": n} for n in range(100)]})
+    shown = api.post(f"{mail}/pause?preview=true")
+    running = api.post(f"{mail}/claims")
+
+    paused = api.post(f"{mail}/pause")
+    wait_until(lambda: api.post(f"{mail}/claims").status == 429)
+    described = api.get(mail)
+    resumed = api.post(f"{mail}/resume")
+
+    assert (shown.status, shown.body["paused"]) == (200, True)
+    assert running.body["jobs"]
+    assert (paused.status, paused.body["paused"], described.body["paused"]) == (200, True, True)
+    assert described.body["limits"]["max_jobs_per_second"] == 5000
+    assert (resumed.status, resumed.body["paused"]) == (200, False)
+    wait_until(lambda: api.post(f"{mail}/claims").body.get("jobs"))
+
+
+@pytest.mark.parametrize(
+    ("call", "body"),
+    [("retry", {}), ("delete", {"state": "failed"}), ("pause", {}), ("resume", {})],
+)
+def test_a_queue_that_is_not_there_is_named(api, call, body):
+    answer = api.post(f"/v2/queues/nowhere/{call}", body)
+
+    assert (answer.status, answer.body["code"]) == (404, "QUEUE_NOT_FOUND")
