@@ -32,6 +32,7 @@ from typing import NamedTuple, get_type_hints
 from pinlaterd.config.document import FileReader, ReadBytes, Section, ValueNode, secret_keys
 from pinlaterd.config.layout import CLUSTER_KEY_FILE, CONFIG_FILES, ETC, LOCAL_FILE, SERVER_FILE
 from pinlaterd.config.password import is_hash
+from pinlaterd.config.push_hosts import PushHosts, host_of
 from pinlaterd.config.schema import (
     CLUSTER_NAME,
     DEFAULT_ENGINE,
@@ -255,6 +256,10 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
 def _read_push(section: Section, server: ServerSettings) -> PushSettings:
     section.allow((*_PUSH_KINDS, "headers"))
     section.require("url")
+    host = host_of(section.text("url"))
+    if "url" in section and not PushHosts(server.push_hosts).names(host):
+        cure = f"list it under push_hosts in {ETC / SERVER_FILE}"
+        section.problem("url", f"host {host!r} is not one to push to; {cure}")
     headers = section.section("headers") if "headers" in section else None
     names = () if headers is None else headers.values
     given = section.get_all(_PUSH_KINDS, _PUSH_SETTINGS)

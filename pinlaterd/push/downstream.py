@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
 import aiohttp
 import msgspec
-from aiohttp.abc import AbstractResolver
+from aiohttp.abc import ResolveResult
 
 from pinlaterd import __version__
+from pinlaterd.config.push_hosts import PushHosts
 
 USER_AGENT = f"pinlaterd/{__version__}"
 # Rickover's. A downstream that has not answered by then has taken the job.
@@ -48,12 +51,30 @@ class _Problem(msgspec.Struct):
     title: str = ""
 
 
-class Downstreams:
-    """Posts to downstreams, in one event loop."""
+class _Resolver(aiohttp.ThreadedResolver):
+    """Resolves names to the addresses at which their hosts may be pushed to."""
 
-    def __init__(self, resolver: AbstractResolver | None = None) -> None:
-        connector = aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=_IDLE_SECONDS, resolver=resolver
+    def __init__(self, hosts: PushHosts) -> None:
+        super().__init__()
+        self.hosts = hosts
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await super().resolve(host, port, family)
+        admitted = [one for one in found if self.hosts.admits(host, one["host"])]
+        if not admitted:
+            raise OSError(errno.EACCES, "push_hosts does not list its address")
+        return admitted
+
+
+class Downstreams:
+    """Posts to downstreams, in one event loop. `hosts` None: any host, as an operator named it."""
+
+    def __init__(self, hosts: PushHosts | None) -> None:
+        self._resolver = None if hosts is None else _Resolver(hosts)
+        self._connector = connector = aiohttp.TCPConnector(
+            limit=0, keepalive_timeout=_IDLE_SECONDS, resolver=self._resolver
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -78,6 +99,12 @@ class Downstreams:
             return Answer(is_down=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Answer(_explain(error), is_down=True)
+
+    def follow(self, hosts: PushHosts) -> None:
+        """Connect to these hosts only from now on."""
+        assert self._resolver is not None, "not one that may connect to any"
+        self._resolver.hosts = hosts
+        self._connector.clear_dns_cache()
 
     async def close(self) -> None:
         await self._session.close()

@@ -17,13 +17,14 @@ from pinlaterd.client.in_flight import InFlight
 from pinlaterd.clock import Clock
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.kinds import PUSH
+from pinlaterd.config.push_hosts import PushHosts
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.push.downstream import Downstreams
 from pinlaterd.push.overdue import SOURCE, Overdue
 from pinlaterd.push.pusher import Pusher
-from pinlaterd.push.targets import Target, targets_of
+from pinlaterd.push.targets import JobIds, Target, targets_of
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ProcessState, Snapshot
 from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process
@@ -78,7 +79,9 @@ class PushProcess(ReportingProcess):
         )
         # Of the jobs that are in flight, which ask it for nothing.
         self._jobs_client = Client()
-        self._downstreams = Downstreams()
+        self._ids = JobIds(self._client)
+        hosts = PushHosts(self._config.server.push_hosts)
+        self._downstreams = {False: Downstreams(hosts), True: Downstreams(None)}
         self._works: dict[str, _Work] = {}
         self._changed = asyncio.Event()
 
@@ -96,7 +99,8 @@ class PushProcess(ReportingProcess):
         self._enter(ProcessState.STOPPING)
         self._following.cancel()
         await self._remove(*self._works)
-        await self._downstreams.close()
+        for downstreams in self._downstreams.values():
+            await downstreams.close()
         await self._client.close()
         self._stop_reporting()
 
@@ -123,12 +127,19 @@ class PushProcess(ReportingProcess):
         while True:
             await self._changed.wait()
             self._changed.clear()
+            self._downstreams[False].follow(PushHosts(self._config.server.push_hosts))
             try:
-                targets = targets_of(self._config)
+                targets = targets_of(self._config, self._ids)
             except OSError as error:
                 log.error("%s: %s; going on as before", error.filename, error.strerror)
                 continue
-            await self._remove(*(self._works.keys() - targets.keys()))
+            gone = [
+                queue
+                for queue, work in self._works.items()
+                if queue not in targets
+                or targets[queue].is_trusted != work.pusher.target.is_trusted
+            ]
+            await self._remove(*gone)
             for queue, target in targets.items():
                 if queue in self._works:
                     self._works[queue].pusher.follow(target)
@@ -138,7 +149,8 @@ class PushProcess(ReportingProcess):
     def _add(self, target: Target) -> None:
         queue = target.queue
         overdue = Overdue(self._client, queue, lambda: pusher.target.timeout_seconds)
-        pusher = Pusher(target, self._downstreams, self._stats, overdue.note_handed_over)
+        downstreams = self._downstreams[target.is_trusted]
+        pusher = Pusher(target, downstreams, self._stats, overdue.note_handed_over)
         in_flight = InFlight(
             queue,
             self._jobs_client,

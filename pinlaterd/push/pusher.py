@@ -13,12 +13,14 @@ from pinlaterd.client.in_flight import InFlight
 from pinlaterd.client.running_job import (
     HANDED_OVER,
     LONGEST_DELAY_SECONDS,
+    RELEASED,
     Ending,
     Outcome,
     RunningJob,
 )
+from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.push.downstream import Answer, Downstreams
-from pinlaterd.push.targets import Target
+from pinlaterd.push.targets import NotPushable, Target
 from pinlaterd.stats import Stats
 
 log = logging.getLogger(__name__)
@@ -116,7 +118,14 @@ class Pusher(Executor):
     async def _push(self, job: RunningJob) -> Outcome:
         target = self.target
         try:
-            request = target.request(job)
+            request = await target.request(job)
+        except NotPushable as error:
+            log.error("job %s %s", job.descriptor, error)
+            return Outcome(Ending.DISCARDED, f"push: it {error}")
+        except (PinLaterError, ConnectionFailed) as error:
+            log.warning("job %s: %s; it is released", job.descriptor, error)
+            return RELEASED  # nothing was sent
+        try:
             answer = await self._downstreams.post(request.url, request.body, target.headers)
             for seconds in _AGAIN_SECONDS:
                 if not answer.is_unavailable or self._stopping.is_set():

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
+from pinlaterd.client.client import AsyncClient
 from pinlaterd.client.running_job import RunningJob
-from pinlaterd.config.schema import Config, PushSettings
+from pinlaterd.config.schema import (
+    DOWNSTREAM_AUTH_ENVIRONMENT,
+    Config,
+    JobType,
+    PushSettings,
+    ServerSettings,
+)
 from pinlaterd.push.downstream import USER_AGENT
+
+_USER = "jobs"  # Rickover's, at its downstream
+# Of a job type in one process: its concurrency bounds jobs in progress, which may be more.
+_MOST_REQUESTS = 1000
 
 
 class PushRequest(NamedTuple):
@@ -31,8 +45,10 @@ class Target:
     concurrency: int  # requests at a time
     timeout_seconds: float  # within which a job's end has to be reported
     headers: Mapping[str, str] = field(repr=False)
+    is_trusted = False  # whether the URL may name any host
 
-    def request(self, job: RunningJob) -> PushRequest:
+    async def request(self, job: RunningJob) -> PushRequest:
+        """Make the request for a job. Raises NotPushable, and what a look-up raises."""
         claimed = job.claimed
         facts = {
             "queue": self.queue,
@@ -45,6 +61,60 @@ class Target:
         return PushRequest(self.url, msgspec.json.encode(facts))
 
 
+@dataclass(frozen=True)
+class JobTypeTarget(Target):
+    """Rickover's: the downstream is told a job by its type and id, and its data."""
+
+    ids: JobIds = field(compare=False, repr=False)
+    is_trusted = True
+
+    async def request(self, job: RunningJob) -> PushRequest:
+        job_id = await self.ids.of(job.descriptor)
+        if not job_id:
+            raise NotPushable("has no id: it was enqueued without a key")
+        content = _content(job.claimed.body)
+        body = {"data": content.get("data"), "attempts": job.attempts_remaining}
+        return PushRequest(f"{self.url}/{job_id}", msgspec.json.encode(body))
+
+
+class NotPushable(Exception):
+    """A job that no attempt can push."""
+
+
+class JobIds:
+    """Looks up the ids of jobs, their keys; those that are asked for at a time, in one call."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._asked: dict[str, asyncio.Future[str]] = {}
+        self._lookups: set[asyncio.Task[None]] = set()
+
+    async def of(self, descriptor: str) -> str:
+        """Return the id of a job, "" if it has none. Raises what a look-up raises."""
+        loop = asyncio.get_running_loop()
+        if not self._asked:
+            task = loop.create_task(self._look_up())
+            self._lookups.add(task)
+            task.add_done_callback(self._lookups.discard)
+        found: asyncio.Future[str] = loop.create_future()
+        self._asked[descriptor] = found
+        return await found
+
+    async def _look_up(self) -> None:
+        await asyncio.sleep(0)  # others ask in this turn of the loop
+        asked, self._asked = self._asked, {}
+        try:
+            records = await self._client.lookup(list(asked))
+        except Exception as error:  # noqa: BLE001 - each that asked is told
+            for future in asked.values():
+                future.set_exception(error)
+            return
+        for descriptor, future in asked.items():
+            record = records.get(descriptor)
+            options = None if record is None else record.options
+            future.set_result((options.key or "") if options is not None else "")
+
+
 def _content(body: bytes) -> Mapping[str, object]:
     """Return a body as JSON, as it is written, or as bytes if it is no JSON."""
     try:
@@ -54,10 +124,35 @@ def _content(body: bytes) -> Mapping[str, object]:
     return {"data": msgspec.Raw(body)}
 
 
-def targets_of(config: Config) -> Mapping[str, Target]:
+def targets_of(config: Config, ids: JobIds) -> Mapping[str, Target]:
     """Return the target of each queue that is pushed. Raises OSError, with the file's name, if a
     file with a secret can't be read."""
-    return {queue: _target(queue, push) for queue, push in config.pushes.items()}
+    targets = {queue: _target(queue, push) for queue, push in config.pushes.items()}
+    if config.server.downstream_url:
+        headers = {"User-Agent": USER_AGENT, **_downstream_authorization(config.server)}
+        for queue, one in config.job_types.items():
+            targets.setdefault(queue, _type_target(one, config.server, headers, ids))
+    return targets
+
+
+def _type_target(
+    job_type: JobType, server: ServerSettings, headers: Mapping[str, str], ids: JobIds
+) -> JobTypeTarget:
+    return JobTypeTarget(
+        job_type.queue,
+        f"{server.downstream_url.rstrip('/')}/v1/jobs/{quote(job_type.name, safe='')}",
+        min(job_type.concurrency, _MOST_REQUESTS),
+        server.push_timeout_seconds,
+        headers,
+        ids,
+    )
+
+
+def _downstream_authorization(server: ServerSettings) -> Mapping[str, str]:
+    password = os.environ.get(DOWNSTREAM_AUTH_ENVIRONMENT, "")
+    if server.downstream_auth_file:
+        password = _secret(server.downstream_auth_file)
+    return {"Authorization": _authorization(f"{_USER}:{password}")}
 
 
 def _target(queue: str, push: PushSettings) -> Target:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from pinlaterd.client import AckInfo, Job, JobState
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.service
 
 
 def test_a_pushed_job_ends_by_its_callback(pushed, wait_until: WaitUntil) -> None:
-    client, _, queue = pushed
+    client, _, queue, _ = pushed
     good, other = client.enqueue(queue, [b'{"to": "ada"}', b"\xff\x00"])
     wait_until(lambda: len(pushed.received()) == 2)
     sent = {received.body["descriptor"]: received for received in pushed.received()}
@@ -27,6 +29,38 @@ def test_a_pushed_job_ends_by_its_callback(pushed, wait_until: WaitUntil) -> Non
     assert records[other].state is JobState.IN_PROGRESS, "it waits for its callback"
 
 
+def test_no_answer_in_time_means_that_the_job_is_taken(pushed, wait_until: WaitUntil) -> None:
+    client, there, queue, _ = pushed
+    ended = threading.Event()
+    there.act = lambda _: ended.wait() and None
+    [descriptor] = client.enqueue(queue, [b"1"])
+    try:
+        wait_until(lambda: client.lookup([descriptor])[descriptor].state is JobState.IN_PROGRESS)
+        wait_until(lambda: pushed.received() != [])
+        [received] = pushed.received()
+        # longer than it is waited for, by the process's own figures
+        wait_until(lambda: pushed.figure("pushed") == 1, seconds=30)
+        record = client.lookup([descriptor])[descriptor]
+    finally:
+        ended.set()
+
+    assert record.state is JobState.IN_PROGRESS
+    assert record.claim_descriptor == received.body["claim"]
+
+
+def test_an_unavailable_downstream_is_asked_twice_more_within_the_attempt(
+    pushed, wait_until: WaitUntil
+) -> None:
+    client, there, queue, _ = pushed
+    there.act = lambda _: Reply(503, {"id": "service_unavailable", "title": "busy"})
+    [descriptor] = client.enqueue(queue, [Job(b"1", attempts_allowed=1)])
+
+    wait_until(lambda: client.lookup([descriptor])[descriptor].state is JobState.FAILED)
+
+    assert len(pushed.received()) == 3
+    assert "service_unavailable" in client.lookup([descriptor])[descriptor].custom_status
+
+
 @pytest.mark.parametrize(
     ("reply", "status"),
     [
@@ -39,7 +73,7 @@ def test_a_pushed_job_ends_by_its_callback(pushed, wait_until: WaitUntil) -> Non
 def test_what_a_downstream_does_not_take_is_tried_again(
     pushed, wait_until: WaitUntil, reply: Reply, status: str
 ) -> None:
-    client, there, queue = pushed
+    client, there, queue, _ = pushed
     there.act = lambda _: reply
     [descriptor] = client.enqueue(queue, [Job(b"1", attempts_allowed=3)])
 
@@ -50,3 +84,31 @@ def test_what_a_downstream_does_not_take_is_tried_again(
     assert record.run_after_ms - record.updated_at_ms == pytest.approx(2000, abs=50)
     assert status in record.custom_status
     assert len(pushed.received()) == 1, "redirects are not followed"
+
+
+def test_an_attempt_without_a_callback_fails_in_time(hastily_pushed, wait_until: WaitUntil) -> None:
+    client, _, queue, _ = hastily_pushed
+    [descriptor] = client.enqueue(queue, [Job(b"1", attempts_allowed=2)])
+    wait_until(lambda: client.lookup([descriptor])[descriptor].attempts_remaining == 1)
+    record = client.lookup([descriptor])[descriptor]
+    [first] = hastily_pushed.received()
+    client.ack(queue, succeeded=[AckInfo(descriptor, "late", 0, first.body["claim"])])
+    wait_until(lambda: client.lookup([descriptor])[descriptor].state is JobState.FAILED)
+
+    assert record.run_after_ms - record.updated_at_ms == pytest.approx(2000, abs=50)
+    assert record.custom_status == "no callback within 1 s; "
+    assert len(hastily_pushed.received()) == 2
+    assert "late" not in client.lookup([descriptor])[descriptor].custom_status
+
+
+def test_a_successor_knows_what_a_killed_process_had_handed_over(
+    hastily_pushed, wait_until: WaitUntil
+) -> None:
+    client, _, queue, deployment = hastily_pushed
+    [descriptor] = client.enqueue(queue, [Job(b"1", attempts_allowed=1)])
+    wait_until(lambda: hastily_pushed.received() != [])
+
+    deployment.kill("push")
+
+    wait_until(lambda: client.lookup([descriptor])[descriptor].state is JobState.FAILED, seconds=30)
+    assert len(hastily_pushed.received()) == 1

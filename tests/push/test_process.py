@@ -1,0 +1,86 @@
+"""The process `push`: it comes and goes with what is to be pushed, and keeps its secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import WaitUntil
+from tests.deployment import PATIENT, Deployment
+from tests.push.downstream import Downstream, downstream
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+def there() -> Iterator[Downstream]:
+    with downstream() as made:
+        yield made
+
+
+def test_it_runs_where_a_queue_is_pushed(
+    there: Downstream, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    deployment = Deployment(tmp_path / "d")
+    deployment.init(settings={**PATIENT, "push_hosts": "127.0.0.1"})
+    with deployment.running(), deployment.client() as client:
+        for queue in ("mail", "news"):
+            client.create_queue(queue)
+        assert "push" not in deployment.pids(), "nothing is to be pushed"
+
+        deployment.write("queues", {"mail": {"push": {"url": f"{there.url}/mail"}}})
+        client.enqueue("mail", [b"1"])
+        wait_until(lambda: [one.path for one in there.received] == ["/mail"], seconds=30)
+        pid = deployment.pid_of("push")
+
+        deployment.write("queues", {"news": {"push": {"url": f"{there.url}/news"}}})
+        client.enqueue("news", [b"2"])
+        wait_until(lambda: [one.path for one in there.received] == ["/mail", "/news"])
+        client.enqueue("mail", [b"3"])
+        left = client.dequeue("mail", limit=1, max_wait_ms=5000)
+        assert [job.body for job in left] == [b"3"], "it is left to workers now"
+        assert deployment.pid_of("push") == pid, "nothing was restarted"
+
+        deployment.write("queues", {})
+        wait_until(lambda: "push" not in deployment.pids(), seconds=30)
+
+
+def test_the_environment_names_a_downstream(tmp_path: Path, wait_until: WaitUntil) -> None:
+    secret = "planted-secret"
+    environment = {"DOWNSTREAM_URL": "http://127.0.0.1:1/", "DOWNSTREAM_WORKER_AUTH": secret}
+    deployment = Deployment(tmp_path / "d", environment=environment)
+    deployment.init(settings=PATIENT)
+    with deployment.running():
+        first = deployment.pid_of("push")
+        deployment.admin("restart", "push")
+        wait_until(lambda: deployment.pids().get("push", first) != first)
+        second = psutil.Process(deployment.pid_of("push"))
+
+        assert second.environ()["DOWNSTREAM_WORKER_AUTH"] == secret
+        Deployment.up(_in_another_shell(deployment))
+        assert deployment.pid_of("push") == second.pid, "that shell says nothing of a downstream"
+        assert secret not in " ".join(second.cmdline())
+        assert secret not in str(deployment.status())
+        written = [path for path in deployment.folder.rglob("*") if path.is_file()]
+        assert not [path for path in written if secret.encode() in path.read_bytes()]
+
+
+def _in_another_shell(deployment: Deployment) -> Deployment:
+    other = Deployment(deployment.folder)
+    other.port, other.stats_port = deployment.port, deployment.stats_port
+    return other
+
+
+@pytest.mark.parametrize(
+    ("hosts", "url"),
+    [("", "http://127.0.0.1/"), ("example.com", "http://10.0.0.1/"), ("*", "http://[::1]:80/")],
+)
+def test_a_host_that_is_not_listed_is_a_mistake(tmp_path: Path, hosts: str, url: str) -> None:
+    deployment = Deployment(tmp_path / "d")
+    deployment.init(settings={"push_hosts": f'"{hosts}"'}, queues={"mail": {"push": {"url": url}}})
+
+    with pytest.raises(AssertionError, match="push_hosts"):
+        deployment.admin("config", "check")
