@@ -233,6 +233,14 @@ class EnqueueRequest(NamedTuple):
     jobs: Sequence[Job]
 
 
+class KeyedEnqueueResult(NamedTuple):
+    """The answer to an enqueue of which some jobs have keys: all descriptors in the order of the
+    jobs, and whether each job was there before."""
+
+    descriptors: Sequence[str]
+    existed: Sequence[bool]
+
+
 class AckInfo(NamedTuple):
     """One job of an ack. `descriptor` is as the client sent it, perhaps malformed."""
 
@@ -329,9 +337,17 @@ class CheckpointOutcomes(NamedTuple):
     applied: Sequence[bool]
 
 
+class QueueKey(NamedTuple):
+    """A key, and the queue of which it is."""
+
+    queue: str
+    key: str
+
+
 class LookupRequest(NamedTuple):
     descriptors: Sequence[str]
     include_body: bool = False
+    keys: Sequence[QueueKey] | None = None
 
 
 class CountRequest(NamedTuple):
@@ -406,6 +422,7 @@ REQUESTS: dict[Method, type[Request]] = {
 Result = (
     None
     | Sequence[str]
+    | KeyedEnqueueResult
     | AckOutcomes
     | CheckpointOutcomes
     | DequeueResult

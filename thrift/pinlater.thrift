@@ -276,6 +276,10 @@ struct PinLaterJob {
   4: optional i32 numAttemptsAllowed = 2
   /** A text for people, which acks and checkpoints extend. */
   5: optional string customStatus = ""
+  /** 1 to 200 bytes. At most one job of the queue holds a key, as long as it is kept, in whatever
+      state. A job whose key is held is not stored: the answer names the holder. So a caller that does
+      not know what became of an enqueue repeats it. */
+  100: optional string key
 }
 
 struct PinLaterEnqueueRequest {
@@ -287,6 +291,8 @@ struct PinLaterEnqueueRequest {
 struct PinLaterEnqueueResponse {
   /** In the order of the jobs. */
   1: required list<string> jobDescriptors
+  /** Of each job, whether it was there before this call, under its key. Sent if any has a key. */
+  100: optional list<bool> existed
 }
 
 /** The end of one job's run. */
@@ -384,10 +390,18 @@ struct PinLaterCheckpointJobsResponse {
   1: required list<bool> applied
 }
 
+/** A key, and the queue of which it is. */
+struct PinLaterJobKey {
+  1: required string queueName
+  2: required string key
+}
+
 struct PinLaterLookupJobRequest {
   /** Of any queues and shards. */
   1: required list<string> jobDescriptors
   2: optional bool includeBody = 0
+  /** The jobs that hold these keys, too. */
+  100: optional list<PinLaterJobKey> keys
 }
 
 /** The complete record of a job. */
@@ -404,6 +418,8 @@ struct PinLaterJobInfo {
   8: optional string claimDescriptor
   /** Look-ups with includeBody only. */
   9: optional binary body
+  /** The key that the job holds, if it has one. */
+  100: optional string key
 }
 
 struct PinLaterGetJobCountRequest {
@@ -581,7 +597,8 @@ service PinLater {
    *
    * Errors: UNKNOWN, `invalid request: the answer would have more than N bytes; look up fewer jobs at
    * a time`, N being max_frame_bytes.
-   * Holds: every job that exists is in the map, under the descriptor that was asked for.
+   * Holds: every job that exists is in the map, under the descriptor that was asked for; one that
+   * was looked up by its key, under its own.
    */
   map<string, PinLaterJobInfo> lookupJobs(
       1: RequestContext context, 2: PinLaterLookupJobRequest request)

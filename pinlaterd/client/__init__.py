@@ -51,6 +51,7 @@ from pinlaterd.model import (
     CheckpointInfo,
     ClaimedJob,
     Job,
+    JobOptions,
     JobRecord,
     JobState,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "EnqueuedInPart",
     "Handlers",
     "Job",
+    "JobOptions",
     "JobRecord",
     "JobState",
     "Later",

@@ -41,8 +41,10 @@ from pinlaterd.model import (
     Job,
     JobRecord,
     JobState,
+    KeyedEnqueueResult,
     LookupRequest,
     Method,
+    QueueKey,
     QueueNamesRequest,
     Request,
     RetryFailedRequest,
@@ -89,6 +91,13 @@ class PreparedCall(NamedTuple, Generic[T]):
             ) from error
 
 
+class EnqueuedJob(NamedTuple):
+    """The outcome of one job of an enqueue; `existed`: it was there before, under its key."""
+
+    descriptor: str
+    existed: bool
+
+
 # --- queues -------------------------------------------------------------------------------
 
 
@@ -122,7 +131,25 @@ def enqueue(queue: str, jobs: Iterable[Job | bytes]) -> PreparedCall[list[str]]:
     listed = _listed("jobs", jobs)
     made = [j if isinstance(j, Job) else Job(j, QUEUE_DEFAULT, None, QUEUE_DEFAULT) for j in listed]
     request = EnqueueRequest(queue, made)
-    return PreparedCall(Method.ENQUEUE, request, list)
+    return PreparedCall(Method.ENQUEUE, request, _descriptors)
+
+
+def enqueue_keyed(queue: str, jobs: Iterable[Job]) -> PreparedCall[list[EnqueuedJob]]:
+    """Store jobs that have keys, and return of each its descriptor and whether it was there before.
+
+        client.enqueue_keyed("mail", [Job(b"to: ada", options=JobOptions(key="order-17"))])
+
+    In a queue at most one job holds a key, as long as it is kept, in whatever state: a job whose
+    key is held is not stored, and the holder is returned. So repeat a call whose outcome is not
+    known, or that raises EnqueuedInPart.
+    """
+
+    def result(answer: object) -> list[EnqueuedJob]:
+        if not isinstance(answer, KeyedEnqueueResult):
+            raise ProtocolError("it does not say which jobs existed; the server knows no keys")
+        return list(map(EnqueuedJob, *answer))
+
+    return PreparedCall(Method.ENQUEUE, EnqueueRequest(queue, _listed("jobs", jobs)), result)
 
 
 def dequeue(
@@ -228,6 +255,20 @@ def lookup(
     """Look jobs up; return what is known of them, by descriptor, without the unknown ones."""
     request = LookupRequest(_listed("descriptors", descriptors), include_body)
     return PreparedCall(Method.LOOKUP, request, dict, repeatable=True)
+
+
+def lookup_keys(
+    queue: str, keys: Iterable[str], *, include_body: bool = False
+) -> PreparedCall[dict[str, JobRecord]]:
+    """Look up jobs of a queue by their keys; return what is known of them, by key, without the
+    keys that no job holds."""
+    named = [QueueKey(queue, key) for key in _listed("keys", keys)]
+    return PreparedCall(
+        Method.LOOKUP,
+        LookupRequest((), include_body, named),
+        lambda found: {job.options.key: job for job in found.values()},
+        repeatable=True,
+    )
 
 
 def count(
@@ -404,6 +445,10 @@ def _ack_info(job: ClaimedJob | AckInfo) -> AckInfo:
     if isinstance(job, ClaimedJob):
         return AckInfo(job.descriptor, claim_descriptor=job.claim_descriptor or None)
     return job
+
+
+def _descriptors(answer: list[str] | KeyedEnqueueResult) -> list[str]:
+    return list(answer.descriptors if isinstance(answer, KeyedEnqueueResult) else answer)
 
 
 def _done(_: Any) -> None:

@@ -105,6 +105,7 @@ class Client(BaseClient):
     queue_names = _operation(calls.queue_names)
 
     enqueue = _operation(calls.enqueue)
+    enqueue_keyed = _operation(calls.enqueue_keyed)
     dequeue = _operation(calls.dequeue)
     ack = _operation(calls.ack)
     ack_jobs = _operation(calls.ack_jobs)
@@ -112,6 +113,7 @@ class Client(BaseClient):
     apply_checkpoints = _operation(calls.apply_checkpoints)
 
     lookup = _operation(calls.lookup)
+    lookup_keys = _operation(calls.lookup_keys)
     count = _operation(calls.count)
     scan = _paged_operation(calls.scan)
     retry_failed = _operation(calls.retry_failed)
@@ -326,6 +328,7 @@ class AsyncClient(BaseClient):
     queue_names = _async_operation(calls.queue_names)
 
     enqueue = _async_operation(calls.enqueue)
+    enqueue_keyed = _async_operation(calls.enqueue_keyed)
     dequeue = _async_operation(calls.dequeue)
     ack = _async_operation(calls.ack)
     ack_jobs = _async_operation(calls.ack_jobs)
@@ -333,6 +336,7 @@ class AsyncClient(BaseClient):
     apply_checkpoints = _async_operation(calls.apply_checkpoints)
 
     lookup = _async_operation(calls.lookup)
+    lookup_keys = _async_operation(calls.lookup_keys)
     count = _async_operation(calls.count)
     scan = _async_paged_operation(calls.scan)
     retry_failed = _async_operation(calls.retry_failed)

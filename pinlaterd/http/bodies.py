@@ -13,7 +13,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from pinlaterd.model import QUEUE_DEFAULT, AckInfo, CheckpointInfo, ClaimedJob, Job, JobRecord
+from pinlaterd.model import (
+    MOST_KEY_BYTES,
+    QUEUE_DEFAULT,
+    AckInfo,
+    CheckpointInfo,
+    ClaimedJob,
+    Job,
+    JobOptions,
+    JobRecord,
+)
 
 Milliseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 # RFC 3339 with an offset, or milliseconds since the epoch.
@@ -48,6 +57,7 @@ class JobBody(_Request, frozen=True, kw_only=True):
     run_after: Time | None = None
     attempts: Annotated[int, Meta(ge=1, le=2**31 - 1)] | UnsetType = UNSET
     status: str = ""
+    key: str | None = None
 
     def job(self, field: str = "") -> Job:
         """Return the job. Raises Mistake, which names `field`, the job's place."""
@@ -62,7 +72,15 @@ class JobBody(_Request, frozen=True, kw_only=True):
         run_after_ms = None if self.run_after is None else milliseconds(self.run_after)
         priority = QUEUE_DEFAULT if isinstance(self.priority, UnsetType) else self.priority
         attempts = QUEUE_DEFAULT if isinstance(self.attempts, UnsetType) else self.attempts
-        return Job(body, priority, run_after_ms, attempts, self.status)
+        return Job(body, priority, run_after_ms, attempts, self.status, self._options(field))
+
+    def _options(self, field: str) -> JobOptions | None:
+        if self.key is None:
+            return None
+        if not 0 < len(self.key.encode()) <= MOST_KEY_BYTES:
+            where = f"{field}.key" if field else "key"
+            raise Mistake(where, f"expected 1 to {MOST_KEY_BYTES} bytes of UTF-8")
+        return JobOptions(self.key)
 
 
 class EnqueueBody(JobBody, frozen=True, kw_only=True):
@@ -222,6 +240,7 @@ class JobAnswer(_Answer, kw_only=True):
     run_after: datetime
     updated_at: datetime
     claim: str | None
+    key: str | None
     data: Raw | UnsetType = UNSET
     body: bytes | UnsetType = UNSET
 
@@ -238,6 +257,7 @@ class JobAnswer(_Answer, kw_only=True):
             run_after=instant(record.run_after_ms),
             updated_at=instant(record.updated_at_ms),
             claim=record.claim_descriptor or None,
+            key=record.options.key if record.options else None,
             **({} if record.body is None else content(record.body)),
         )
 

@@ -73,13 +73,14 @@ from pinlaterd.http.pages import JobPages
 from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
 from pinlaterd.http.service import RouterClient
 from pinlaterd.http_port import UNDELIVERED
-from pinlaterd.model import JobDescriptor, JobState
+from pinlaterd.model import Job, JobDescriptor, JobState
 
 Ack = TypeVar("Ack", bound=SucceededBody | CheckpointBody)
 
 log = logging.getLogger(__name__)
 
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="pinlaterd", Bearer realm="pinlaterd"'}
+_KEY = "Idempotency-Key"  # the name of a header, as is the next
 _PASSWORD = "X-Admin-Password"  # noqa: S105 - the name of a header
 # How long an answer waits for limits that were set to be followed, and how often it looks.
 _FOLLOWED_SECONDS, _LOOK_SECONDS = 3.0, 0.05
@@ -223,17 +224,24 @@ class V2:
 
     async def _enqueue(self, request: web.Request) -> web.Response:
         queue = request.match_info["queue"]
-        body = await read_body(request, EnqueueBody)
+        body = _with_key(await read_body(request, EnqueueBody), request.headers.get(_KEY))
         try:
             jobs = body.all_jobs()
         except Mistake as mistake:
             raise invalid_body(mistake) from None
-        stored = [
-            EnqueuedAnswer(descriptor=descriptor, existed=False)
-            for descriptor in await self._client.run(calls.enqueue(queue, jobs))
-        ]
-        answer = stored[0] if body.jobs is msgspec.UNSET else EnqueuedManyAnswer(jobs=stored)
-        return answer_json(answer, HTTPStatus.CREATED)
+        stored = await self._store(queue, jobs)
+        if body.jobs is not msgspec.UNSET:
+            return answer_json(EnqueuedManyAnswer(jobs=stored), HTTPStatus.CREATED)
+        status = HTTPStatus.OK if stored[0].existed else HTTPStatus.CREATED
+        return answer_json(stored[0], status)
+
+    async def _store(self, queue: str, jobs: Sequence[Job]) -> list[EnqueuedAnswer]:
+        if any(job.options for job in jobs):
+            found = await self._client.run(calls.enqueue_keyed(queue, jobs))
+        else:
+            plain = await self._client.run(calls.enqueue(queue, jobs))
+            found = [calls.EnqueuedJob(descriptor, existed=False) for descriptor in plain]
+        return [EnqueuedAnswer(**one._asdict()) for one in found]
 
     async def _claim(self, request: web.Request) -> web.Response:
         queue, body = request.match_info["queue"], await read_body(request, ClaimsBody)
@@ -302,6 +310,17 @@ class V2:
         raise Problem(
             HTTPStatus.NOT_FOUND, Code.JOB_NOT_FOUND, f"there is no job {descriptor[:200]!r}"
         )
+
+
+def _with_key(body: EnqueueBody, key: str | None) -> EnqueueBody:
+    """Return the body of an enqueue with the key of the header. Raises Problem."""
+    if key is None:
+        return body
+    if body.jobs is not msgspec.UNSET:
+        raise invalid(_KEY, "is the key of one job; of several give each its `key`")
+    if body.key not in (None, key):
+        raise invalid(_KEY, "differs from `key` in the body; give one of them")
+    return msgspec.structs.replace(body, key=key)
 
 
 def _by_queue(field: str, acks: Sequence[Ack]) -> dict[str, list[Ack]]:

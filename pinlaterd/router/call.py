@@ -39,7 +39,13 @@ from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head, Peek
 from pinlaterd.rpc.connection import Answer, Connection
-from pinlaterd.rpc.peek import DEQUEUE_END_BYTES, may_be_dry_run, may_include_bodies, most_scanned
+from pinlaterd.rpc.peek import (
+    DEQUEUE_END_BYTES,
+    may_be_dry_run,
+    may_include_bodies,
+    may_name_keys,
+    most_scanned,
+)
 from pinlaterd.stats import Stats
 from pinlaterd.wire.envelope import DONE, SCAN_BYTES, Op, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
@@ -262,7 +268,8 @@ class Admission:
             size = min(jobs * of_a_job, settings.max_response_bytes)
         elif peek.method is Method.LOOKUP:
             body = settings.max_job_body_bytes if may_include_bodies(call.message) else 0
-            jobs = peek.items if peek.canonical else settings.max_jobs_per_call
+            is_counted = peek.canonical and not may_name_keys(call.message)
+            jobs = peek.items if is_counted else settings.max_jobs_per_call
             size = min(jobs * (body + _RECORD_BYTES), settings.max_frame_bytes)
         else:
             jobs = most_scanned(call.message, settings.scan_limit)

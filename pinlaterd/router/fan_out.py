@@ -54,6 +54,7 @@ from pinlaterd.model import (
     JobState,
     LookupRequest,
     Method,
+    QueueKey,
     QueueNamesRequest,
     Request,
     Result,
@@ -268,9 +269,10 @@ class FanOut:
             raise NoHealthyShards  # which shards there are is not known yet
         shards = self._shards.by_name
         by_shard = await aside(query.size, lookups_by_shard, request.descriptors, shards)
+        keys = self._keys_by_shard(request.keys or ())
         replies = await query.replies(
-            (shard, LookupRequest(descriptors, request.include_body))
-            for shard, descriptors in by_shard.items()
+            (shard, LookupRequest(by_shard.get(shard, ()), request.include_body, keys.get(shard)))
+            for shard in {**by_shard, **keys}
         )
         most_bytes = self._shared.settings.max_frame_bytes  # each shard sees to its own part only
         size = sum(len(reply.payload) for _, reply in replies)
@@ -279,6 +281,18 @@ class FanOut:
         found: dict[str, JobRecord] = {}
         for part in await aside(size, results_of, query.method, replies):
             found.update(cast("Mapping[str, JobRecord]", part))
+        return found
+
+    def _keys_by_shard(self, keys: Iterable[QueueKey]) -> Mapping[ShardLink, list[QueueKey]]:
+        """Divide keys by the shards that may hold them. Raises ShardConnectionFailed."""
+        found: dict[ShardLink, list[QueueKey]] = {}
+        for key in dict.fromkeys(keys):
+            home = self._shards.homes.of(*key)
+            for name in () if home is None else (home.responsible, *home.former):
+                shard = self._shards.by_name.get(name)
+                if shard is None:
+                    raise ShardConnectionFailed([name], "is not known here yet")
+                found.setdefault(shard, []).append(key)
         return found
 
     # --- jobs by state -------------------------------------------------------------------------

@@ -10,43 +10,30 @@ All runs on one event loop; nothing here blocks it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
-from itertools import islice
-from typing import TypeVar, cast
 
-from pinlaterd.errors import (
-    EnqueuedInPart,
-    EnqueueRejected,
-    NoHealthyShards,
-    Overloaded,
-    PinLaterError,
-    RequestError,
-)
-from pinlaterd.lifecycle import aside
+from pinlaterd.errors import PinLaterError
 from pinlaterd.model import Method
 from pinlaterd.router.call import (
     DEQUEUE,
     LARGE_BYTES,
     Admission,
-    AllRefused,
     Call,
     Shared,
-    ask_all,
     reason_of,
-    results_of,
 )
 from pinlaterd.router.dequeue import Dequeuer
+from pinlaterd.router.enqueue_by_key import EnqueueByKey, only_key
 from pinlaterd.router.fan_out import FanOut
-from pinlaterd.router.shards import ShardSet, less_loaded
+from pinlaterd.router.shards import less_loaded
+from pinlaterd.router.split_enqueue import KeysFound, SplitEnqueue, no_place_to_enqueue
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.connection import Answer, Connection
-from pinlaterd.rpc.peek import UNUSUAL, may_wait, names_one_shard
-from pinlaterd.rpc.tuned import SLICE, EnqueuePart, enqueue_parts
-from pinlaterd.wire.envelope import DONE, GiveUp, Op, ReplyEntry, ShardCall, Status
+from pinlaterd.rpc.peek import may_have_keys, may_wait, names_one_shard
+from pinlaterd.wire.envelope import DONE, GiveUp, ReplyEntry, Status
 from pinlaterd.wire.link import ShardLink
 
-_Part = TypeVar("_Part")
 _SEARCHES = frozenset({Method.COUNT, Method.SCAN})
 # Small enqueues that arrive together go to one shard, so many at most.
 _FILL_CALLS = 16
@@ -128,6 +115,8 @@ class RouterService:
         last = self._last_enqueued
         if call.peek.items > self._shared.settings.enqueue_split_jobs:
             self._serve_whole(call)
+        elif may_have_keys(call.message):
+            self._enqueue_keyed(call)
         elif (
             last is not None
             and last.preferred
@@ -151,6 +140,9 @@ class RouterService:
         shard.call(call, self._enqueued)
 
     def _enqueued(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
+        if reply.status is Status.FOREIGN:
+            self._run(call, EnqueueByKey(call, self._shared).run())
+            return
         if reply.status is not _REFUSED:
             call.finish(shard, reply)
             return
@@ -160,6 +152,29 @@ class RouterService:
             call.refusals = {**call.refusals, shard.name: reason_of(reply)}
         others = [c for c in self._shards.enqueueable() if c.name not in call.refusals]
         self._enqueue_on_one_of(others, call)
+
+    def _enqueue_keyed(self, call: Call) -> None:
+        """Send one job to the shard that is responsible for its key; more are divided by shard."""
+        if call.peek.items != 1:
+            self._run(call, EnqueueByKey(call, self._shared).run())
+            return
+        key, homes = only_key(call.message), self._shards.homes
+        if key is None:
+            self._enqueue_on_one_of(self._shards.enqueueable(), call)
+            return
+        home = homes.of(*key)
+        shard = None if home is None or home.former else self._shards.by_name.get(home.responsible)
+        if shard is None:
+            self._run(call, EnqueueByKey(call, self._shared).run())
+            return
+        call.placement, call.give_up = homes.placement.number, _NEVER
+        shard.call(call, self._enqueued_by_key)
+
+    def _enqueued_by_key(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
+        if reply.status is Status.STALE:
+            self._run(call, EnqueueByKey(call, self._shared).run())
+        else:
+            call.finish(shard, reply)
 
     def _dequeue(self, call: Call) -> None:
         """Ask one shard for all, the acks along with it if they look like its own.
@@ -242,11 +257,20 @@ class RouterService:
             self._run(call, self.dequeuer.run(call))
             return
         if call.peek.method is Method.ENQUEUE:
-            self._run(call, SplitEnqueue(call, self._shared).run())
+            self._run(call, self._enqueue_in_parts(call))
             return
         task = self._run(call, self._fan_out.run(call))
         if call.peek.method in _SEARCHES:
             call.on_gone = task.cancel  # what changes jobs goes on
+
+    async def _enqueue_in_parts(self, call: Call) -> None:
+        if not may_have_keys(call.message):
+            try:
+                await SplitEnqueue(call, self._shared).run()
+                return
+            except KeysFound:
+                pass
+        await EnqueueByKey(call, self._shared).run()
 
     def _run(self, call: Call, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -276,156 +300,3 @@ def _end_unanswered(call: Call, task: asyncio.Task[None]) -> None:
     error = task.exception()
     if error is not None:
         call.fail(error)
-
-
-# --- enqueues in parts ----------------------------------------------------------------------
-
-
-class SplitEnqueue:
-    """One enqueue that goes to several shards.
-
-    All jobs are validated before any is stored. A shard has a thousand jobs of a call at a time, so
-    that other calls come in between. A part that no shard took may be tried elsewhere; what became
-    of each is told if not all are stored."""
-
-    def __init__(self, call: Call, shared: Shared) -> None:
-        settings = shared.settings
-        self._call = call
-        self._shared = shared
-        self._most_elements = settings.max_jobs_per_call
-        self._sizes_of = partial(split_evenly, most=settings.enqueue_split_jobs)
-        # Parts that together have about as many jobs as a shard may have at a time.
-        self._parts_at_a_time = max(1, SLICE // settings.enqueue_split_jobs)
-        self._shards: Sequence[ShardLink] = shared.shards.enqueueable()
-
-    async def run(self) -> None:
-        """Carry it out and answer it."""
-        if not self._shards:
-            raise no_place_to_enqueue(self._shared.shards, {})
-        descriptors = await self._carry_out()
-        self._call.reply(codec.encode_reply(self._call.peek.head, descriptors))
-
-    async def _carry_out(self) -> Sequence[str]:
-        shards = self._shards
-        parts = await self._parts()
-        stored: list[Sequence[str] | PinLaterError] = [()] * len(parts)
-        first = int(self._shared.rng.random() * len(shards))
-
-        async def store(number: int, shards: Sequence[ShardLink]) -> None:
-            try:
-                stored[number] = await self._store(parts[number], shards)
-            except PinLaterError as error:
-                stored[number] = error
-
-        async def store_in_turn(shard: int) -> None:
-            at = (first + shard) % len(shards)
-            turned = [*shards[at:], *shards[:at]]
-            for group in self._groups(range(shard, len(parts), len(shards))):
-                await asyncio.gather(*(store(number, turned) for number in group))
-
-        await asyncio.gather(*map(store_in_turn, range(len(shards))))
-        return _all_stored([part.jobs for part in parts], stored)
-
-    async def _parts(self) -> list[EnqueuePart]:
-        """All jobs, once no shard has anything against any of them."""
-        most, message = self._most_elements, self._call.message
-        try:
-            return await self._validated(enqueue_parts(message, most, self._sizes_of))
-        except UNUSUAL:
-            _, context, request = await self._call.decode(self._shared)
-            encode = partial(codec.encode_call, Method.ENQUEUE, 0, context, request)
-            message = await aside(len(message), encode)
-            return await self._validated(enqueue_parts(message, most, self._sizes_of))
-
-    async def _validated(self, cut: Iterator[EnqueuePart]) -> list[EnqueuePart]:
-        """A shard that does not answer is asked no more."""
-        parts: list[EnqueuePart] = []
-        shards = self._shards
-        for group in self._groups(cut):
-            refusals: dict[str, str] = {}
-            asked = [(shard, self._ask_about(part.message)) for part in group for shard in shards]
-            for place, (shard, reply) in enumerate(await ask_all(asked)):
-                if reply.status is Status.FAILED:
-                    if parts or place >= len(shards):
-                        await self._raise_as_a_whole(shard)
-                    results_of(Method.ENQUEUE, [(shard, reply)])
-                elif reply.status is not Status.DONE:
-                    refusals[shard.name] = reason_of(reply) or "did not answer"
-            shards = [shard for shard in shards if shard.name not in refusals]
-            if not shards:
-                raise AllRefused(refusals)
-            parts += group
-        return parts
-
-    def _ask_about(self, message: bytes) -> ShardCall:
-        return ShardCall(message, self._call.deadline, Op.VALIDATE)
-
-    async def _raise_as_a_whole(self, shard: ShardLink) -> None:
-        """What `shard` has against the jobs, by their numbers in the whole call: of a part but the
-        first it told those in the part."""
-        reply = await shard.ask(self._ask_about(self._call.message))
-        if reply.status is Status.FAILED:
-            results_of(Method.ENQUEUE, [(shard, reply)])
-        raise AllRefused({shard.name: reason_of(reply) or "did not answer"})
-
-    async def _store(self, part: EnqueuePart, shards: Sequence[ShardLink]) -> Sequence[str]:
-        """On the first of `shards` that takes it."""
-        deadline = self._call.deadline
-        if self._shared.clock.monotonic() >= deadline:
-            raise Overloaded("the time of the call was over")
-        refusals: dict[str, str] = {}
-        for patient in (False, True):
-            for shard in shards:
-                reply = await shard.ask(
-                    ShardCall(part.message, deadline, patient=patient, give_up=GiveUp.NEVER)
-                )
-                if reply.status is not Status.REFUSED:
-                    (descriptors,) = results_of(Method.ENQUEUE, [(shard, reply)])
-                    return cast("Sequence[str]", descriptors)
-                refusals[shard.name] = reason_of(reply)
-        raise AllRefused(refusals, f"{part.jobs} of the jobs were not stored")
-
-    def _groups(self, parts: Iterable[_Part]) -> Iterator[list[_Part]]:
-        remaining = iter(parts)
-        while group := list(islice(remaining, self._parts_at_a_time)):
-            yield group
-
-
-def no_place_to_enqueue(shards: ShardSet, refusals: Mapping[str, str]) -> PinLaterError:
-    """What to tell a caller whose jobs no shard may get, after these `refusals`."""
-    if not shards.healthy():
-        return NoHealthyShards()
-    if refusals:
-        return AllRefused(refusals)
-    return EnqueueRejected("every healthy shard is dequeue-only; see `pinlater-admin status`")
-
-
-def _all_stored(
-    sizes: Sequence[int], parts: Sequence[Sequence[str] | PinLaterError]
-) -> Sequence[str]:
-    """The descriptors of an enqueue in parts of these sizes; raises what says which are stored, if
-    some are, or may be, and others are not."""
-    descriptors: list[str] = []
-    errors: list[PinLaterError] = []
-    for size, part in zip(sizes, parts, strict=True):
-        if not isinstance(part, PinLaterError):
-            descriptors += part
-            continue
-        errors.append(part)
-        unknown = not isinstance(part, RequestError | Overloaded)  # which say that nothing was done
-        mark = EnqueuedInPart.MAY_BE_STORED if unknown else EnqueuedInPart.NOT_STORED
-        descriptors += [mark] * size
-    if not errors:
-        return descriptors
-    if not any(descriptors):
-        first = errors[0]
-        raise AllRefused(first.refusals) if isinstance(first, AllRefused) else first
-    why = "; ".join(dict.fromkeys(error.message for error in errors))
-    raise EnqueuedInPart(descriptors, why) from errors[0]
-
-
-def split_evenly(count: int, most: int) -> list[int]:
-    """`count` items in as few parts of at most `most` as possible, nearly equal; of none, one."""
-    parts = max(1, -(-count // most))
-    size, larger = divmod(count, parts)
-    return [size + 1] * larger + [size] * (parts - larger)

@@ -23,6 +23,7 @@ from pinlaterd.wire.envelope import (
     ShardFacts,
     Status,
 )
+from pinlaterd.wire.key_placement import KeyHomes, KeyPlacement
 from pinlaterd.wire.link import LinkListener, ShardLink
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class ShardSet:
         self._enqueueable_preferred: list[ShardLink] = []
         self._queues: dict[str, set[str]] = {}  # by shard name, of those that are welcomed
         self._membership = ("", "")
+        self.homes = KeyHomes(KeyPlacement())  # of keys, under the placement that is followed
 
     # --- what there is -------------------------------------------------------------------
 
@@ -128,6 +130,10 @@ class ShardSet:
         self._enqueueable = [
             shard for name, shard in self.by_name.items() if not wanted[name].dequeue_only
         ]
+        names = tuple(name for name in self.by_name if not wanted[name].dequeue_only)
+        placement = KeyPlacement(1, dict.fromkeys(wanted, 1), names)
+        if placement != self.homes.placement:
+            self.homes = KeyHomes(placement)
         self.assessed()
 
     def close(self) -> None:

@@ -48,6 +48,7 @@ from pinlaterd.model import (
     DequeueResult,
     EnqueueRequest,
     JobDefaults,
+    KeyedEnqueueResult,
     Method,
     Payload,
     Request,
@@ -250,7 +251,7 @@ def encode_reply(head: Head, result: Result) -> bytes:
     parts = [reply_head(head)]
     if method_name == Method.DEQUEUE:
         parts.append(_dequeued(cast("DequeueResult", result)).encode())
-    elif method_name == Method.ENQUEUE:
+    elif method_name == Method.ENQUEUE and not isinstance(result, KeyedEnqueueResult):
         _write_descriptors(parts, result)
         parts.append(b"\0\0")
     else:
@@ -341,6 +342,8 @@ def _decode_result(method: Method, message: bytes, at: int) -> Result:
         raise ProtocolError(f"the answer to {method.value} has neither a result nor an error")
     match method:
         case Method.ENQUEUE:
+            if success.existed is not None:
+                return KeyedEnqueueResult(*success)
             return cast("list[str]", success.descriptors)
         case Method.DEQUEUE:
             return _dequeue_result(success)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -30,6 +30,7 @@ from pinlaterd.model import (
     JobRecord,
     Method,
     ScanResult,
+    new_record,
 )
 
 # --- TBinaryProtocol ------------------------------------------------------------------------
@@ -285,7 +286,8 @@ class Type(NamedTuple):
 
 
 class Field(NamedTuple):
-    """`default`: the interface's, or None. `place`: which of the model's fields it is."""
+    """`default`: the interface's, or None. `place`: which of the model's fields it is; those of the
+    model's `options`, which stand beside the others on the wire, are counted on from the last."""
 
     id: int
     name: str
@@ -310,15 +312,44 @@ class Struct:
         self.fields = tuple(sorted(fields))  # by their ids, the order in which they are written
         absent = make._field_defaults | _ABSENT.get(name, {})
         self.defaults: list[Any] = [absent.get(key) for key in make._fields]
+        self.size = len(self.defaults)
+        self.options = _options_of(make)  # the record that `options` of `make` holds, or None
+        self.options_at = make._fields.index("options") if self.options is not None else -1
         for field in self.fields:
             if field.key in _OF_THE_QUEUE.get(name, ()):
                 self.defaults[field.place] = None
             elif field.default is not None:
                 self.defaults[field.place] = field.default
+        self.no_options: list[Any] = []
+        if self.options is not None:
+            self.no_options = list(self.options())
+            self.defaults += self.no_options
+
+    def value_of(self, value: Sequence[Any], field: Field) -> Any:
+        """Return a field of `value`, a record of the model; None if it is not to be written."""
+        at = field.place - self.size
+        if at < 0:
+            return value[field.place]
+        options = value[self.options_at]
+        return None if options is None or options[at] == self.no_options[at] else options[at]
+
+    def made(self, values: list[Any]) -> Any:
+        """Make the record of the values of all fields, which are in the order of their places."""
+        if self.options is not None:
+            options = values[self.size :]
+            del values[self.size :]
+            if options != self.no_options:
+                values[self.options_at] = new_record(self.options, options)
+        return new_record(self.make, values)
+
+
+def _options_of(make: type[Any]) -> type[Any] | None:
+    return _model_in(get_type_hints(make)["options"]) if "options" in make._fields else None
 
 
 class EnqueueResponse(NamedTuple):
     descriptors: list[str]
+    existed: list[bool] | None = None
 
 
 class DequeueMetadata(NamedTuple):
@@ -433,14 +464,17 @@ def _load_fields(
 ) -> list[Field]:
     """Return those fields of a struct that `make`, the model's, has, too."""
     defaults = dict(getattr(parsed, "default_spec", ()))
+    options, names = _options_of(make), make._fields
+    if options is not None:
+        names, annotations = names + options._fields, {**get_type_hints(options), **annotations}
     fields = []
     for number, (code, field_name, *detail, required) in parsed.thrift_spec.items():
         key = _KEYS.get(field_name) or re.sub("([A-Z])", r"_\1", field_name).lower()
-        if key not in make._fields:
+        if key not in names:
             continue  # nothing here uses it: it is skipped, as one that the interface lacks
         model = _model_in(annotations[key])
         declared = _load_type((code, *detail), model, binary=(name, field_name) in _BINARY)
-        place, default = make._fields.index(key), defaults.get(field_name)
+        place, default = names.index(key), defaults.get(field_name)
         header = bytes((declared.code,)) + number.to_bytes(2, "big")
         fields.append(Field(number, field_name, key, place, declared, required, default, header))
     return fields

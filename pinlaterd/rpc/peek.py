@@ -52,6 +52,7 @@ LIMIT, _acks, DRY_RUN, COVERAGE, MAX_WAIT = headers(
     "PinLaterDequeueRequest", "limit", "acks", "dry_run", "coverage", "max_wait_ms"
 )
 ACKS: Final = _acks + FIRST_TEXT
+(KEY,) = headers("PinLaterJob", "key")
 
 _LOOSE_TAIL: Final = struct.Struct(">Bi")
 _TAG3_U32: Final = struct.Struct(">3sI").unpack_from
@@ -280,7 +281,10 @@ _SEARCHED_BYTES: Final = 64 * 1024
 # Of a dequeue, from dryRun on: that, coverage, maxWaitMillis, and the ends of two structs.
 DEQUEUE_END_BYTES: Final = 4 + 11 + 7 + 2
 (_INCLUDE_BODY,) = headers("PinLaterLookupJobRequest", "include_body")
+(_KEYS,) = headers("PinLaterLookupJobRequest", "keys")
 (_SCAN_LIMIT,) = headers("PinLaterScanJobsRequest", "limit")
+# What the options of a usual job take at most.
+_LAST_JOB_BYTES: Final = 256
 _DEFAULT_SCAN_LIMIT: int = ScanRequest._field_defaults["limit"]
 _SCAN_LIMITS: Final = re.compile(re.escape(_SCAN_LIMIT) + rb"(.{4})", re.DOTALL).findall
 _LARGEST_I32: Final = b"\x7f\xff\xff\xff"
@@ -295,6 +299,13 @@ def _finder(header: bytes, value: bytes) -> Callable[[bytes], bool]:
 may_be_dry_run: Final = _finder(DRY_RUN, rb"[^\0]")
 may_wait: Final = _finder(MAX_WAIT, rb"(?!\0{4})")
 may_include_bodies: Final = _finder(_INCLUDE_BODY, rb"[^\0]")
+may_name_keys: Final = _finder(_KEYS, b"")
+
+
+def may_have_keys(enqueue: bytes) -> bool:
+    """Tell whether the last job of an enqueue may have a key, which then ends the message. Where
+    only others have one, a shard finds it."""
+    return enqueue.find(KEY, -_LAST_JOB_BYTES) >= 0
 
 
 def most_scanned(message: bytes, most: int) -> int:

@@ -19,7 +19,6 @@ from operator import itemgetter
 from typing import Any, Final
 
 from pinlaterd.errors import ProtocolError
-from pinlaterd.model import new_record
 from pinlaterd.rpc.interface import (
     FIXED_SIZE,
     FORMATS,
@@ -27,6 +26,7 @@ from pinlaterd.rpc.interface import (
     MAX_UNKNOWN_VALUES,
     MAX_VALUES,
     U32,
+    Field,
     ReadLimits,
     Struct,
     TType,
@@ -127,7 +127,7 @@ def _struct_reader(declared: Struct) -> Read:
             raise Mismatch(
                 f"is missing; {declared.name} requires a {field.type.name} in field {field.id}"
             ).within(field.name)
-        return new_record(declared.make, values), at + 1
+        return declared.made(values), at + 1
 
     return read
 
@@ -272,7 +272,7 @@ def _check_count(count: int, least: int, data: bytes, at: int) -> None:
 @cache
 def struct_writer(declared: Struct) -> Write:
     """Raises one of UNFIT for a value that the types cannot hold; `problem` says where it is."""
-    fields = [(field.place, _writer(field.type, field.header)) for field in declared.fields]
+    fields = _places(declared, declared.fields)
 
     def write(parts: list[bytes], value: Sequence[Any]) -> None:
         for index, write_field in fields:
@@ -282,6 +282,24 @@ def struct_writer(declared: Struct) -> Write:
         parts.append(b"\0")
 
     return write
+
+
+def _places(declared: Struct, fields: Sequence[Field]) -> list[tuple[int, Write]]:
+    """Return the places of fields in the model's record, with what writes each of them. Those of
+    `options`, which come last, are one."""
+    found = [(f.place, _writer(f.type, f.header)) for f in fields if f.place < declared.size]
+    if len(found) == len(fields):
+        return found
+    of_options = [
+        (f.place - declared.size, _writer(f.type, f.header)) for f in fields[len(found) :]
+    ]
+
+    def write_options(parts: list[bytes], options: Sequence[Any]) -> None:
+        for at, write_field in of_options:
+            if options[at] != declared.no_options[at]:
+                write_field(parts, options[at])
+
+    return [*found, (declared.options_at, write_options)]
 
 
 def _writer(declared: Type, head: bytes = b"") -> Write:
@@ -375,9 +393,13 @@ def _structs_writer(head: bytes, declared: Struct) -> Write:
         return _plain_structs_writer(head, struct_writer(declared))
     is_text, first_head, first_place = not first.type.binary, first.header, first.place
     pack_first = struct.Struct(">3sI").pack
-    places = [(field.place, _writer(field.type, field.header)) for field in others]
-    texts = [at for at, field in enumerate(others) if field.type.code == _STRING]
-    last = texts[-1] if texts else len(others) - 1
+    places = _places(declared, others)
+    texts = [
+        at
+        for at, field in enumerate(others)
+        if field.type.code == _STRING and field.place < declared.size
+    ]
+    last = texts[-1] if texts else len(places) - 1
     inner, (last_place, write_last), behind = places[:last], places[last], places[last + 1 :]
     alike_of = itemgetter(*[place for place, _ in (*inner, *behind)])
 
@@ -444,13 +466,18 @@ def problem(declared: Type, value: object, where: str = "") -> str | None:
     inner: Iterable[tuple[Type, object, str]] = ()
     if declared.struct is not None and isinstance(value, tuple):
         inner = [
-            (field.type, getattr(value, field.key, None), f"{where}.{field.key}".lstrip("."))
+            (field.type, _named(value, field.key), f"{where}.{field.key}".lstrip("."))
             for field in declared.struct.fields
         ]
     elif declared.element is not None and declared.key is None and isinstance(value, Iterable):
         inner = [(declared.element, each, f"{where}[{at}]") for at, each in enumerate(value)]
     found = (problem(*each) for each in inner if each[1] is not None)
     return next(filter(None, found), f"{where}: {wrong}")
+
+
+def _named(value: object, key: str) -> object:
+    """Return a field of a record of the model or of its options."""
+    return getattr(value, key, getattr(getattr(value, "options", None), key, None))
 
 
 def _wanted(declared: Type, value: object) -> str:

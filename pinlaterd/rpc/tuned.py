@@ -28,6 +28,7 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
     JobDefaults,
+    JobOptions,
     defaults_behind,
     new_record,
 )
@@ -40,6 +41,7 @@ from pinlaterd.rpc.peek import (
     FAILED,
     FIRST_TEXT,
     JOBS,
+    KEY,
     LIMIT,
     MAX_WAIT,
     REQUEST_ID,
@@ -62,6 +64,7 @@ _END_ALL: Final = b"\0\0"  # of the request and of the arguments
 _PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers(
     "PinLaterJob", "priority", "run_after_ms", "attempts_allowed", "custom_status"
 )
+_END_OF_JOB: Final = 0
 _APPEND_STATUS, _RETRY_DELAY, _CLAIM, _RETRYABLE = headers(
     "PinLaterJobAckInfo", "append_custom_status", "retry_delay_ms", "claim_descriptor", "retryable"
 )
@@ -77,9 +80,9 @@ _ACK_REQUEST: Final = AckRequest(*STRUCTS["PinLaterJobAckRequest"].defaults)
 _DEQUEUE: Final = DequeueRequest(*STRUCTS["PinLaterDequeueRequest"].defaults)
 
 _USUAL_DEFAULTS: Final = JobDefaults()
-_JOB: Final = Job(*STRUCTS["PinLaterJob"].defaults)
+_JOB: Final[Job] = STRUCTS["PinLaterJob"].made(list(STRUCTS["PinLaterJob"].defaults))
 _ACK: Final = AckInfo(*STRUCTS["PinLaterJobAckInfo"].defaults)
-_OTHERS_OF_JOB: Final = defaults_behind(Job, "custom_status")
+_OTHERS_OF_JOB: Final = defaults_behind(Job, "options")
 _OTHERS_OF_ACK: Final = defaults_behind(AckInfo, "retryable")
 
 
@@ -213,9 +216,22 @@ def _job_rest(message: bytes, at: int, defaults: JobDefaults) -> tuple[tuple[Any
         begin = at + 7
         at = begin + U32(message, at + 3)[0]
         status = message[begin:at].decode()
-    if message[at]:
+    options = _JOB.options
+    if message[at] != _END_OF_JOB:
+        options, at = _job_options(message, at)
+    return (priority, run_after_ms, attempts, status, options, *_OTHERS_OF_JOB), at + 1
+
+
+def _job_options(message: bytes, at: int) -> tuple[JobOptions | None, int]:
+    """Return the options of a job, which begin at `at`, and where they end."""
+    if not message.startswith(KEY, at):
         raise Unusual
-    return (priority, run_after_ms, attempts, status, *_OTHERS_OF_JOB), at + 1
+    begin = at + 7
+    at = begin + U32(message, at + 3)[0]
+    key = message[begin:at].decode()
+    if message[at] != _END_OF_JOB:
+        raise Unusual
+    return JobOptions(key), at
 
 
 @lru_cache(maxsize=256)

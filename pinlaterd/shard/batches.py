@@ -11,6 +11,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
 from pinlaterd.engines.base import Batch, BatchResult, ClaimRoom
 from pinlaterd.errors import (
@@ -43,6 +44,7 @@ from pinlaterd.shard.operations import (
     Commit,
     Enqueue,
     ForeignError,
+    KeyedEnqueue,
     Operation,
     ReleaseClaims,
 )
@@ -249,7 +251,7 @@ class Batches:
         stats, now = self._state.stats, self._clock.monotonic()
         self._state.heard_at = started
         self._state.health.succeeded(now - started, now)
-        if batch.enqueues:
+        if batch.enqueues or batch.keyed:
             self._state.health.stored()
         stats.record("shard_batch_jobs", sum([operation.in_commit for operation in operations]))
         stats.record("shard_commit_ms", (now - started) * 1000)
@@ -473,11 +475,17 @@ class Dispatch:
         if state.dequeue_only:
             self._replies.refuse(entry, _TAKES_NO_JOBS)
             return None
-        operation = Enqueue(entry, call, state, now_ms)
-        if entry.op is not Op.VALIDATE and operation.jobs:
-            return operation
-        self._replies.add(entry, Status.DONE, codec.encode_reply(call.head, []))
-        return None
+        request = cast("EnqueueRequest", call.request)
+        state.queue(request.queue)
+        jobs, keyed = state.rules.enqueue(call.context, request, now_ms)
+        if keyed and not entry.placement:
+            raise ForeignError
+        if entry.op is Op.VALIDATE or not jobs:
+            self._replies.add(entry, Status.DONE, codec.encode_reply(call.head, []))
+            return None
+        if not keyed:
+            return Enqueue(entry, call, state, jobs)
+        return KeyedEnqueue(entry, call, state, jobs)
 
     def _ack(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> Operation:
         kind: type[Ack] = AckJobs if call.head.method_name == Method.ACK_JOBS else Ack

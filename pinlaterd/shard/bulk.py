@@ -33,6 +33,7 @@ from pinlaterd.model import (
     JobRecord,
     JobState,
     LookupRequest,
+    QueueKey,
     QueueNamesRequest,
     Result,
     RetryFailedRequest,
@@ -90,7 +91,7 @@ class BulkCalls:
             case QueueNamesRequest():
                 self._done(entry, call.head, frozenset(state.ready.queues()))
             case LookupRequest():
-                if entry.whole and self._names_other_shards(request):
+                if entry.whole and (request.keys or self._names_other_shards(request)):
                     raise ForeignError
                 self._start(entry, call, self._lookup(request))
             case CountRequest():
@@ -203,6 +204,10 @@ class BulkCalls:
             ):
                 key = JobKey(parsed.priority, parsed.local_id)
                 by_queue.setdefault(parsed.queue, []).append(key)
+        for queue, named in _by_queue(request.keys or ()).items():
+            if queue in self._state.ready:
+                held = self._engine.find_keys(queue, named)
+                by_queue.setdefault(queue, []).extend(held.values())
         found: dict[str, JobRecord] = {}
         room = self._state.config.server.max_frame_bytes
         with_body = request.include_body
@@ -383,6 +388,13 @@ class BulkCalls:
             local_ids = [key.local_id for key in keys]
             self._state.ready.discard(request.queue, request.priority, local_ids)
         return len(keys)
+
+
+def _by_queue(keys: Sequence[QueueKey]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for queue, key in dict.fromkeys(keys):
+        found.setdefault(queue, []).append(key)
+    return found
 
 
 def _search(call: SearchCall) -> Steps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar, cast
 
 from pinlaterd.engines.base import (
@@ -23,6 +23,8 @@ from pinlaterd.engines.base import (
     ClaimRoom,
     Claims,
     EnqueueOp,
+    KeyedEnqueueOp,
+    KeyHolder,
     Release,
     ReleaseOp,
 )
@@ -40,6 +42,7 @@ from pinlaterd.model import (
     JobDescriptor,
     JobKey,
     JobState,
+    KeyedEnqueueResult,
     Method,
     Payload,
     Result,
@@ -76,7 +79,7 @@ class ForeignError(Exception):
 class Commit:
     """One commit of the store in the making: the operations of which it carries out a part."""
 
-    __slots__ = ("acks", "batch", "checkpoints", "claims", "enqueues", "releases")
+    __slots__ = ("acks", "batch", "checkpoints", "claims", "enqueues", "keyed", "releases")
 
     def __init__(self, operations: Iterable[Operation], room: ClaimRoom) -> None:
         """Enqueues into one queue are one operation of it."""
@@ -84,6 +87,7 @@ class Commit:
         self.checkpoints: list[Operation] = []
         self.releases: list[Operation] = []
         self.enqueues: dict[str, list[Enqueue]] = {}  # by queue
+        self.keyed: dict[str, list[KeyedEnqueue]] = {}  # by queue
         # Claims, and what takes those that were made.
         self.claims: list[
             tuple[ClaimOp, Callable[[ClaimOp, Sequence[Payload | None], int], None]]
@@ -100,6 +104,10 @@ class Commit:
             ],
             [op for op, _ in self.claims],
             room,
+            [
+                KeyedEnqueueOp(queue, list(chain.from_iterable([call.keyed for call in calls])))
+                for queue, calls in self.keyed.items()
+            ],
         )
 
     def hand_over(self, result: BatchResult, state: ShardState, now_ms: int) -> None:
@@ -123,8 +131,22 @@ class Commit:
                 enqueue.local_ids = local_ids[at:end]
                 at = end
             state.stored(op.queue, op.jobs, local_ids, now_ms)
+        for keyed_op, holders in zip(self.batch.keyed, result.keyed, strict=True):
+            self._hand_over_keyed(keyed_op, holders, state, now_ms)
         for (claim_op, claimed), payloads in zip(self.claims, result.claims, strict=True):
             claimed(claim_op, payloads, now_ms)
+
+    def _hand_over_keyed(
+        self, op: KeyedEnqueueOp, holders: Sequence[KeyHolder], state: ShardState, now_ms: int
+    ) -> None:
+        held = iter(holders)
+        for call in self.keyed[op.queue]:
+            call.holders = list(islice(held, len(call.keyed)))
+        pairs = zip(op.jobs, holders, strict=True)
+        new = [(job, holder.local_id) for job, holder in pairs if not holder.existed]
+        if new:
+            jobs, local_ids = zip(*new, strict=True)
+            state.stored(op.queue, jobs, local_ids, now_ms)
 
 
 def _all_jobs(calls: Sequence[Enqueue]) -> list[Job]:
@@ -206,12 +228,14 @@ class Enqueue(Operation):
 
     __slots__ = ("_prefix", "jobs", "local_ids")
 
-    def __init__(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> None:
-        """Raises RequestError."""
+    def __init__(
+        self, entry: CallEntry, call: Call, state: ShardState, jobs: Sequence[Job]
+    ) -> None:
+        """`jobs`: as they are to be stored. Raises QueueNotFound."""
         request = cast("EnqueueRequest", call.request)
         super().__init__(entry, call.head, request.queue, state)
         self._prefix = state.queue(request.queue).prefix
-        self.jobs = state.rules.enqueue(call.context, request, now_ms)
+        self.jobs = jobs
         self.local_ids: Sequence[int] = ()
 
     @property
@@ -232,6 +256,46 @@ class Enqueue(Operation):
             payload = codec.encode_reply(self.head, descriptors)
         self.state.replies.add(self.call, Status.DONE, payload)
         return True
+
+
+class KeyedEnqueue(Enqueue):
+    """An enqueue of jobs of which some have keys. `holders`: of these, once the call is done."""
+
+    __slots__ = ("_all", "holders", "keyed")
+
+    def __init__(
+        self, entry: CallEntry, call: Call, state: ShardState, jobs: Sequence[Job]
+    ) -> None:
+        """`jobs`: as they are to be stored. Raises QueueNotFound."""
+        super().__init__(entry, call, state, [job for job in jobs if not has_key(job)])
+        self._all = jobs
+        self.keyed = [job for job in jobs if has_key(job)]
+        self.holders: Sequence[KeyHolder] = ()
+
+    @property
+    def rows(self) -> int:
+        return len(self._all)
+
+    def add_to(self, commit: Commit) -> None:
+        if self.jobs:
+            super().add_to(commit)
+        commit.keyed.setdefault(self.queue, []).append(self)
+
+    def reply(self, now_ms: int) -> bool:
+        local_ids, holders = iter(self.local_ids), iter(self.holders)
+        told = [
+            next(holders) if has_key(job) else KeyHolder(job.priority, next(local_ids), False)
+            for job in self._all
+        ]
+        descriptors = [f"{self._prefix}{held.priority}:{held.local_id}" for held in told]
+        result = KeyedEnqueueResult(descriptors, [held.existed for held in told])
+        payload = codec.encode_reply(self.head, result)
+        self.state.replies.add(self.call, Status.DONE, payload)
+        return True
+
+
+def has_key(job: Job) -> bool:
+    return job.options is not None and job.options.key is not None
 
 
 # --- acks -----------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from pinlaterd.errors import (
 )
 from pinlaterd.model import (
     CONTINUATION_START,
+    MOST_KEY_BYTES,
     QUEUE_NAME,
     CallContext,
     CountRequest,
@@ -71,13 +72,15 @@ class Rules:
 
     # --- enqueue ---------------------------------------------------------------------------
 
-    def enqueue(self, context: CallContext, request: EnqueueRequest, now_ms: int) -> Sequence[Job]:
-        """The jobs as they are to be stored: custom statuses and times cut to what the store
-        holds, so that the order in memory is that of the store."""
+    def enqueue(
+        self, context: CallContext, request: EnqueueRequest, now_ms: int
+    ) -> tuple[Sequence[Job], bool]:
+        """Return the jobs as they are to be stored, and whether any has a key. Custom statuses and
+        times are cut to what the store holds, so that the order in memory is that of the store."""
         check_source(context.source, InvalidEnqueue)
         most_body, levels = self._body_bytes, self._levels
         latest, most_status = self._limits.run_after_ms, self._limits.custom_status_chars
-        too_long = False
+        too_long = keyed = False
         for _, group in groupby(request.jobs, all_but_first):
             alike = list(group)
             job = alike[0]
@@ -86,10 +89,12 @@ class Rules:
                 or not 0 < job.priority <= levels
                 or not 0 < job.attempts_allowed <= _LARGEST_I32
                 or not 0 <= (job.run_after_ms or 0) <= latest
+                or not (job.options is None or _is_key(job.options.key))
             ):
                 for index, each in enumerate(request.jobs):
                     self._explain(f"jobs[{index}]", each)
             too_long = too_long or len(job.custom_status) > most_status
+            keyed = keyed or job.options is not None
         jobs = request.jobs
         if too_long:
             jobs = [job._replace(custom_status=job.custom_status[:most_status]) for job in jobs]
@@ -99,7 +104,7 @@ class Rules:
                 _fitted(f"jobs[{index}]", job, narrower.get(job.priority), now_ms)
                 for index, job in enumerate(jobs)
             ]
-        return jobs
+        return jobs, keyed
 
     def _explain(self, where: str, job: Job) -> None:
         """Raise what is wrong with a job of an enqueue, if anything is."""
@@ -112,6 +117,11 @@ class Rules:
         _check_range(f"{where}.numAttemptsAllowed", attempts, 1, _LARGEST_I32, InvalidEnqueue)
         run_after = f"{where}.runAfterTimestampMillis"
         _check_range(run_after, job.run_after_ms, 0, latest, InvalidEnqueue)
+        if job.options is not None and not _is_key(job.options.key):
+            raise InvalidEnqueue(
+                f"{where}.key has {len((job.options.key or '').encode())} bytes; "
+                f"a key has 1 to {MOST_KEY_BYTES}"
+            )
 
     # --- dequeue, ack, checkpoint ------------------------------------------------------------
 
@@ -185,6 +195,10 @@ class Rules:
     def _latest(self, queue: str, priority: int) -> int:
         table = self._narrower(queue).get(priority)
         return self._limits.run_after_ms if table is None else table.run_after.latest_ms
+
+
+def _is_key(key: str | None) -> bool:
+    return key is not None and 0 < len(key.encode()) <= MOST_KEY_BYTES
 
 
 def _fitted(where: str, job: Job, table: TableLimits | None, now_ms: int) -> Job:

@@ -58,14 +58,17 @@ SCAN_BYTES = 2 * 1024 * 1024
 
 
 class Status(IntEnum):
-    """The outcome of a call. Shards send the first four; a link itself sets the others."""
+    """The outcome of a call. Shards send the first five; a link itself sets the others."""
 
     DONE = 0  # the payload is the Thrift reply that bears the result
     FAILED = 1  # the payload is the Thrift reply that bears an exception
     # Nothing was done and nothing will be: another shard may serve. The payload is what to tell a
     # caller whom none serves, UTF-8; empty: nothing in particular.
     REFUSED = 2
-    FOREIGN = 3  # nothing was done: it names jobs of other shards, or asks for more than one shard
+    # Nothing was done: it names jobs of other shards, asks for more than one shard, or has keys and
+    # was not routed by them.
+    FOREIGN = 3
+    STALE = 4  # nothing was done: keys were routed by a placement that the shard does not follow
     LOST = 8  # the shard went away with the call in flight: whether it was carried out is unknown
     LATE = 9  # no answer by the deadline: unknown, too
     SILENT = 10  # given up before its deadline, because others can serve: unknown, too
@@ -85,6 +88,7 @@ class CallEntry(NamedTuple):
     lowest_priority: int = 0  # dequeue: take none below it; 0: any
     whole: bool = True  # whether FOREIGN may be the answer; False: the router fanned it out
     most_bytes: int = NO_BOUND  # dequeue: end the answer before it is larger, but not before a job
+    placement: int = 0  # of keys: the number of that by which the router chose this shard; 0: none
     router: bytes = b""  # where it came from: not sent, the shard notes it
 
 
@@ -108,6 +112,7 @@ class ShardCall:
     lowest_priority: int = 0
     whole: bool = True
     most_bytes: int = NO_BOUND
+    placement: int = 0
     on_reply: OnReply | None = None  # None: not sent, answered or given up
     # Whether it waits for a shard that is returning; others are REFUSED at once.
     patient: bool = True
@@ -256,7 +261,7 @@ def pack_calls(incarnation: int, calls: Iterable[ShardCall], ahead: float = 0.0)
     # defaults at the end can be left out.
     entries = [
         (call.call_id, call.deadline, call.message)
-        if call.max_jobs < 0 and call.whole and call.op is CALL
+        if call.max_jobs < 0 and call.whole and call.op is CALL and not call.placement
         else (
             call.call_id,
             call.deadline,
@@ -266,6 +271,7 @@ def pack_calls(incarnation: int, calls: Iterable[ShardCall], ahead: float = 0.0)
             call.lowest_priority,
             call.whole,
             call.most_bytes,
+            call.placement,
         )
         for call in calls
     ]

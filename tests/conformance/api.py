@@ -274,6 +274,16 @@ class Client:
         descriptors: list[str] = answer.jobDescriptors
         return descriptors
 
+    def enqueue_keyed(self, queue: str, *jobs: Any) -> tuple[list[str], list[bool]]:
+        answer = self._call("enqueueJobs", self.enqueue_request(queue, *jobs))
+        return answer.jobDescriptors, answer.existed
+
+    def lookup_keys(self, queue: str, *keys: str, body: bool = False) -> dict[str, Any]:
+        """Return the jobs that hold these keys, by key."""
+        named = [self._types.PinLaterJobKey(queue, key) for key in keys]
+        request = self._types.PinLaterLookupJobRequest([], includeBody=body, keys=named)
+        return {info.key: info for info in self._call("lookupJobs", request).values()}
+
     def dequeue(self, queue: str, limit: int = 1, **fields: object) -> dict[str, Claimed]:
         return claimed(self._call("dequeueJobs", self.dequeue_request(queue, limit, **fields)))
 

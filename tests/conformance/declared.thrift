@@ -43,6 +43,7 @@ struct PinLaterJob {
   3: optional i64 runAfterTimestampMillis
   4: optional i32 numAttemptsAllowed = 2
   5: optional string customStatus = ""
+  100: optional string key
 }
 
 struct PinLaterEnqueueRequest {
@@ -52,6 +53,7 @@ struct PinLaterEnqueueRequest {
 
 struct PinLaterEnqueueResponse {
   1: required list<string> jobDescriptors
+  100: optional list<bool> existed
 }
 
 struct PinLaterJobAckInfo {
@@ -113,9 +115,15 @@ struct PinLaterCheckpointJobsResponse {
   1: required list<bool> applied
 }
 
+struct PinLaterJobKey {
+  1: required string queueName
+  2: required string key
+}
+
 struct PinLaterLookupJobRequest {
   1: required list<string> jobDescriptors
   2: optional bool includeBody = 0
+  100: optional list<PinLaterJobKey> keys
 }
 
 struct PinLaterJobInfo {
@@ -129,6 +137,7 @@ struct PinLaterJobInfo {
   7: optional i64 updatedAtTimestampMillis
   8: optional string claimDescriptor
   9: optional binary body
+  100: optional string key
 }
 
 struct PinLaterGetJobCountRequest {

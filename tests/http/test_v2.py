@@ -378,3 +378,37 @@ def _answers(api: HttpClient) -> bool:
 
 def test_a_deployment_without_it_starts_no_such_process(service: Deployment):
     assert "http" not in service.pids()
+
+
+def test_a_job_with_a_key_is_enqueued_once(api, mail):
+    jobs = f"{mail}/jobs"
+    first = api.post(jobs, {"data": 1}, headers={"Idempotency-Key": "order-17"})
+    again = api.post(jobs, {"data": 2}, headers={"Idempotency-Key": "order-17"})
+    in_body = api.post(jobs, {"data": 3, "key": "order-17"})
+    many = api.post(
+        jobs, {"jobs": [{"data": 4, "key": "order-18"}, {"data": 5, "key": "order-17"}]}
+    )
+    job = api.get(f"/v2/jobs/{first.body['descriptor']}")
+
+    assert (first.status, first.body["existed"]) == (201, False)
+    for answer in (again, in_body):
+        assert (answer.status, answer.body) == (200, {**first.body, "existed": True})
+    assert many.status == 201
+    assert [one["existed"] for one in many.body["jobs"]] == [False, True]
+    assert (job.body["key"], job.body["data"]) == ("order-17", 1)
+    assert api.get(mail).body["counts"]["pending"] == 2
+
+
+def test_a_key_that_is_wrong_is_named(api, mail):
+    jobs, headers = f"{mail}/jobs", {"Idempotency-Key": "k"}
+    wrong = [
+        (api.post(jobs, {"data": 1, "key": ""}), "key"),
+        (api.post(jobs, {"jobs": [{"data": 1}, {"data": 1, "key": "é" * 101}]}), "jobs[1].key"),
+        (api.post(jobs, {"data": 1, "key": "other"}, headers=headers), "Idempotency-Key"),
+        (api.post(jobs, {"jobs": [{"data": 1}]}, headers=headers), "Idempotency-Key"),
+    ]
+
+    for answer, field in wrong:
+        assert answer.status == 400
+        assert [error["field"] for error in answer.body["errors"]] == [field]
+    assert api.get(mail).body["counts"]["pending"] == 0

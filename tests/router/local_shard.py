@@ -80,6 +80,7 @@ class LocalShard(ShardLink):
             call.max_jobs,
             call.lowest_priority,
             call.whole,
+            placement=call.placement,
             router=ROUTER,
         )
         self.calls.append(entry)

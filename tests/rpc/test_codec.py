@@ -45,10 +45,12 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
     JobDefaults,
+    JobOptions,
     JobRecord,
     JobState,
     LookupRequest,
     Method,
+    QueueKey,
     QueueNamesRequest,
     Request,
     Result,
@@ -82,7 +84,14 @@ REQUESTS: dict[Method, Request] = {
     Method.CREATE_QUEUE: CreateQueueRequest("mail"),
     Method.DELETE_QUEUE: DeleteQueueRequest("mail", "secret"),
     Method.ENQUEUE: EnqueueRequest(
-        "mail", [Job(b"a"), Job(b"", 3, 1_700_000_000_000, 7, "grüße"), Job(b"\xff\0" * 99)]
+        "mail",
+        [
+            Job(b"a"),
+            Job(b"", 3, 1_700_000_000_000, 7, "grüße"),
+            Job(b"\xff\0" * 99),
+            Job(b"b", options=JobOptions("schlüssel")),
+            Job(b"c", options=JobOptions("k2")),
+        ],
     ),
     Method.DEQUEUE: DequeueRequest(
         "mail",
@@ -106,7 +115,9 @@ REQUESTS: dict[Method, Request] = {
         ],
     ),
     Method.APPLY_CHECKPOINTS: CheckpointRequest("mail", [CheckpointInfo("mail:s1:p1:1")]),
-    Method.LOOKUP: LookupRequest(["mail:s1:p1:1", "nonsense"], include_body=True),
+    Method.LOOKUP: LookupRequest(
+        ["mail:s1:p1:1", "nonsense"], include_body=True, keys=[QueueKey("mail", "k")]
+    ),
     Method.COUNT: CountRequest("mail", JobState.FAILED, 2, future=True, body_regex="a.b"),
     Method.QUEUE_NAMES: QueueNamesRequest(),
     Method.SCAN: ScanRequest("mail", JobState.PENDING, 1, True, "token", 7, "x"),
@@ -115,6 +126,7 @@ REQUESTS: dict[Method, Request] = {
 }
 
 RECORD = JobRecord("mail:s1:p1:1", JobState.FAILED, 3, 0, "ö", 1, 2, 3, CLAIM, b"\xff")
+KEYED = RECORD._replace(claim_descriptor=None, body=None, options=JobOptions("schlüssel"))
 RESULTS: dict[Method, Result] = {
     Method.CREATE_QUEUE: None,
     Method.ENQUEUE: ["mail:s1:p1:1", "q" * 150, "täg"],
@@ -126,7 +138,7 @@ RESULTS: dict[Method, Result] = {
     ),
     Method.ACK_JOBS: AckOutcomes([True, False, True], []),
     Method.APPLY_CHECKPOINTS: CheckpointOutcomes([True, False]),
-    Method.LOOKUP: {"a": RECORD, "b": RECORD._replace(claim_descriptor=None, body=None)},
+    Method.LOOKUP: {"a": RECORD, "b": KEYED},
     Method.COUNT: 17,
     Method.QUEUE_NAMES: frozenset({"mail", "push"}),
     Method.SCAN: ScanResult([RECORD._replace(body=None)], "token"),
@@ -506,7 +518,7 @@ def test_unknown_fields_cannot_buy_much_time(message):
 
 
 def test_what_newer_servers_add_to_the_answer_is_read():
-    added = [Field(99 + number, I32, 1) for number in range(9)]
+    added = [Field(299 + number, I32, 1) for number in range(9)]
     required = [Field(2, I32, 0), Field(3, I32, 1), Field(10, I32, 1), Field(5, I64, 1)]
     record = [Field(1, STRING, b"q:s1:p1:1"), Field(4, STRING, b""), *required, *added]
     answer = [Field(0, MAP, (STRING, STRUCT, [(b"%d" % n, record) for n in range(10_000)]))]

@@ -19,6 +19,7 @@ from pinlaterd.model import (
     DequeueResult,
     EnqueueRequest,
     Job,
+    JobOptions,
     Method,
     Payload,
     Request,
@@ -232,10 +233,10 @@ I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 CONTEXTS = st.builds(CallContext, TEXT, TEXT)
 FEW_TEXTS = st.sampled_from(["", "é", "x" * 130])
-PLAIN = st.none()  # options, which no field of the interface bears yet
+OPTIONS = st.none() | TEXT.map(JobOptions)
 # Neighbours in a list are often alike, but for what differs from job to job.
 JOBS = st.one_of(
-    st.builds(Job, st.binary(max_size=20), I8, st.none() | I64, I32, TEXT, PLAIN),
+    st.builds(Job, st.binary(max_size=20), I8, st.none() | I64, I32, TEXT, OPTIONS),
     st.builds(
         Job,
         st.binary(max_size=9),
@@ -243,7 +244,7 @@ JOBS = st.one_of(
         st.sampled_from([None, 5]),
         st.just(2),
         FEW_TEXTS,
-        PLAIN,
+        OPTIONS,
     ),
 )
 ACKS = st.one_of(
@@ -270,9 +271,9 @@ METHOD_OF = {EnqueueRequest: Method.ENQUEUE, AckRequest: Method.ACK, DequeueRequ
 def as_fields(declared: Struct, value: Any) -> list[Field]:
     """A value of the model as the tree that an independent writer takes."""
     return [
-        Field(field.id, field.type.code, as_tree(field.type, value[field.place]))
+        Field(field.id, field.type.code, as_tree(field.type, given))
         for field in declared.fields
-        if value[field.place] is not None
+        if (given := declared.value_of(value, field)) is not None
     ]
 
 
