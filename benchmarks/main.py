@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import idle, interference, many_queues, sections, worker
+from benchmarks import idle, interference, many_queues, push, sections, worker
 from benchmarks.deployment import BenchmarkFailed, scratch_folder
 from benchmarks.load import Generators
 from benchmarks.report import Report, machine_facts
@@ -31,6 +31,7 @@ SECTIONS: Mapping[str, Callable[[Bench, int], None]] = {
     "idle": idle.idle,
     many_queues.SECTION: many_queues.many_queues,
     worker.SECTION: worker.worker,
+    push.SECTION: push.push,
 }
 WARM_UP_SECONDS = 1.0
 QUICK_SECONDS = 1.5

@@ -40,7 +40,7 @@ class _Server(ThreadingHTTPServer):
 class Downstream:
     """`act` says what each request is answered with; it may take its time."""
 
-    def __init__(self, act: Act) -> None:
+    def __init__(self, act: Act, port: int) -> None:
         self.act = act
         self.received: list[Received] = []
         downstream = self
@@ -56,7 +56,7 @@ class Downstream:
             def log_message(self, *_: object) -> None:
                 """Nothing is logged."""
 
-        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", port), Handler)
         self.port = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -77,9 +77,9 @@ class Downstream:
 
 
 @contextmanager
-def downstream(act: Act = lambda _: None) -> Iterator[Downstream]:
-    """A downstream that serves on a free port of loopback."""
-    made = Downstream(act)
+def downstream(act: Act = lambda _: None, *, port: int = 0) -> Iterator[Downstream]:
+    """A downstream that serves on a port of loopback; 0: a free one."""
+    made = Downstream(act, port)
     thread = threading.Thread(target=made._server.serve_forever, daemon=True)
     thread.start()
     try:

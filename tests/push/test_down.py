@@ -1,0 +1,70 @@
+"""A downstream that is down costs a probe a second, not the attempts of all jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pinlaterd.client import Job, JobState
+from pinlaterd.push.downstream import Answer
+from pinlaterd.push.pusher import Places
+from tests.conftest import WaitUntil
+from tests.deployment import PATIENT, serving, unused_port
+from tests.push.downstream import downstream
+
+DOWN, UP, REFUSED = Answer("refused", is_down=True), Answer(), Answer("answered 500")
+
+
+def test_requests_at_a_time_are_halved_and_grow_again() -> None:
+    places = Places(20)
+
+    fall = [places.open for _ in range(6) if places.note(DOWN)]
+    why = places.why_down
+    places.open = 1  # the probe
+    rise = [places.open for _ in range(30) if places.note(UP)]
+
+    assert fall == [10, 5, 2, 1, 0]
+    assert why == "refused"
+    assert rise == list(range(2, 21))
+    assert places.why_down == ""
+
+
+def test_a_downstream_that_refuses_a_job_is_not_down() -> None:
+    places = Places(20)
+    places.note(REFUSED)
+
+    assert (places.open, places.why_down) == (20, "")
+
+
+@pytest.mark.service
+def test_jobs_outlive_a_downstream_that_is_down(tmp_path: Path, wait_until: WaitUntil) -> None:
+    port, jobs = unused_port(), 400
+    push = {"url": f"http://127.0.0.1:{port}/", "max_in_progress": 8}
+    settings = {**PATIENT, "push_hosts": "127.0.0.1"}
+    with (
+        serving(tmp_path / "d", settings=settings, queues={"mail": {"push": push}}) as deployment,
+        deployment.client() as client,
+    ):
+        client.create_queue("mail")
+        client.enqueue("mail", [Job(b"%d" % n, attempts_allowed=9) for n in range(jobs)])
+
+        def warnings() -> str:
+            return " ".join(deployment.status()["warnings"])
+
+        def failed() -> int:
+            return int(deployment.stats()["counters"].get("mail_push_failed", 0))
+
+        wait_until(lambda: "can't be connected to" in warnings(), seconds=30)
+        first = failed()
+        wait_until(lambda: failed() >= first + 3, seconds=30)
+        waiting = list(client.scan("mail", JobState.PENDING))
+
+        assert failed() <= first + 4, "one probe at a time"
+        assert first <= 16, "what was in flight, and no more"
+        assert len([job for job in waiting if job.attempts_remaining == 9]) >= jobs - 24
+
+        with downstream(port=port) as there:
+            wait_until(lambda: len(there.received) >= jobs, seconds=60)
+            wait_until(lambda: warnings() == "")
+            assert client.count("mail", JobState.FAILED) == 0
