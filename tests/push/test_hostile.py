@@ -1,0 +1,143 @@
+"""A downstream's answers are bounded, and names lead nowhere that is not listed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pinlaterd.config.push_hosts import PushHosts, host_of
+from pinlaterd.push.downstream import Answer, Downstreams
+from tests.push.downstream import downstream
+
+_HEAD = b"HTTP/1.1 200 OK\r\n"
+_MB = 1024 * 1024
+
+
+@contextmanager
+def talking(talk: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that reads something and then says what it likes; yields its URL."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                talk(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def post(url: str, hosts: PushHosts | None = None) -> Answer:
+    async def posted() -> Answer:
+        downstreams = Downstreams(hosts)
+        try:
+            return await downstreams.post(url, b"{}", {})
+        finally:
+            await downstreams.close()
+
+    return asyncio.run(posted())
+
+
+def endlessly(content: bytes) -> Callable[[socket.socket], None]:
+    def talk(connection: socket.socket) -> None:
+        while True:
+            connection.sendall(content)
+
+    return talk
+
+
+def with_head(head: bytes, content: bytes) -> Callable[[socket.socket], None]:
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(_HEAD + head)
+        endlessly(content)(connection)
+
+    return talk
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        pytest.param(with_head(b"Content-Length: 1000000000\r\n\r\n", b" " * _MB), id="gigabyte"),
+        pytest.param(with_head(b"\r\n", b" " * _MB), id="endless body"),
+        pytest.param(with_head(b"", b"X-More: " + b"x" * 8000 + b"\r\n"), id="endless headers"),
+        pytest.param(with_head(b"X-Long: ", b"x" * _MB), id="endless header"),
+        pytest.param(endlessly(b"\0" * _MB), id="no HTTP"),
+    ],
+)
+def test_an_answer_without_an_end_is_cut(talk: Callable[[socket.socket], None]) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.monotonic()
+    with talking(talk) as url:
+        answer = post(url)
+
+    assert answer.failure
+    assert time.monotonic() - began < 6.5, "not by the time limit"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024, "KiB"
+
+
+def test_an_answer_that_trickles_is_cut_by_time() -> None:
+    def trickle(connection: socket.socket) -> None:
+        connection.sendall(_HEAD + b"Content-Length: 100\r\n\r\n")
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                connection.sendall(b" ")
+                time.sleep(0.1)  # what is tested is slowness
+
+    began = time.monotonic()
+    with talking(trickle) as url:
+        answer = post(url)
+
+        assert answer == Answer(is_down=True), "taken as received"
+        assert time.monotonic() - began == pytest.approx(6.5, abs=1.5)
+
+
+@pytest.mark.parametrize(
+    ("listed", "is_reached"),
+    [("local*", False), ("localhost", True), ("local*,127.0.0.0/8,::1", True), ("other", False)],
+)
+def test_a_name_does_not_lead_into_this_machine(listed: str, *, is_reached: bool) -> None:
+    with downstream() as there:
+        answer = post(f"http://localhost:{there.port}/", PushHosts(listed))
+
+    assert bool(there.received) is is_reached
+    assert ("push_hosts" in answer.failure) is not is_reached
+
+
+@pytest.mark.parametrize(
+    ("listed", "host", "address", "is_admitted"),
+    [
+        ("*.example.com", "a.example.com", "93.184.215.14", True),
+        ("*.example.com", "A.EXAMPLE.com", "93.184.215.14", True),
+        ("*.example.com", "example.org", "93.184.215.14", False),
+        ("*", "a.example.com", "10.1.2.3", False),
+        ("*", "a.example.com", "169.254.169.254", False),
+        ("*", "a.example.com", "::ffff:10.1.2.3", False),
+        ("*", "a.example.com", "fe80::1%eth0", False),
+        ("*", "a.example.com", "0.0.0.0", False),
+        ("*", "a.example.com", "224.0.0.1", False),
+        ("*,10.0.0.0/8", "a.example.com", "10.1.2.3", True),
+    ],
+)
+def test_hosts_are_what_is_listed(
+    listed: str, host: str, address: str, *, is_admitted: bool
+) -> None:
+    assert PushHosts(listed).admits(host, address) is is_admitted
+
+
+def test_an_address_in_a_url_has_to_be_listed_itself() -> None:
+    assert not PushHosts("*").names("127.0.0.1")
+    assert PushHosts("127.0.0.0/8").names("127.0.0.1")
+    assert PushHosts("[::1]").names(host_of("https://[::1]:8443/jobs"))
