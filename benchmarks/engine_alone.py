@@ -8,6 +8,7 @@ it is. The same steps can be done with PinLater's statements instead.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,13 +23,22 @@ from benchmarks.load import Outcome, Window
 from benchmarks.pinlater_statements import PinLaterShard
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines import make_engine
-from pinlaterd.engines.base import AckOp, Acks, Batch, ClaimOp, Claims, EnqueueOp, StorageEngine
-from pinlaterd.model import Job, Payload, PendingKey
+from pinlaterd.engines.base import (
+    AckOp,
+    Acks,
+    Batch,
+    ClaimOp,
+    Claims,
+    EnqueueOp,
+    KeyedEnqueueOp,
+    StorageEngine,
+)
+from pinlaterd.model import Job, JobOptions, Payload, PendingKey
 
 QUEUE = "bench"
 FILL_JOBS = 500
 
-Work = Literal["enqueue", "dequeue", "dequeue from memory", "full cycle"]
+Work = Literal["enqueue", "enqueue with keys", "dequeue", "dequeue from memory", "full cycle"]
 Step = tuple[Callable[[], object], int]
 """What is timed, and how many jobs it does."""
 
@@ -108,7 +118,11 @@ def _engine_steps(engine: StorageEngine, load: EngineLoad) -> Iterator[Step]:
     if load.work == "full cycle":
         return _cycles(engine, size)
     batches: Iterator[Batch] = repeat(_enqueue(size))
-    if load.work != "enqueue":
+    if load.work == "enqueue with keys":
+        for _ in range(0, load.stored_jobs, FILL_JOBS):
+            _apply(engine, _enqueue_keyed(FILL_JOBS))
+        batches = (_enqueue_keyed(size) for _ in repeat(None))
+    elif load.work != "enqueue":
         keys: list[PendingKey] = []
         while len(keys) < load.stored_jobs:
             keys += _stored(engine, _enqueue(FILL_JOBS))
@@ -146,6 +160,12 @@ def _cycles(engine: StorageEngine, size: int) -> Iterator[Step]:
 
 def _enqueue(jobs: int) -> Batch:
     return Batch(enqueues=[EnqueueOp(QUEUE, [Job(frames.body())] * jobs)])
+
+
+def _enqueue_keyed(jobs: int) -> Batch:
+    body = frames.body()
+    keyed = [Job(body, options=JobOptions(str(uuid.uuid4()))) for _ in range(jobs)]
+    return Batch(keyed=[KeyedEnqueueOp(QUEUE, keyed)])
 
 
 def _stored(engine: StorageEngine, enqueue: Batch) -> list[PendingKey]:

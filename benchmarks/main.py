@@ -24,6 +24,7 @@ SECTIONS: Mapping[str, Callable[[Bench, int], None]] = {
     "enqueue": sections.enqueue,
     "dequeue": sections.dequeue,
     "cycle": sections.cycle,
+    "keys": sections.keys,
     OF_MYSQL: sections.statements,
     "echo": sections.echo,
     "generator": sections.generator,

@@ -148,6 +148,22 @@ def enqueue_case(jobs: int, connections: int = 0) -> Case:
     return Case("enqueue", f"{jobs} a call", connections, WHOLE if connections else ENGINE)
 
 
+# --- keys ---------------------------------------------------------------------------------
+
+KEPT_KEYS = 1_000_000
+
+
+def keys(bench: Bench, run: int) -> None:
+    """Enqueues with random keys, each beside those without."""
+    for jobs in (1, 100):
+        _engine(bench, run, enqueue_case(jobs), jobs, "enqueue")
+        _engine(bench, run, keys_case(jobs), jobs, "enqueue with keys")
+
+
+def keys_case(jobs: int) -> Case:
+    return Case("enqueue", f"{jobs} a call, with keys", 0, ENGINE)
+
+
 # --- dequeue ------------------------------------------------------------------------------
 
 
@@ -263,6 +279,8 @@ def _engine(
             if pinlater:
                 most = min(most, PINLATER_DEQUEUES_PER_SECOND_AT_MOST)
             stored = round(most * bench.busy_seconds / SHARDS)
+        if work == "enqueue with keys":
+            stored = round(KEPT_KEYS * bench.scale)
         loads = [
             EngineLoad(
                 shard=bench.store.shard(f"alone{next(_numbers)}", Path(folder)),

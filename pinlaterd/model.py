@@ -112,9 +112,14 @@ NO_DEFAULTS: Final[Mapping[str, JobDefaults]] = MappingProxyType({})  # all queu
 
 class JobOptions(NamedTuple):
     """What few jobs have. In a queue at most one job holds a `key`, as long as that job is kept, in
-    whatever state; it has 1 to MOST_KEY_BYTES bytes."""
+    whatever state; it has 1 to MOST_KEY_BYTES bytes. From `expires_at_ms` on a job is not handed
+    out any more: it fails."""
 
     key: str | None = None
+    expires_at_ms: int | None = None
+
+
+EXPIRED = "expired"  # why a job failed: also the last word of its custom status then
 
 
 class Job(NamedTuple):
@@ -163,7 +168,8 @@ class ClaimedJob(NamedTuple):
 
 
 class JobRecord(NamedTuple):
-    """All that is known of a job. `claim_descriptor` and `body` are None where there is none."""
+    """All that is known of a job. `claim_descriptor` and `body` are None where there is none.
+    `end_reason` is EXPIRED, or empty: of a job that its last ack or claim has ended."""
 
     descriptor: str
     state: JobState
@@ -176,6 +182,7 @@ class JobRecord(NamedTuple):
     claim_descriptor: str | None
     body: bytes | None
     options: JobOptions | None = None
+    end_reason: str = ""
 
 
 class JobDescriptor(NamedTuple):

@@ -158,8 +158,8 @@ class EnqueueOp(NamedTuple):
 
 
 class KeyedEnqueueOp(NamedTuple):
-    """Jobs that have a key each. A job is stored unless one that is kept holds its key, or one
-    before it in the batch."""
+    """Jobs that have options. A job is stored unless one that is kept holds its key, or one before
+    it in the batch."""
 
     queue: str
     jobs: Sequence[Job]
@@ -214,8 +214,8 @@ class ClaimRoom(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One commit. Carried out in this order: acks, checkpoints, releases, enqueues, those with keys
-    (`keyed`), claims."""
+    """One commit. Carried out in this order: acks, checkpoints, releases, enqueues, those with
+    options (`keyed`), claims."""
 
     acks: Sequence[AckOp] = ()
     checkpoints: Sequence[CheckpointOp] = ()
@@ -284,6 +284,7 @@ class StoredJob(NamedTuple):
     claim_descriptor: str | None
     body: bytes | None
     options: JobOptions | None = None
+    end_reason: str = ""  # as in JobRecord
 
 
 class ScanAfter(NamedTuple):

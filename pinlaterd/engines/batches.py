@@ -23,7 +23,7 @@ from pinlaterd.engines.base import (
     KeyHolder,
     Requeued,
 )
-from pinlaterd.model import Job, JobKey, Payload
+from pinlaterd.model import Job, JobKey, Payload, new_record
 
 _NOBODY: frozenset[int] = frozenset()
 _Place = tuple[str, int]  # queue and priority
@@ -179,7 +179,7 @@ def _result(
     return AckResult(succeeded, failed, op.jobs - succeeded - failed, again, lost)
 
 
-# --- enqueues with keys ---------------------------------------------------------------------
+# --- enqueues with options ------------------------------------------------------------------
 
 
 FindKeys = Callable[[str, Sequence[str]], Mapping[str, JobKey]]
@@ -187,36 +187,52 @@ FindKeys = Callable[[str, Sequence[str]], Mapping[str, JobKey]]
 
 
 class KeyedPlan:
-    """The jobs of a batch that have keys, as far as they are to be stored."""
+    """The jobs of a batch that have options, as far as they are to be stored."""
 
     def __init__(self, ops: Sequence[KeyedEnqueueOp], find: FindKeys) -> None:
         self._ops = ops
-        first: defaultdict[str, dict[str, Job]] = defaultdict(dict)
+        keys: defaultdict[str, list[str]] = defaultdict(list)
         for op in ops:
-            of_queue = first[op.queue]
-            for key, job in zip(op.keys, op.jobs, strict=True):
-                of_queue.setdefault(key, job)
-        self._held = {queue: dict(find(queue, list(jobs))) for queue, jobs in first.items()}
-        # By queue and key: the first job of each key that nobody holds.
-        self.free = {
-            queue: {key: job for key, job in jobs.items() if key not in self._held[queue]}
-            for queue, jobs in first.items()
-        }
+            keys[op.queue] += op.keys
+        held = {queue: find(queue, wanted) if wanted else {} for queue, wanted in keys.items()}
+        # By queue: jobs without a key, and of each key that nobody holds the first one.
+        self.free: dict[str, list[Job]] = {queue: [] for queue in keys}
+        # Of the jobs of each op: who holds the key of each, if it was held, or a place in `free`.
+        self._places: list[list[KeyHolder | int]] = []
+        first: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for op in ops:
+            held_keys, free, known = held[op.queue], self.free[op.queue], first[op.queue]
+            places: list[KeyHolder | int] = []
+            for job in op.jobs:
+                key = job.options and job.options.key
+                holder = held_keys.get(key) if key else None
+                if holder:
+                    places.append(KeyHolder(*holder, existed=True))
+                elif key in known:
+                    places.append(known[key])
+                else:
+                    if key:
+                        known[key] = len(free)
+                    places.append(len(free))
+                    free.append(job)
+            self._places.append(places)
 
     def holders(self, local_ids: Mapping[str, Sequence[int]]) -> list[list[KeyHolder]]:
         """Return the holders for the jobs of each op, given the ids of the `free` ones. For all
         that name a key after the first, its job exists."""
-        for queue, jobs in self.free.items():
-            for (key, job), local_id in zip(jobs.items(), local_ids[queue], strict=True):
-                self._held[queue][key] = JobKey(job.priority, local_id)
-        new = {queue: set(jobs) for queue, jobs in self.free.items()}
+        named = dict.fromkeys(self.free, 0)  # how many of `free`: first named in their order
         holders: list[list[KeyHolder]] = []
-        for op in self._ops:
-            held, of_queue = self._held[op.queue], new[op.queue]
-            of_op = []
-            for key in op.keys:
-                of_op.append(KeyHolder(*held[key], existed=key not in of_queue))
-                of_queue.discard(key)
+        for op, places in zip(self._ops, self._places, strict=True):
+            free, ids, behind = self.free[op.queue], local_ids[op.queue], named[op.queue]
+            of_op: list[KeyHolder] = []
+            for place in places:
+                if isinstance(place, KeyHolder):
+                    of_op.append(place)
+                    continue
+                existed = place < behind
+                of_op.append(new_record(KeyHolder, (free[place].priority, ids[place], existed)))
+                behind += not existed
+            named[op.queue] = behind
             holders.append(of_op)
         return holders
 
@@ -224,10 +240,11 @@ class KeyedPlan:
 def enqueue_keyed(
     ops: Sequence[KeyedEnqueueOp],
     find: FindKeys,
-    store: Callable[[str, Mapping[str, Job]], Sequence[int]],
+    store: Callable[[str, Sequence[Job]], Sequence[int]],
 ) -> list[list[KeyHolder]]:
-    """Store the first job of each key that nobody holds; return the holders for each op's jobs.
-    `store`: stores jobs of a queue with their keys, and returns their local ids."""
+    """Store the jobs, but of each key the first at most, and none that is held; return the holders
+    for each op's jobs. `store`: stores jobs of a queue with their options, and returns their local
+    ids."""
     plan = KeyedPlan(ops, find)
     return plan.holders(
         {queue: store(queue, jobs) if jobs else () for queue, jobs in plan.free.items()}

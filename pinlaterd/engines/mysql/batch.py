@@ -400,12 +400,15 @@ def _enqueue_keyed(
     def find(queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
         return find_keys(lambda statement: tx.read([statement]), store.tables.of(queue), keys)
 
-    def put(queue: str, jobs: Mapping[str, Job]) -> Sequence[int]:
-        [local_ids] = _enqueue(store, tx, [EnqueueOp(queue, list(jobs.values()))])
-        priorities = [job.priority for job in jobs.values()]
-        job_keys = map(JobKey, priorities, local_ids)
+    def put(queue: str, jobs: Sequence[Job]) -> Sequence[int]:
+        [local_ids] = _enqueue(store, tx, [EnqueueOp(queue, jobs)])
+        job_keys = {
+            job.options.key: JobKey(job.priority, local_id)
+            for job, local_id in zip(jobs, local_ids, strict=True)
+            if job.options and job.options.key
+        }
         table = next(table.keys for table in store.tables.of(queue).values())
-        for statement in put_keys(table, dict(zip(jobs, job_keys, strict=True))):
+        for statement in put_keys(table, job_keys):
             tx.run(statement)
         return local_ids
 

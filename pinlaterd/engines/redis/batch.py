@@ -255,7 +255,7 @@ class Application:
                 jobs.setdefault(self._stored[op.queue], []).extend(op.jobs)
         for queue, free in self._plan.free.items() if self._plan else ():
             if free:
-                jobs.setdefault(self._stored[queue], []).extend(free.values())
+                jobs.setdefault(self._stored[queue], []).extend(free)
         return jobs
 
     def _new_keys(self) -> list[Argument]:
@@ -267,9 +267,9 @@ class Application:
         for queue, jobs in free.items():
             stored = self._stored[queue]
             arguments += (stored, len(self._jobs[stored]) - len(jobs), len(jobs))
-            for key, job in jobs.items():
+            for job in jobs:
                 self._keys[stored, job.priority].add(_KEYED)
-                arguments += (key, job.priority)
+                arguments += ((job.options and job.options.key) or "", job.priority)
         return arguments
 
     def _enqueues(self) -> list[Argument]:

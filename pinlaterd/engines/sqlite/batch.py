@@ -42,7 +42,7 @@ from pinlaterd.engines.batches import (
     local_ids_of,
 )
 from pinlaterd.engines.sqlite.file import LIMITS, id_list
-from pinlaterd.engines.sqlite.keys import find_keys, make_table, put_keys
+from pinlaterd.engines.sqlite.options import put_options
 from pinlaterd.engines.sqlite.runs import (
     FAILED,
     IN_PROGRESS,
@@ -58,6 +58,7 @@ from pinlaterd.engines.sqlite.store import Transaction
 from pinlaterd.model import (
     Job,
     JobKey,
+    JobOptions,
     Payload,
     PendingKey,
     claim_source,
@@ -374,15 +375,18 @@ def _pending_runs(places: Iterable[_Place], local_ids: Sequence[int]) -> list[Ru
 def _enqueue_keyed(tx: Transaction, ops: Sequence[KeyedEnqueueOp]) -> list[list[KeyHolder]]:
     def find(queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
         queue_id = tx.store.queue_id(queue)
-        return find_keys(tx.db, queue_id, keys) if queue_id in tx.store.keyed else {}
+        has_keys = queue_id in tx.store.with_options
+        return tx.store.keys.find(tx.db, queue_id, keys) if has_keys else {}
 
-    def store(queue: str, jobs: Mapping[str, Job]) -> Sequence[int]:
+    def store(queue: str, jobs: Sequence[Job]) -> Sequence[int]:
         queue_id = tx.store.queue_id(queue)
-        if queue_id not in tx.store.keyed:
-            make_table(tx.db)
-            tx.keyed.add(queue_id)
-        [local_ids] = _enqueue(tx, [EnqueueOp(queue, list(jobs.values()))])
-        put_keys(tx.db, zip(local_ids, repeat(queue_id), jobs))
+        tx.note_options(queue_id)
+        [local_ids] = _enqueue(tx, [EnqueueOp(queue, jobs)])
+        options = [job.options or JobOptions() for job in jobs]
+        put_options(tx.db, queue_id, local_ids, options)
+        pairs = zip(options, local_ids, strict=True)
+        keys = [(queue_id, each.key, local_id) for each, local_id in pairs if each.key is not None]
+        tx.store.keys.add(tx.db, keys)
         return local_ids
 
     return enqueue_keyed(ops, find, store)

@@ -34,7 +34,7 @@ from pinlaterd.engines.sqlite.batch import (
     read_payloads,
 )
 from pinlaterd.engines.sqlite.file import LIMITS, reading
-from pinlaterd.engines.sqlite.keys import delete_keys, find_keys
+from pinlaterd.engines.sqlite.options import delete_options, forget_queue
 from pinlaterd.engines.sqlite.runs import (
     COLUMNS,
     FAILED,
@@ -142,16 +142,16 @@ class SqliteEngine(Store, StorageEngine):
                 queue_id,
                 (key.local_id for key in keys),
                 with_body=include_body,
-                with_keys=queue_id in self.keyed,
+                with_options=queue_id in self.with_options,
             )
             return [job for job in jobs if job.key in wanted]
 
     def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
         db, queue_id = self.db, self.queue_id(queue)
-        if queue_id not in self.keyed:
+        if queue_id not in self.with_options:
             return {}
         with reading(self.path):
-            return find_keys(db, queue_id, keys)
+            return self.keys.find(db, queue_id, keys)
 
     def depths(self, queues: Collection[str] | None = None) -> Mapping[str, Depths | None]:
         self.counts.add(self.counts.poll())
@@ -307,6 +307,7 @@ class SqliteEngine(Store, StorageEngine):
                 _delete(tx, sorted(held), first_jobs(held, limit))
                 return True
             tx.db.execute("DELETE FROM queues WHERE id = ?", row)
+            forget_queue(tx.db, *row)
             return (
                 tx.db.execute("SELECT 1 FROM queues WHERE dropped LIMIT 1").fetchone() is not None
             )
@@ -322,6 +323,8 @@ def make_engine(shard: ShardSettings, _server: ServerSettings) -> SqliteEngine:
 def _delete(tx: Transaction, held: Sequence[Run], found: Sequence[Run]) -> None:
     """Delete the jobs of `found`, which are parts of `held`."""
     tx.move(held, sorted(found))
-    tx.db.executemany(_DELETE_JOBS, [(run.first_id, run.last_id) for run in found])
-    if found and found[0].queue_id in tx.store.keyed:
-        delete_keys(tx.db, [(run.first_id, run.last_id) for run in found])
+    gone = [(run.first_id, run.last_id) for run in found]
+    tx.db.executemany(_DELETE_JOBS, gone)
+    if found and found[0].queue_id in tx.store.with_options:
+        tx.store.keys.remove(tx.db, gone)
+        delete_options(tx.db, gone)

@@ -1,72 +1,173 @@
-"""The keys of jobs (keys.sql): a file gets that table with the first job that has a key."""
+"""The keys of jobs: which job holds a key, without a random write for each job.
+
+A key is in its job's row of `options`. Its hash is in an index: a recent one in memory, an older
+one in the table `key_hashes`, in the order of the hashes. In memory they are in buckets by their
+first bits. Once many are there, each commit that brings some also moves a bucket or more to the
+file: those hashes lie side by side, and so share pages. A sweep passes over all buckets; when it
+ends, all jobs that were there when it began are in the file ('hashed_id'). So an owner begins with
+the jobs above that id.
+
+The hashes of deleted jobs go the same way. Some are lost if their owner is killed: what they should
+have removed does no harm, since each hash that is found is compared with `options`.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from importlib import resources
+from functools import lru_cache
+from hashlib import blake2b
 
+from pinlaterd.engines.sqlite.file import id_list
 from pinlaterd.model import JobKey
 
-# Keys of one statement: padded to so many, it is compiled once. A list in JSON, as of ids, would
-# end a key at its first zero byte.
-_LISTED_KEYS = 100
-# The job has to be there: a build that knows no keys may have deleted it without its key.
-_FIND = (
-    "SELECT keys.key, jobs.priority, jobs.local_id"  # noqa: S608
-    " FROM keys CROSS JOIN jobs ON jobs.local_id = keys.local_id"
-    f" WHERE keys.queue = ? AND keys.key IN (?{', ?' * (_LISTED_KEYS - 1)})"
+# Hashes in memory, of some 120 bytes each. Those that come during a sweep double what an owner
+# begins with. With a million in the file, the 200 of a bucket share 6 of its pages.
+_IN_MEMORY = 200_000
+_CACHE_KIB = 32 * 1024  # holds the pages of a million hashes
+_HASH_BYTES = 8
+_BUCKETS = 1024
+_BUCKET_SHIFT = 8 * _HASH_BYTES - 10  # hashes have signs, and so have the numbers of buckets
+_KEPT_HASHES = 4_096  # a transaction looks for a key, then stores it
+
+# Hashes of one statement: padded to the next of these numbers, it is compiled once for each.
+_LISTED_HASHES = (1, 10, 100)
+_FINDS = {
+    size: f"SELECT local_id FROM key_hashes WHERE key_hash IN (?{', ?' * (size - 1)})"  # noqa: S608
+    for size in _LISTED_HASHES
+}
+# The job has to be there: a hand may have deleted it without its options.
+_HOLDERS = (
+    "SELECT options.key, jobs.priority, jobs.local_id FROM json_each(?) AS held"
+    " CROSS JOIN options ON options.local_id = held.value"
+    " CROSS JOIN jobs ON jobs.local_id = options.local_id WHERE options.scope = ?"
 )
-_WITHOUT_JOB = "local_id NOT IN (SELECT local_id FROM jobs)"
-Disagreement = tuple[str, str, str]  # what is wrong, and in which rows of which table
+_WITH_KEYS = (
+    "SELECT scope, key, local_id FROM options WHERE local_id BETWEEN ? AND ? AND key IS NOT NULL"
+)
+_PUT = "INSERT OR IGNORE INTO key_hashes VALUES (?, ?)"
+_REMOVE = "DELETE FROM key_hashes WHERE key_hash = ? AND local_id = ?"
+
+KeyOfJob = tuple[int, str, int]  # scope, key, local id
 
 
-def has_keys(db: sqlite3.Connection) -> bool:
-    """Return whether the file has the table."""
-    found = db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'keys'")
-    return found.fetchone() is not None
+@lru_cache(_KEPT_HASHES)
+def hash_of(scope: int, key: str) -> int:
+    """Return the hash of a key within a scope."""
+    digest = blake2b(b"%d %b" % (scope, key.encode()), digest_size=_HASH_BYTES).digest()
+    return int.from_bytes(digest, "big", signed=True)
 
 
-def queues_with_keys(db: sqlite3.Connection) -> set[int]:
-    """Return the ids of the queues, deleted ones included, that have jobs with keys."""
-    if not has_keys(db):
-        return set()
-    rows = db.execute("SELECT id FROM queues WHERE EXISTS (SELECT 1 FROM keys WHERE queue = id)")
-    return {queue_id for (queue_id,) in rows}
+class KeyIndex:
+    """The index of one file, for its owner. What a transaction changes is changed in memory once it
+    is committed."""
 
+    def __init__(self) -> None:
+        # By bucket: the job of each hash; and hashes of jobs that were deleted, with those.
+        self._recent: list[dict[int, int]] = []
+        self._gone: list[set[tuple[int, int]]] = []
+        self._in_memory = 0
+        self._newest_id = 0  # of the jobs with keys
+        self._next_bucket = 0  # where the sweep goes on
+        self._newest_of_sweep = 0  # `_newest_id` when it began
+        # Of the transaction that goes on. `_moved`: how many buckets it moves to the file.
+        self._added: dict[int, int] = {}
+        self._removed: list[tuple[int, int]] = []
+        self._moved = 0
 
-def find_keys(db: sqlite3.Connection, queue_id: int, keys: Sequence[str]) -> dict[str, JobKey]:
-    """Return the jobs that hold those of `keys` that are held; the table is there."""
-    found: dict[str, JobKey] = {}
-    for first in range(0, len(keys), _LISTED_KEYS):
-        some = keys[first : first + _LISTED_KEYS]
-        padding = [None] * (_LISTED_KEYS - len(some))
-        for key, *job_key in db.execute(_FIND, (queue_id, *some, *padding)):
-            found[key] = JobKey(*job_key)
-    return found
+    def open(self, db: sqlite3.Connection) -> None:
+        """Begin with the jobs whose hashes the file lacks; it has the tables."""
+        db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        self.undo()
+        self._recent = [{} for _ in range(_BUCKETS)]
+        self._gone = [set() for _ in range(_BUCKETS)]
+        self._in_memory = self._next_bucket = 0
+        row = db.execute("SELECT value FROM meta WHERE key = 'hashed_id'").fetchone()
+        [newest_id] = db.execute("SELECT coalesce(max(local_id), 0) FROM options").fetchone()
+        self._newest_id = self._newest_of_sweep = newest_id
+        self.add(db, db.execute(_WITH_KEYS, (row[0] + 1 if row else 0, newest_id)))
+        self.commit()
 
+    def find(self, db: sqlite3.Connection, scope: int, keys: Sequence[str]) -> dict[str, JobKey]:
+        """Return the jobs that hold those of `keys` that are held."""
+        hashes = [hash_of(scope, key) for key in keys]
+        recent = self._recent
+        found = [recent[each >> _BUCKET_SHIFT].get(each) for each in hashes]
+        local_ids = [local_id for local_id in found if local_id is not None]
+        first = 0
+        while first < len(hashes):
+            left = len(hashes) - first
+            size = next((size for size in _LISTED_HASHES if size >= left), _LISTED_HASHES[-1])
+            some = hashes[first : first + size]
+            rows = db.execute(_FINDS[size], some + [None] * (size - len(some)))
+            local_ids += [local_id for (local_id,) in rows]
+            first += size
+        if not local_ids:
+            return {}
+        wanted, holders = set(keys), db.execute(_HOLDERS, (id_list(local_ids), scope))
+        return {key: JobKey(*job_key) for key, *job_key in holders if key in wanted}
 
-def make_table(db: sqlite3.Connection) -> None:
-    """Make the table, within a transaction, unless the file has it."""
-    db.execute(resources.files(__package__).joinpath("keys.sql").read_text("utf-8"))
+    # --- within a transaction ------------------------------------------------------------------
 
+    def add(self, db: sqlite3.Connection, keys: Iterable[KeyOfJob]) -> None:
+        """Note keys that were stored. Of equal hashes, one is in memory."""
+        for scope, key, local_id in keys:
+            each = hash_of(scope, key)
+            if each in self._added or each in self._recent[each >> _BUCKET_SHIFT]:
+                db.execute(_PUT, (each, local_id))
+            else:
+                self._added[each] = local_id
+            self._newest_id = max(self._newest_id, local_id)
 
-def put_keys(db: sqlite3.Connection, rows: Iterable[tuple[int, int, str]]) -> None:
-    """Store the keys of jobs: local id, queue, key. One left without its job gives way."""
-    db.executemany("INSERT OR REPLACE INTO keys (local_id, queue, key) VALUES (?, ?, ?)", rows)
+    def remove(self, db: sqlite3.Connection, spans: Iterable[tuple[int, int]]) -> None:
+        """Note jobs whose options are about to be deleted."""
+        for span in spans:
+            for scope, key, local_id in db.execute(_WITH_KEYS, span):
+                self._removed.append((hash_of(scope, key), local_id))
 
+    def move(self, db: sqlite3.Connection, *, everything: bool = False) -> None:
+        """Move hashes to the file, if there are too many in memory: of the next buckets, those of
+        earlier transactions."""
+        changes = len(self._added) + len(self._removed)
+        most, moved = _BUCKETS - self._next_bucket, 0
+        if everything:
+            self._next_bucket, most = 0, _BUCKETS
+            self._newest_of_sweep = self._newest_id
+        elif self._in_memory + changes <= _IN_MEMORY:
+            return
+        while self._moved < most and (everything or moved <= 2 * changes):
+            bucket = self._next_bucket + self._moved
+            recent, gone = self._recent[bucket], self._gone[bucket]
+            db.executemany(_PUT, sorted(recent.items()))
+            db.executemany(_REMOVE, sorted(gone))
+            moved += len(recent) + len(gone)
+            self._moved += 1
+        if self._moved == most:
+            db.execute("REPLACE INTO meta VALUES ('hashed_id', ?)", (self._newest_of_sweep,))
 
-def delete_keys(db: sqlite3.Connection, spans: Iterable[tuple[int, int]]) -> None:
-    """Delete the keys of jobs with the local ids of `spans`, ends included."""
-    db.executemany("DELETE FROM keys WHERE local_id BETWEEN ? AND ?", spans)
+    def commit(self) -> None:
+        """Do in memory what the transaction has done."""
+        for _ in range(self._moved):
+            recent, gone = self._recent[self._next_bucket], self._gone[self._next_bucket]
+            self._in_memory -= len(recent) + len(gone)
+            recent.clear()
+            gone.clear()
+            self._next_bucket += 1
+        if self._next_bucket == _BUCKETS:
+            self._next_bucket, self._newest_of_sweep = 0, self._newest_id
+        for each, local_id in self._added.items():
+            self._recent[each >> _BUCKET_SHIFT][each] = local_id
+        self._in_memory += len(self._added)
+        for each, local_id in self._removed:
+            recent = self._recent[each >> _BUCKET_SHIFT]
+            if recent.get(each) == local_id:
+                del recent[each]
+                self._in_memory -= 1
+            else:
+                self._gone[each >> _BUCKET_SHIFT].add((each, local_id))
+                self._in_memory += 1
+        self.undo()
 
-
-def disagreements(db: sqlite3.Connection) -> Sequence[Disagreement]:
-    """Return what may be wrong with keys, for `find_damage`."""
-    return [("keys of jobs that are not there", "keys", _WITHOUT_JOB)] if has_keys(db) else []
-
-
-def repair_keys(db: sqlite3.Connection) -> None:
-    """Delete the keys of jobs that are not there, within a transaction."""
-    if has_keys(db):
-        db.execute(f"DELETE FROM keys WHERE {_WITHOUT_JOB}")  # noqa: S608
+    def undo(self) -> None:
+        """Forget what the transaction was to change."""
+        self._added, self._removed, self._moved = {}, [], 0

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS
 from pinlaterd.engines.counts import Depths
-from pinlaterd.engines.sqlite.keys import disagreements, repair_keys
+from pinlaterd.engines.sqlite.options import disagreements, repair_options
 from pinlaterd.model import JobState
 
 log = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ _REPAIRS = (
 
 def find_damage(db: sqlite3.Connection) -> list[tuple[int, str, int]]:
     """Walk over all jobs; return queues by their ids, problems, and how many jobs have them."""
-    jobs_of = {"runs": "sum(last_id - first_id + 1)", "jobs": "count(*)", "keys": "count(*)"}
+    jobs_of = {"runs": "sum(last_id - first_id + 1)", "jobs": "count(*)", "options": "count(*)"}
     return [
         (queue_id, problem, jobs)
         for problem, table, where in (*_DISAGREEMENTS, *disagreements(db))
@@ -284,4 +284,4 @@ def repair_damage(db: sqlite3.Connection) -> None:
     """Mend what `find_damage` finds, within a transaction; depths have to be counted again."""
     for statement in _REPAIRS:
         db.execute(statement)
-    repair_keys(db)
+    repair_options(db)

@@ -32,7 +32,7 @@ from pinlaterd.engines.sqlite.file import (
     reading,
     storage_error,
 )
-from pinlaterd.engines.sqlite.keys import has_keys
+from pinlaterd.engines.sqlite.options import has_options
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobKey, JobOptions, JobState
 
@@ -43,25 +43,31 @@ _STEPS_PER_LOOK = 10_000
 _SLICE_JOBS, _SLICE_BODIES = 1000, 16
 _RUNS_A_READ = 500
 
-_SOUND, _SOUND_TIMES = struct.Struct(">bii").pack, struct.Struct(">qqq").pack  # as in an answer
-_KEY_OF_JOB = "(SELECT key FROM keys WHERE keys.local_id = job_records.local_id)"
+_SOUND, _SOUND_TIMES = struct.Struct(">bii").pack, struct.Struct(">qqqq").pack  # as in an answer
+_OPTIONS = "options.key, options.expires_at, options.end_reason"
+_JOIN_OPTIONS = " LEFT JOIN options ON options.local_id = job.local_id"
 
 
-def _select(body: str, key: str) -> str:
+_USUAL = JobOptions()
+
+
+def _select(body: str, options: str, join: str) -> str:
     return (
-        "SELECT priority, local_id, state, attempts_allowed, attempts_remaining, custom_status,"  # noqa: S608
-        f" created_at, run_after, updated_at, claim_descriptor, {body}, {key}"
-        " FROM job_records WHERE local_id IN (SELECT value FROM json_each(?)) AND queue = ?"
+        "SELECT job.priority, job.local_id, job.state, job.attempts_allowed,"  # noqa: S608
+        " job.attempts_remaining, job.custom_status, job.created_at, job.run_after, job.updated_at,"
+        f" job.claim_descriptor, {body}, {options} FROM job_records AS job{join}"
+        " WHERE job.local_id IN (SELECT value FROM json_each(?)) AND job.queue = ?"
     )
 
 
-# By whether bodies and keys are read.
+# By whether bodies and options are read.
 _SELECTS = {
-    (with_body, with_keys): _select(
-        "body" if with_body else "NULL", _KEY_OF_JOB if with_keys else "NULL"
+    (with_body, with_options): _select(
+        "job.body" if with_body else "NULL",
+        *((_OPTIONS, _JOIN_OPTIONS) if with_options else ("NULL, NULL, NULL", "")),
     )
     for with_body in (False, True)
-    for with_keys in (False, True)
+    for with_options in (False, True)
 }
 
 
@@ -71,19 +77,22 @@ def stored_jobs(
     local_ids: Iterable[int],
     *,
     with_body: bool,
-    with_keys: bool,
+    with_options: bool,
 ) -> Iterator[StoredJob]:
     """Yield a queue's jobs of these ids, in no order, but for those that hold what no job has.
-    `with_keys`: if it may have jobs with keys."""
-    rows = db.execute(_SELECTS[with_body, with_keys], (id_list(local_ids), queue_id))
-    for priority, local_id, state, *rest, key in rows:
+    `with_options`: if it may have jobs with options."""
+    rows = db.execute(_SELECTS[with_body, with_options], (id_list(local_ids), queue_id))
+    for priority, local_id, state, *rest, key, expires_at_ms, end_reason in rows:
         try:
-            rest.append(None if key is None else JobOptions(key))
             job = StoredJob(JobKey(priority, local_id), JobState(state), *rest)
+            options = JobOptions(key, expires_at_ms)
+            if options != _USUAL:
+                job = job._replace(options=options, end_reason=end_reason or "")
             _SOUND(priority, job.attempts_allowed, job.attempts_remaining)
-            _SOUND_TIMES(job.created_at_ms, job.run_after_ms, job.updated_at_ms)
-            texts = job.custom_status, job.claim_descriptor or "", key or "", job.body or b""
-            if tuple(map(type, texts)) != (str, str, str, bytes):
+            times = job.created_at_ms, job.run_after_ms, job.updated_at_ms, expires_at_ms or 0
+            _SOUND_TIMES(*times)
+            texts = job.custom_status, job.claim_descriptor or "", key or "", job.end_reason
+            if {*map(type, texts)} != {str} or type(job.body or b"") is not bytes:
                 raise ValueError(texts)
         except (struct.error, ValueError):
             log.error("job %d holds values that no job has; it is not shown", local_id)
@@ -103,7 +112,7 @@ class SqliteSearcher(WalkingSearcher):
         super().__init__(between_slices, clock)
         self._path = path
         self._queue_id = 0  # of the search that goes on
-        self._with_keys = False  # whether that queue may have keys
+        self._with_options = False  # whether that queue may have some
         with reading(path):
             self._db = connect_reader(path)
 
@@ -134,7 +143,7 @@ class SqliteSearcher(WalkingSearcher):
         if row is None:
             raise QueueNotFound(search.queue)
         self._queue_id = row[0]
-        self._with_keys = has_keys(self._db)
+        self._with_options = has_options(self._db)
 
     def _walks_in_order(self, search: Search) -> bool:
         return search.state is JobState.PENDING
@@ -166,7 +175,7 @@ class SqliteSearcher(WalkingSearcher):
                     self._queue_id,
                     times,
                     with_body=with_body,
-                    with_keys=self._with_keys,
+                    with_options=self._with_options,
                 )
                 if job.state is search.state
                 and (

@@ -30,7 +30,8 @@ from pinlaterd.engines.sqlite.file import (
     reading,
     storage_error,
 )
-from pinlaterd.engines.sqlite.keys import queues_with_keys
+from pinlaterd.engines.sqlite.keys import KeyIndex
+from pinlaterd.engines.sqlite.options import make_tables, note_queue, queues_with_options
 from pinlaterd.engines.sqlite.runs import PUT_RUN, Run, count_jobs, find_damage, merged, split
 from pinlaterd.errors import QueueNotFound, StorageError, StorageNotCommitted
 from pinlaterd.model import QUEUE_NAME, JobState
@@ -52,7 +53,7 @@ class Transaction:
         self.db = store.db
         self.now_ms = now_ms
         self.depth_changes: defaultdict[tuple[int, int, JobState], int] = defaultdict(int)
-        self.keyed: set[int] = set()  # queues that have got their first key
+        self.with_options: set[int] = set()  # queues that have got their first options
 
     def move(self, held: Sequence[Run], taken: Sequence[Run], new: Iterable[Run] = ()) -> None:
         """`taken`, which are parts of `held`, leave their state, and are `new` afterwards; all in
@@ -74,6 +75,17 @@ class Transaction:
                 "DELETE FROM runs WHERE first_id = ?", [(first_id,) for first_id in gone]
             )
         self.db.executemany(PUT_RUN, new)
+
+    def note_options(self, queue_id: int) -> None:
+        """Make ready for a queue's options: tables are made with the first ones of all queues."""
+        store = self.store
+        if queue_id in store.with_options or queue_id in self.with_options:
+            return
+        if not (store.with_options or self.with_options):
+            make_tables(self.db)
+            store.keys.open(self.db)
+        note_queue(self.db, queue_id)
+        self.with_options.add(queue_id)
 
 
 class FileSnapshot:
@@ -109,7 +121,9 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.queue_ids: dict[str, int] = {}
-        self.keyed: set[int] = set()  # queues, deleted ones included, that may have keys
+        # Queues, deleted ones included, that may have jobs with options.
+        self.with_options: set[int] = set()
+        self.keys = KeyIndex()
         self._fence = 0
         self.counts = Counts(lambda: FileSnapshot(path), Clock(), self.name_of)
         self._lock = OwnerLock(path)
@@ -147,7 +161,9 @@ class Store:
                     "%s: queue %r (number %d) has no name that a queue can have; it is left alone"
                 )
                 log.error(text, self.path, name, queue_id)
-        self.keyed = queues_with_keys(db)
+        self.with_options = queues_with_options(db)
+        if self.with_options:
+            self.keys.open(db)
         [many] = db.execute(
             "SELECT count(*) > ?1 FROM (SELECT 1 FROM runs LIMIT ?1 + 1)", (_COUNTED_AT_ONCE,)
         ).fetchone()
@@ -178,6 +194,8 @@ class Store:
                 end = {"clean": 1, "sound": self.counts.sound, "next_local_id": self._next_local_id}
                 with self.commit(0) as tx:
                     self._set_meta(tx, end)
+                    if self.with_options:
+                        self.keys.move(tx.db, everything=True)
                 self._ended_badly = False
         self._abandon()
 
@@ -219,6 +237,8 @@ class Store:
         try:
             db.execute("BEGIN IMMEDIATE")
             yield tx
+            if self.with_options:
+                self.keys.move(db)
             if self._next_local_id > self._marked_local_id:
                 self._marked_local_id = self._next_local_id + _RESERVED_IDS
                 self._set_meta(tx, {"next_local_id": self._marked_local_id})
@@ -232,8 +252,9 @@ class Store:
             self._marked_local_id = marked_local_id
             self._roll_back(db, fault, undone=never_committed(fault))
         self.counts.add(tx.depth_changes)
-        if tx.keyed:
-            self.keyed |= tx.keyed
+        self.with_options |= tx.with_options
+        if self.with_options:
+            self.keys.commit()
 
     def raise_fence(self, number: int) -> None:
         if number > self._fence:
@@ -245,6 +266,7 @@ class Store:
         self, db: sqlite3.Connection, fault: BaseException, *, undone: bool = True
     ) -> None:
         """Undo the transaction, and raise what stands for `fault` if it is the store's."""
+        self.keys.undo()
         try:
             if db.in_transaction:
                 db.execute("ROLLBACK")
