@@ -236,17 +236,21 @@ def _read_queues(
     pushes = {
         name: _read_push(one.section(_PUSH), server) for name, one in named.items() if _PUSH in one
     }
-    settings = {
-        name: _read_queue(one, default_queue_settings(server, job_types.get(name)), _QUEUE_KINDS)
-        for name, one in named.items()
-    }
+    settings = {}
+    for name, one in named.items():
+        defaults = default_queue_settings(server, job_types.get(name))
+        if name in pushes and pushes[name].max_in_progress is not None:
+            defaults = replace(defaults, max_in_progress=pushes[name].max_in_progress)
+        settings[name] = _read_queue(one, defaults, _QUEUE_KINDS)
     return settings, pushes
 
 
 _PUSH = "push"
 _PUSH_SETTINGS = settings_of(PushSettings)
 _PUSH_KINDS = {
-    name: kind for name, kind in get_type_hints(PushSettings).items() if name in _PUSH_SETTINGS
+    name: int if name in _COUNTS else kind
+    for name, kind in get_type_hints(PushSettings).items()
+    if name in _PUSH_SETTINGS
 }
 # Of a header: nothing that could begin another one.
 _HEADER = Matching(re.compile(r"[\x20-\x7e]{1,4096}"), "expected printable ASCII")

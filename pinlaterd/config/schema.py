@@ -532,8 +532,10 @@ class PushSettings:
         "how long a claim holds if the process that pushes was killed, seconds",
         Between(1, SECONDS_A_YEAR),
     )
-    max_in_progress: int = _setting(
-        64, "most requests of one process at a time", Between(1, 10_000)
+    max_in_progress: int | None = _setting(
+        None,
+        "as the queue's own, which goes before this",
+        Between(0, 1_000_000_000),
     )
     auth_file: str = _setting(
         "",
@@ -657,7 +659,9 @@ def default_queue_settings(
     """Return the settings of a queue, that of `job_type` if any, that queues.yaml does not name."""
     if job_type is not None:
         hours = job_type.archive_hours
-        return QueueSettings(JOB_TYPE_TIMEOUT_SECONDS, hours, hours)
+        return QueueSettings(
+            JOB_TYPE_TIMEOUT_SECONDS, hours, hours, max_in_progress=job_type.concurrency
+        )
     return QueueSettings(
         job_claimed_timeout_seconds=server.job_claimed_timeout_seconds,
         job_succeeded_ttl_hours=server.job_succeeded_ttl_hours,

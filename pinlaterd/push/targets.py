@@ -25,7 +25,9 @@ from pinlaterd.config.schema import (
 from pinlaterd.push.downstream import USER_AGENT
 
 _USER = "jobs"  # Rickover's, at its downstream
-# Of a job type in one process: its concurrency bounds jobs in progress, which may be more.
+# Of one process at a time, where the queue has no limit, and in any case: jobs in progress may be
+# more, as they wait for their callbacks.
+_REQUESTS = 64
 _MOST_REQUESTS = 1000
 
 
@@ -127,22 +129,22 @@ def _content(body: bytes) -> Mapping[str, object]:
 def targets_of(config: Config, ids: JobIds) -> Mapping[str, Target]:
     """Return the target of each queue that is pushed. Raises OSError, with the file's name, if a
     file with a secret can't be read."""
-    targets = {queue: _target(queue, push) for queue, push in config.pushes.items()}
+    targets = {queue: _target(queue, push, config) for queue, push in config.pushes.items()}
     if config.server.downstream_url:
         headers = {"User-Agent": USER_AGENT, **_downstream_authorization(config.server)}
         for queue, one in config.job_types.items():
-            targets.setdefault(queue, _type_target(one, config.server, headers, ids))
+            targets.setdefault(queue, _type_target(one, config, headers, ids))
     return targets
 
 
 def _type_target(
-    job_type: JobType, server: ServerSettings, headers: Mapping[str, str], ids: JobIds
+    job_type: JobType, config: Config, headers: Mapping[str, str], ids: JobIds
 ) -> JobTypeTarget:
     return JobTypeTarget(
         job_type.queue,
-        f"{server.downstream_url.rstrip('/')}/v1/jobs/{quote(job_type.name, safe='')}",
-        min(job_type.concurrency, _MOST_REQUESTS),
-        server.push_timeout_seconds,
+        f"{config.server.downstream_url.rstrip('/')}/v1/jobs/{quote(job_type.name, safe='')}",
+        _requests_at_a_time(job_type.queue, config),
+        config.server.push_timeout_seconds,
         headers,
         ids,
     )
@@ -155,12 +157,18 @@ def _downstream_authorization(server: ServerSettings) -> Mapping[str, str]:
     return {"Authorization": _authorization(f"{_USER}:{password}")}
 
 
-def _target(queue: str, push: PushSettings) -> Target:
+def _requests_at_a_time(queue: str, config: Config) -> int:
+    in_progress = config.queue(queue).max_in_progress
+    return _REQUESTS if in_progress is None else max(1, min(in_progress, _MOST_REQUESTS))
+
+
+def _target(queue: str, push: PushSettings, config: Config) -> Target:
     headers = {**push.headers, "User-Agent": USER_AGENT}
     if push.auth_file:
         headers["Authorization"] = _authorization(_secret(push.auth_file))
     timeout_seconds = min(push.timeout_seconds, push.callback_seconds)
-    return Target(queue, push.url, push.max_in_progress, timeout_seconds, headers)
+    requests = _requests_at_a_time(queue, config)
+    return Target(queue, push.url, requests, timeout_seconds, headers)
 
 
 def _authorization(secret: str) -> str:

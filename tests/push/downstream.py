@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,12 @@ class Received(NamedTuple):
 
     path: str
     headers: Mapping[str, str]
-    body: Any
+    raw: bytes
+    at: float  # monotonic seconds
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.raw)
 
 
 class Reply(NamedTuple):
@@ -50,8 +56,8 @@ class Downstream:
 
             def do_POST(self) -> None:
                 length = int(self.headers["Content-Length"])
-                body = json.loads(self.rfile.read(length))
-                downstream._answer(self, Received(self.path, dict(self.headers), body))
+                raw, at = self.rfile.read(length), time.monotonic()
+                downstream._answer(self, Received(self.path, dict(self.headers), raw, at))
 
             def log_message(self, *_: object) -> None:
                 """Nothing is logged."""

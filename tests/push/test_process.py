@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pinlaterd.config.load import load_config
 from tests.conftest import WaitUntil
 from tests.deployment import PATIENT, Deployment
 from tests.push.downstream import Downstream, downstream
@@ -84,3 +85,16 @@ def test_a_host_that_is_not_listed_is_a_mistake(tmp_path: Path, hosts: str, url:
 
     with pytest.raises(AssertionError, match="push_hosts"):
         deployment.admin("config", "check")
+
+
+def test_the_limit_of_a_pushed_queue_is_the_queues(tmp_path: Path) -> None:
+    push = {"url": "http://127.0.0.1/", "max_in_progress": 3}
+    deployment = Deployment(tmp_path / "d")
+    deployment.init(
+        settings={"push_hosts": "127.0.0.1"},
+        queues={"mail": {"push": push}, "news": {"push": push, "max_in_progress": 7}},
+    )
+
+    config = load_config(deployment.folder / "etc")
+
+    assert [config.queue(name).max_in_progress for name in ("mail", "news")] == [3, 7]

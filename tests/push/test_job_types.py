@@ -1,0 +1,115 @@
+"""Jobs of Rickover's job types are pushed to the downstream that the environment names."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from pinlaterd.client import Client, Job, JobOptions, JobState
+from pinlaterd.config.schema import queue_of_type
+from tests.conftest import WaitUntil
+from tests.deployment import PATIENT, Deployment
+from tests.http.conftest import HttpClient
+from tests.push.downstream import Downstream, Received, Reply, downstream
+
+pytestmark = pytest.mark.service
+
+_SETTINGS = {**PATIENT, "monitor_interval_seconds": 0.1, "push_timeout_seconds": 2}
+
+
+class Rickover(NamedTuple):
+    """A service that pushes job types to `there`."""
+
+    api: HttpClient
+    client: Client
+    there: Downstream
+    deployment: Deployment
+
+    def create(self, name: str, *, attempts: int = 3, strategy: str = "at_least_once") -> str:
+        """Create a job type; return its queue."""
+        answer = self.api.post(
+            "/v1/jobs",
+            {
+                "name": name,
+                "delivery_strategy": strategy,
+                "attempts": attempts,
+                "concurrency": 4,
+            },
+        )
+        assert answer.status == 201
+        return queue_of_type(name)
+
+    def enqueue(self, queue: str, data: bytes, attempts: int) -> str:
+        """Return the job's id."""
+        job_id = f"job_{uuid.uuid4()}"
+        options = JobOptions(key=job_id)
+        self.client.enqueue_keyed(queue, [Job(data, attempts_allowed=attempts, options=options)])
+        return job_id
+
+    def received(self, job_id: str) -> list[Received]:
+        return [one for one in self.there.received if one.path.endswith(job_id)]
+
+
+@pytest.fixture(scope="module")
+def rickover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rickover]:
+    with downstream() as there:
+        environment = {"DOWNSTREAM_URL": there.url, "DOWNSTREAM_WORKER_AUTH": "hush"}
+        deployment = Deployment(tmp_path_factory.mktemp("r") / "d", environment=environment)
+        deployment.init(settings=_SETTINGS, http=True)
+        with deployment.running(), deployment.client() as client:
+            yield Rickover(HttpClient(deployment.http_port), client, there, deployment)
+
+
+def test_a_job_is_posted_as_rickover_does(rickover: Rickover, wait_until: WaitUntil) -> None:
+    queue = rickover.create("a b/c", attempts=5)
+    data = b'{"b": 1.50, "a": 12345678901234567890}'
+    job_id = rickover.enqueue(queue, data, 5)
+
+    wait_until(lambda: rickover.received(job_id) != [])
+    [received] = rickover.received(job_id)
+
+    pair = base64.b64encode(b"jobs:hush").decode()
+    assert received.path == f"/v1/jobs/a%20b%2Fc/{job_id}"
+    assert received.headers["Authorization"] == f"Basic {pair}"
+    assert received.raw == b'{"data":' + data + b',"attempts":5}', "numbers keep all digits"
+
+
+def test_a_new_type_is_served_at_once(rickover: Rickover, wait_until: WaitUntil) -> None:
+    pid = rickover.deployment.pid_of("push")
+    queue = rickover.create("news")
+    job_id = rickover.enqueue(queue, b"null", 3)
+
+    wait_until(lambda: rickover.received(job_id) != [])
+
+    assert rickover.deployment.pid_of("push") == pid
+
+
+def test_a_job_that_is_to_run_once_at_most_is_sent_once(
+    rickover: Rickover, wait_until: WaitUntil
+) -> None:
+    queue = rickover.create("once", attempts=1, strategy="at_most_once")
+    job_id = rickover.enqueue(queue, b"1", 1)
+
+    wait_until(lambda: rickover.client.count(queue, JobState.FAILED) == 1, seconds=30)
+
+    assert len(rickover.received(job_id)) == 1
+
+
+def test_a_refused_attempt_is_repeated_with_rickovers_backoff(
+    rickover: Rickover, wait_until: WaitUntil
+) -> None:
+    rickover.there.act = lambda _: Reply(500)
+    queue = rickover.create("refused")
+    job_id = rickover.enqueue(queue, b"1", 3)
+    wait_until(lambda: len(rickover.received(job_id)) == 2, seconds=30)
+    rickover.there.act = lambda _: None
+
+    assert [one.body["attempts"] for one in rickover.received(job_id)] == [3, 2]
+    wait_until(lambda: len(rickover.received(job_id)) == 3, seconds=30)
+    times = [one.at for one in rickover.received(job_id)]
+    assert times[1] - times[0] == pytest.approx(2, abs=0.5)
+    assert times[2] - times[1] == pytest.approx(4, abs=0.5)
