@@ -373,14 +373,17 @@ def job() -> None:
 
 
 @job.command()
-@click.argument("descriptors", nargs=-1, required=True, metavar="DESCRIPTOR...")
+@click.argument("descriptors", nargs=-1, metavar="DESCRIPTOR...")
+@command.key_options
 @command.admin_options
-def lookup(*, descriptors: tuple[str, ...]) -> None:
+def lookup(*, descriptors: tuple[str, ...], queue: str | None, keys: tuple[str, ...]) -> None:
     """Show all that is known of jobs. Exit 1 if one of them is unknown.
 
-    Example: pinlater-admin job lookup mail:s1:p1:1 mail:s2:p1:7
+    Examples:
+      pinlater-admin job lookup mail:s1:p1:1 mail:s2:p1:7
+      pinlater-admin job lookup --queue mail --key order-17
     """
-    command.show_jobs(descriptors)
+    command.show_jobs(descriptors, queue, keys)
 
 
 _COLUMNS: Sequence[command.Column] = (

@@ -37,7 +37,7 @@ from pinlaterd.errors import (
     PinLaterError,
 )
 from pinlaterd.lifecycle import ExitCode, escaped, prepare_streams
-from pinlaterd.model import JobRecord, JobState
+from pinlaterd.model import JobOptions, JobRecord, JobState
 from pinlaterd.stats import natural
 
 if TYPE_CHECKING:
@@ -354,17 +354,30 @@ def show(facts: object, text: str | Callable[[], object] | None = None) -> None:
         click.echo(_printable_lines(str(text)))
 
 
-def show_jobs(descriptors: Sequence[str]) -> None:
-    """Show all that is known of jobs; fail if one of them is unknown."""
+def show_jobs(descriptors: Sequence[str], queue: str | None, keys: Sequence[str]) -> None:
+    """Show all that is known of jobs, named by descriptors and by keys in `queue`; fail if one of
+    them is unknown. In JSON a job stands under the name that was given."""
+    if not (descriptors or keys):
+        raise click.UsageError("name a job: its descriptor, or --queue and its --key")
+    if bool(keys) != (queue is not None):
+        raise click.UsageError("--queue and --key go together")
     with connect() as client:
-        records = client.lookup(descriptors, include_body=True)
+        records = dict(client.lookup(descriptors, include_body=True)) if descriptors else {}
+        if queue is not None:
+            records |= client.lookup_keys(queue, keys, include_body=True)
     show(
         {name: record_facts(record) for name, record in records.items()},
         "\n".join(map(record_text, records.values())) if records else None,
     )
-    unknown = [printable(descriptor) for descriptor in descriptors if descriptor not in records]
+    unknown = [printable(name) for name in (*descriptors, *keys) if name not in records]
     if unknown:
         fail(f"unknown: {', '.join(unknown)}")
+
+
+key_options = together(
+    option("--queue", metavar="NAME", help="The queue of the keys."),
+    option("--key", "keys", multiple=True, metavar="KEY", help="Jobs that hold these keys."),
+)
 
 
 def show_queue_names() -> None:
@@ -417,6 +430,7 @@ def printable_body(body: bytes, max_chars: int = MAX_SHOWN_CHARS) -> str:
 def record_facts(record: JobRecord) -> dict[str, object]:
     """A job for JSON, exactly; a body that is not UTF-8 comes as `body_base64`."""
     facts = {**record._asdict(), "state": record.state.name}
+    facts |= _options_of(facts.pop("options"))
     if record.body is None:
         del facts["body"]
         return facts
@@ -441,9 +455,18 @@ def record_text(record: JobRecord) -> str:
     ]
     if record.claim_descriptor is not None:
         lines.append(f"  claim          {printable(record.claim_descriptor)}")
+    for name, value in _options_of(record.options).items():
+        shown = shown_time(value) if isinstance(value, int) else printable(str(value))
+        lines.append(f"  {name.removesuffix('_ms').replace('_', ' '):14} {shown}")
     if record.body is not None:
         lines.append(f"  body           {printable_body(record.body)}")
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _options_of(options: JobOptions | None) -> dict[str, str | int]:
+    """Return the options that a job has, by their names."""
+    named = {} if options is None else options._asdict()
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def shown_time(at_ms: int) -> str:

@@ -15,7 +15,7 @@ from pinlaterd.cli import callers, command, load
 from pinlaterd.cli.callers import AtEmpty, Kind, Plan
 from pinlaterd.errors import how_many
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.model import QUEUE_DEFAULT
+from pinlaterd.model import QUEUE_DEFAULT, JobOptions
 
 _MAX_CONCURRENCY = 1000
 _NAMED_JOBS = 10  # of so many at most each has its descriptor printed
@@ -120,8 +120,13 @@ def cli() -> None:
     help="Attempts that each job gets  [default: the queue's, or 2]",
 )
 @command.option("--status", metavar="TEXT", default="", help="The jobs' custom status.")
+@command.option(
+    "--key", metavar="KEY", help="Store the job unless one that the queue keeps holds this key."
+)
 @command.service_options
-def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) -> None:
+def enqueue(
+    *, from_file: IO[bytes] | None, body: str | None, key: str | None, **options: Any
+) -> None:
     """Enqueue jobs with a given body, one for each line of a file, or made-up ones.
 
     Prints the jobs' descriptors if there are at most 10, else how fast they were enqueued. Made-up
@@ -131,6 +136,7 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
     Examples:
       pinlater enqueue --queue mail --body 'to: ada'
       pinlater enqueue --queue mail --body 'to: ada' --delay 60 --attempts 5
+      pinlater enqueue --queue mail --body 'to: ada' --key order-17
       pinlater enqueue --queue mail --num-queries -1 --batch-size 100 --concurrency 16
       pinlater enqueue --queue mail --from-file addresses.txt --batch-size 500
     """
@@ -141,6 +147,9 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
     if options["num_queries"] is None and from_file is None:
         options["num_queries"] = 1
     plan = Plan(**options)
+    if key is not None:
+        _enqueue_keyed(plan, body, key)
+        return
     if from_file is not None:
         batches = callers.line_batches(plan, from_file)
     elif body is not None:
@@ -157,6 +166,16 @@ def enqueue(*, from_file: IO[bytes] | None, body: str | None, **options: Any) ->
 
     done = _run(plan, Kind.ENQUEUE, batches=source, all_or_stop=is_file, enqueued=name)
     _report("enqueued", done, None, *(named if len(named) <= _NAMED_JOBS else ()))
+
+
+def _enqueue_keyed(plan: Plan, body: str | None, key: str) -> None:
+    if body is None or plan.num_queries != 1 or plan.batch_size != 1:
+        raise click.UsageError("--key is of one job, with its --body")
+    job = plan.job(body.encode("utf-8", "surrogateescape"))
+    with command.connect() as client:
+        [done] = client.enqueue_keyed(plan.queue, [job._replace(options=JobOptions(key))])
+    told = "existed, nothing was stored" if done.existed else "enqueued 1 job"
+    command.show(done._asdict(), f"{done.descriptor}\n{told}")
 
 
 @cli.command()
@@ -261,18 +280,20 @@ def create(*, queue: str) -> None:
 @command.option(
     "--job-descriptor",
     "descriptors",
-    required=True,
     multiple=True,
     metavar="DESCRIPTOR",
     help="A job; may be given several times.",
 )
+@command.key_options
 @command.service_options
-def lookup(*, descriptors: tuple[str, ...]) -> None:
+def lookup(*, descriptors: tuple[str, ...], queue: str | None, keys: tuple[str, ...]) -> None:
     """Show all that is known of jobs. Exit 1 if one of them is unknown.
 
-    Example: pinlater lookup --job-descriptor mail:s1:p1:1 --job-descriptor mail:s2:p1:7
+    Examples:
+      pinlater lookup --job-descriptor mail:s1:p1:1 --job-descriptor mail:s2:p1:7
+      pinlater lookup --queue mail --key order-17
     """
-    command.show_jobs(descriptors)
+    command.show_jobs(descriptors, queue, keys)
 
 
 @cli.command("get-queue-names")

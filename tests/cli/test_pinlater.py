@@ -203,6 +203,26 @@ def test_lookup_shows_jobs_and_fails_for_unknown_ones(pinlater, client, queue):
     assert "unknown" in unknown
 
 
+def test_a_job_with_a_key_is_stored_once_and_found_by_it(pinlater, client, queue):
+    command = f"enqueue --queue {queue} --body hello --key order-17"
+    first, repeated = pinlater.output(command), pinlater.output(command)
+
+    descriptor = first.splitlines()[0]
+    assert repeated == f"{descriptor}\nexisted, nothing was stored\n"
+    assert [job.descriptor for job in client.scan(queue, JobState.PENDING)] == [descriptor]
+    assert json.loads(pinlater.output(f"{command} --json")) == {
+        "descriptor": descriptor,
+        "existed": True,
+    }
+    shown = pinlater.output(f"lookup --queue {queue} --key order-17")
+    assert shown.startswith(descriptor)
+    assert "\n  key            order-17\n" in shown
+    found = json.loads(pinlater.output(f"lookup --json --queue {queue} --key order-17"))
+    assert (found["order-17"]["descriptor"], found["order-17"]["key"]) == (descriptor, "order-17")
+
+    assert "unknown: order-18" in pinlater.error(f"lookup --queue {queue} --key order-18")
+
+
 # --- progress, interrupts, failures -----------------------------------------------------------
 
 
