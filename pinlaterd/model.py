@@ -73,6 +73,7 @@ class Method(StrEnum):
     SCAN = "scanJobs"
     RETRY_FAILED = "retryFailedJobs"
     DELETE_JOBS = "deleteJobs"
+    FINISH = "finishJobs"
 
 
 # --- jobs ---------------------------------------------------------------------------------
@@ -400,6 +401,40 @@ class DeleteJobsRequest(NamedTuple):
     limit: int = 1000
 
 
+class FinishOutcome(IntEnum):
+    """The outcome of a finish: whether it was carried out, or why nothing has changed."""
+
+    DONE = 0
+    NO_SUCH_JOB = 1
+    ENDED_BEFORE = 2  # it is SUCCEEDED or FAILED
+    OTHER_ATTEMPTS = 3  # not as many remain as were expected
+
+
+class FinishInfo(NamedTuple):
+    """The end of one job that is PENDING or IN_PROGRESS, claimed or not: as SUCCEEDED, as FAILED,
+    or PENDING for a further attempt. It applies only while `expected_attempts` remain, if given,
+    of a PENDING job unless `compares_pending` is false."""
+
+    descriptor: str
+    state: JobState
+    attempts_remaining: int  # from then on
+    expected_attempts: int | None = None
+    compares_pending: bool = True
+    retry_delay_ms: int = 0
+    append_custom_status: str = ""
+
+
+class FinishRequest(NamedTuple):
+    queue: str
+    finishes: Sequence[FinishInfo]
+
+
+class FinishResult(NamedTuple):
+    """The outcome of each finish of a request, in its order."""
+
+    outcomes: Sequence[FinishOutcome]
+
+
 Request = (
     CreateQueueRequest
     | DeleteQueueRequest
@@ -413,6 +448,7 @@ Request = (
     | ScanRequest
     | RetryFailedRequest
     | DeleteJobsRequest
+    | FinishRequest
 )
 # Methods that take the request of another one.
 _ALIKE: dict[Method, type[Request]] = {
@@ -437,6 +473,7 @@ Result = (
     | int
     | frozenset[str]
     | ScanResult
+    | FinishResult
 )
 
 

@@ -323,6 +323,43 @@ struct PinLaterJobAckResponse {
   2: required list<bool> failed
 }
 
+/** How a job ends that is PENDING or IN_PROGRESS, claimed or not. */
+struct PinLaterJobFinishInfo {
+  1: required string jobDescriptor
+  /** SUCCEEDED, FAILED, or PENDING: it is tried again, after retryDelayMillis. */
+  2: required PinLaterJobState jobState
+  /** Which remain from then on; at least 1 for PENDING. */
+  3: required i32 attemptsRemaining
+  /** If given, it applies only while so many attempts remain. */
+  4: optional i32 expectedAttempts
+  /** False: that counts only if the job is IN_PROGRESS. */
+  5: optional bool comparesPending = true
+  6: optional i64 retryDelayMillis = 0
+  /** Appended to the custom status (Redis: replaces it). */
+  7: optional string appendCustomStatus = ""
+}
+
+struct PinLaterFinishJobsRequest {
+  /** All jobs are of this queue. */
+  1: required string queueName
+  2: required list<PinLaterJobFinishInfo> finishes
+}
+
+/** Nothing has changed unless it is DONE. */
+enum PinLaterFinishOutcome {
+  DONE = 0,
+  NO_SUCH_JOB = 1,
+  /** The job is SUCCEEDED or FAILED. */
+  ENDED_BEFORE = 2,
+  /** Not as many attempts remain as were expected. */
+  OTHER_ATTEMPTS = 3,
+}
+
+struct PinLaterFinishJobsResponse {
+  /** In the order of the request. */
+  1: required list<PinLaterFinishOutcome> outcomes
+}
+
 struct PinLaterDequeueRequest {
   1: required string queueName
   /** Maximum number of jobs; at least 1. */
@@ -567,6 +604,18 @@ service PinLater {
    * Holds: each job whose ack applied is in its new state, durably.
    */
   PinLaterJobAckResponse ackJobs(1: RequestContext context, 2: PinLaterJobAckRequest request)
+    throws (1: PinLaterException e)
+
+  /**
+   * End jobs, or have them tried again, claimed or not: for programs that run jobs without a claim
+   * of their own. Unlike an ack it applies to PENDING jobs, too, also before their run-after. Of
+   * equal finishes at the same time one is DONE. An extension, as ackJobs is.
+   *
+   * Errors: QUEUE_NOT_FOUND; UNKNOWN naming bad descriptors, or `invalid request: ` for a job that
+   * is named twice and for numbers out of range: nothing was done on shards that found one.
+   * Holds: each job whose outcome is DONE is in its new state, durably.
+   */
+  PinLaterFinishJobsResponse finishJobs(1: RequestContext context, 2: PinLaterFinishJobsRequest request)
     throws (1: PinLaterException e)
 
   /**

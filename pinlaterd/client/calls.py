@@ -38,6 +38,9 @@ from pinlaterd.model import (
     DeleteQueueRequest,
     DequeueRequest,
     EnqueueRequest,
+    FinishInfo,
+    FinishOutcome,
+    FinishRequest,
     Job,
     JobRecord,
     JobState,
@@ -216,6 +219,18 @@ def ack_jobs(
     but if no answer comes, the call is not repeated, as the outcomes would be those of the second.
     """
     return PreparedCall(Method.ACK_JOBS, _acks(queue, succeeded, failed), lambda answer: answer)
+
+
+def finish_jobs(queue: str, finishes: Iterable[FinishInfo]) -> PreparedCall[list[FinishOutcome]]:
+    """End jobs, or have them tried again, claimed or not; return the outcome of each.
+
+        client.finish_jobs("mail", [FinishInfo(descriptor, JobState.PENDING, 2, expected_attempts=3,
+                                               retry_delay_ms=60_000)])
+
+    For programs that run jobs without a claim. If no answer comes, the call is not repeated.
+    """
+    request = FinishRequest(queue, _listed("finishes", finishes))
+    return PreparedCall(Method.FINISH, request, lambda answer: list(answer.outcomes))
 
 
 def checkpoint(queue: str, checkpoints: Iterable[CheckpointInfo]) -> PreparedCall[None]:

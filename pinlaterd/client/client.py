@@ -111,6 +111,7 @@ class Client(BaseClient):
     ack_jobs = _operation(calls.ack_jobs)
     checkpoint = _operation(calls.checkpoint)
     apply_checkpoints = _operation(calls.apply_checkpoints)
+    finish_jobs = _operation(calls.finish_jobs)
 
     lookup = _operation(calls.lookup)
     lookup_keys = _operation(calls.lookup_keys)
@@ -334,6 +335,7 @@ class AsyncClient(BaseClient):
     ack_jobs = _async_operation(calls.ack_jobs)
     checkpoint = _async_operation(calls.checkpoint)
     apply_checkpoints = _async_operation(calls.apply_checkpoints)
+    finish_jobs = _async_operation(calls.finish_jobs)
 
     lookup = _async_operation(calls.lookup)
     lookup_keys = _async_operation(calls.lookup_keys)

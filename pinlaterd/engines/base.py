@@ -29,7 +29,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol
 
-from pinlaterd.model import Job, JobKey, JobOptions, JobState, Payload, PendingKey, Times
+from pinlaterd.model import (
+    FinishOutcome,
+    Job,
+    JobKey,
+    JobOptions,
+    JobState,
+    Payload,
+    PendingKey,
+    Times,
+)
 
 NO_BOUND = 1 << 62
 TRIED_BYTES = 60_000  # of StorageEngine.try_enqueue: what the least of tables holds
@@ -152,6 +161,40 @@ class ReleaseOp(NamedTuple):
         return len(self.releases)
 
 
+class Finish(NamedTuple):
+    """A model.FinishInfo of a job of this shard."""
+
+    key: JobKey
+    state: JobState
+    attempts_remaining: int
+    expected_attempts: int | None = None
+    compares_pending: bool = True
+    retry_delay_ms: int = 0
+    append_custom_status: str = ""
+
+    def judge(self, state: JobState | None, attempts_remaining: int) -> FinishOutcome:
+        """Return the outcome for a job that is in `state`; None: there is none."""
+        if state is None:
+            return FinishOutcome.NO_SUCH_JOB
+        if state in (JobState.SUCCEEDED, JobState.FAILED):
+            return FinishOutcome.ENDED_BEFORE
+        compares = self.compares_pending or state is JobState.IN_PROGRESS
+        if compares and self.expected_attempts not in (None, attempts_remaining):
+            return FinishOutcome.OTHER_ATTEMPTS
+        return FinishOutcome.DONE
+
+
+class FinishOp(NamedTuple):
+    """Finishes of different jobs."""
+
+    queue: str
+    finishes: Sequence[Finish]
+
+    @property
+    def jobs(self) -> int:
+        return len(self.finishes)
+
+
 class EnqueueOp(NamedTuple):
     queue: str
     jobs: Sequence[Job]
@@ -215,7 +258,7 @@ class ClaimRoom(NamedTuple):
 
 class Batch(NamedTuple):
     """One commit. Carried out in this order: acks, checkpoints, releases, enqueues, those with
-    options (`keyed`), claims."""
+    options (`keyed`), claims, finishes."""
 
     acks: Sequence[AckOp] = ()
     checkpoints: Sequence[CheckpointOp] = ()
@@ -224,6 +267,7 @@ class Batch(NamedTuple):
     claims: Sequence[ClaimOp] = ()
     claim_room: ClaimRoom = ClaimRoom()
     keyed: Sequence[KeyedEnqueueOp] = ()
+    finishes: Sequence[FinishOp] = ()
 
 
 class Requeued(NamedTuple):
@@ -248,6 +292,15 @@ class CheckpointResult(NamedTuple):
     missed: AbstractSet[JobKey] = frozenset()  # jobs to which a checkpoint of the op did not apply
 
 
+class Finished(NamedTuple):
+    """The outcomes of an op's finishes, in their order; and of those that were done, the jobs that
+    were PENDING before and those that are now."""
+
+    outcomes: list[FinishOutcome]
+    left_pending: list[JobKey]
+    requeued: list[Requeued]
+
+
 class KeyHolder(NamedTuple):
     """The job that holds the key of one that was to be enqueued: that job itself, or one that
     existed, whose priority may be another."""
@@ -268,6 +321,7 @@ class BatchResult(NamedTuple):
     enqueues: Sequence[Sequence[int]]
     claims: Sequence[Sequence[Payload | None]]
     keyed: Sequence[Sequence[KeyHolder]] = ()
+    finishes: Sequence[Finished] = ()
 
 
 class StoredJob(NamedTuple):

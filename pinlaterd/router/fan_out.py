@@ -49,6 +49,10 @@ from pinlaterd.model import (
     CreateQueueRequest,
     DeleteJobsRequest,
     DeleteQueueRequest,
+    FinishInfo,
+    FinishOutcome,
+    FinishRequest,
+    FinishResult,
     JobDescriptor,
     JobRecord,
     JobState,
@@ -72,7 +76,8 @@ from pinlaterd.wire.link import ShardLink
 log = logging.getLogger(__name__)
 
 S = TypeVar("S")
-_Item = TypeVar("_Item", AckInfo, CheckpointInfo)
+_Item = TypeVar("_Item", AckInfo, CheckpointInfo, FinishInfo)
+_Outcome = TypeVar("_Outcome", bool, FinishOutcome)
 # The most that a descriptor's local id has.
 _ID_DIGITS = 19
 _DELETE_AGAIN_SECONDS = 0.05
@@ -101,6 +106,7 @@ class FanOut:
             Method.ACK: self.ack,
             Method.ACK_JOBS: self._ack_jobs,
             Method.CHECKPOINT: self._checkpoint,
+            Method.FINISH: self._finish,
             Method.APPLY_CHECKPOINTS: self._apply_checkpoints,
             Method.LOOKUP: self._lookup,
             Method.COUNT: self._count,
@@ -263,6 +269,20 @@ class FanOut:
         if bad:
             raise BadDescriptors(bad, "this queue and its shards")
         return dict(zip([shard.name for shard in by_shard], answers, strict=True))
+
+    async def _finish(self, query: Query, request: FinishRequest) -> FinishResult:
+        if not self._shards.knows_queue(request.queue):
+            await self._ask_one(query, FinishRequest(request.queue, ()))
+        by_shard: dict[ShardLink, list[FinishInfo]] = {}
+        bad = _sort(request.finishes, request.queue, self._shards.by_name, by_shard)
+        answers = await query.ask(
+            (shard, FinishRequest(request.queue, items)) for shard, items in by_shard.items()
+        )
+        if bad:
+            raise BadDescriptors(bad, "this queue and its shards")
+        outcomes = [answer.outcomes for answer in cast("list[FinishResult]", answers)]
+        names = [shard.name for shard in by_shard]
+        return FinishResult(in_order(request.finishes, zip(names, outcomes, strict=True)))
 
     async def _lookup(self, query: Query, request: LookupRequest) -> Mapping[str, JobRecord]:
         if not self._shards.by_name:
@@ -497,10 +517,10 @@ def acks_by_shard(
 
 
 def in_order(
-    infos: Iterable[AckInfo | CheckpointInfo], by_shard: Iterable[tuple[str, Iterable[bool]]]
-) -> list[bool]:
-    """Return the outcomes of acks or checkpoints in their order, from those of each shard in its
-    own."""
+    infos: Iterable[AckInfo | CheckpointInfo | FinishInfo],
+    by_shard: Iterable[tuple[str, Iterable[_Outcome]]],
+) -> list[_Outcome]:
+    """Return the outcomes of a call's items in their order, from those of each shard in its own."""
     left = {shard: iter(outcomes) for shard, outcomes in by_shard}
     return [next(left[info.descriptor.split(":", 2)[1][1:]]) for info in infos]
 

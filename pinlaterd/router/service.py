@@ -65,6 +65,7 @@ class RouterService:
             Method.ACK_JOBS: self._to_first_descriptor,
             Method.CHECKPOINT: self._to_first_descriptor,
             Method.APPLY_CHECKPOINTS: self._to_first_descriptor,
+            Method.FINISH: self._to_first_descriptor,
             Method.LOOKUP: self._to_first_descriptor,
         }
 

@@ -27,6 +27,7 @@ from pinlaterd.model import (
     AckOutcomes,
     CallContext,
     CheckpointOutcomes,
+    FinishResult,
     JobRecord,
     Method,
     ScanResult,
@@ -410,6 +411,7 @@ class MethodStructs(NamedTuple):
 _RESULTS: Final[dict[Method, type[Any]]] = {
     Method.ACK_JOBS: AckOutcomes,
     Method.APPLY_CHECKPOINTS: CheckpointOutcomes,
+    Method.FINISH: FinishResult,
     Method.ENQUEUE: EnqueueResponse,
     Method.DEQUEUE: DequeueResponse,
     Method.LOOKUP: JobRecord,

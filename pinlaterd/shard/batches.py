@@ -27,7 +27,14 @@ from pinlaterd.errors import (
     StorageLocked,
     StorageNotCommitted,
 )
-from pinlaterd.model import AckRequest, CheckpointRequest, DequeueRequest, EnqueueRequest, Method
+from pinlaterd.model import (
+    AckRequest,
+    CheckpointRequest,
+    DequeueRequest,
+    EnqueueRequest,
+    FinishRequest,
+    Method,
+)
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call
 from pinlaterd.shard.bulk import AnsweredError, BulkCalls
@@ -43,6 +50,7 @@ from pinlaterd.shard.operations import (
     CheckpointJobs,
     Commit,
     Enqueue,
+    FinishJobs,
     ForeignError,
     KeyedEnqueue,
     Operation,
@@ -406,6 +414,7 @@ class Dispatch:
             DequeueRequest: Dequeue,
             AckRequest: self._ack,
             CheckpointRequest: self._checkpoint,
+            FinishRequest: FinishJobs,
         }
 
     def take(self, entry: CallEntry, now_ms: int) -> Operation | None:

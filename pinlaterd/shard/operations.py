@@ -14,15 +14,20 @@ from typing import Any, TypeVar, cast
 
 from pinlaterd.engines.base import (
     AckOp,
+    AckResult,
     Acks,
     Batch,
     BatchResult,
     Checkpoint,
     CheckpointOp,
+    CheckpointResult,
     ClaimOp,
     ClaimRoom,
     Claims,
     EnqueueOp,
+    Finish,
+    Finished,
+    FinishOp,
     KeyedEnqueueOp,
     KeyHolder,
     Release,
@@ -38,6 +43,9 @@ from pinlaterd.model import (
     CheckpointRequest,
     DequeueResult,
     EnqueueRequest,
+    FinishOutcome,
+    FinishRequest,
+    FinishResult,
     Job,
     JobDescriptor,
     JobKey,
@@ -79,13 +87,23 @@ class ForeignError(Exception):
 class Commit:
     """One commit of the store in the making: the operations of which it carries out a part."""
 
-    __slots__ = ("acks", "batch", "checkpoints", "claims", "enqueues", "keyed", "releases")
+    __slots__ = (
+        "acks",
+        "batch",
+        "checkpoints",
+        "claims",
+        "enqueues",
+        "finishes",
+        "keyed",
+        "releases",
+    )
 
     def __init__(self, operations: Iterable[Operation], room: ClaimRoom) -> None:
         """Enqueues into one queue are one operation of it."""
         self.acks: list[Operation] = []
         self.checkpoints: list[Operation] = []
         self.releases: list[Operation] = []
+        self.finishes: list[FinishJobs] = []
         self.enqueues: dict[str, list[Enqueue]] = {}  # by queue
         self.keyed: dict[str, list[KeyedEnqueue]] = {}  # by queue
         # Claims, and what takes those that were made.
@@ -108,19 +126,14 @@ class Commit:
                 KeyedEnqueueOp(queue, list(chain.from_iterable([call.keyed for call in calls])))
                 for queue, calls in self.keyed.items()
             ],
+            finishes=[operation.parts[0] for operation in self.finishes],
         )
 
     def hand_over(self, result: BatchResult, state: ShardState, now_ms: int) -> None:
         """It is durable: give each result to whom it belongs."""
         if self.acks:
-            for operation, acked in zip(self.acks, result.acks, strict=True):
-                if acked.noop and isinstance(operation, AckJobs):
-                    operation.missed.update(acked.missed)
             _hand_over_parts(self.acks, result.acks, state.acked, now_ms)
         if self.checkpoints:
-            for operation, changed in zip(self.checkpoints, result.checkpoints, strict=True):
-                if changed.noop and isinstance(operation, ApplyCheckpoints):
-                    operation.missed.update(changed.missed)
             _hand_over_parts(self.checkpoints, result.checkpoints, state.checkpointed, now_ms)
         if self.releases:
             _hand_over_parts(self.releases, result.releases, state.released, now_ms)
@@ -135,6 +148,8 @@ class Commit:
             self._hand_over_keyed(keyed_op, holders, state, now_ms)
         for (claim_op, claimed), payloads in zip(self.claims, result.claims, strict=True):
             claimed(claim_op, payloads, now_ms)
+        if self.finishes:
+            _hand_over_parts(self.finishes, result.finishes, state.finished, now_ms)
 
     def _hand_over_keyed(
         self, op: KeyedEnqueueOp, holders: Sequence[KeyHolder], state: ShardState, now_ms: int
@@ -161,6 +176,7 @@ def _hand_over_parts(
 ) -> None:
     for operation, result in zip(operations, results, strict=True):
         operation.begun = True
+        operation.take_result(result)
         note(operation.parts.popleft().queue, result, now_ms)
 
 
@@ -193,6 +209,9 @@ class Operation:
 
     def add_to(self, commit: Commit) -> None:
         raise NotImplementedError
+
+    def take_result(self, result: Any) -> None:
+        """Keep what the answer needs of the result of a part."""
 
     def reply(self, now_ms: int) -> bool:
         """After a commit; False if it goes on with the next one."""
@@ -368,6 +387,9 @@ class AckJobs(Ack):
         if len(set(named)) < len(named):
             raise InvalidRequest("ackJobs names a job twice; name each once")
 
+    def take_result(self, result: AckResult) -> None:
+        self.missed.update(result.missed)
+
     def result(self) -> AckOutcomes:
         return AckOutcomes(*[[key not in self.missed for key in keys] for keys in self._keys])
 
@@ -519,8 +541,51 @@ class ApplyCheckpoints(CheckpointJobs):
         if len(set(self._keys)) < len(self._keys):
             raise InvalidRequest("applyCheckpoints names a job twice; name each once")
 
+    def take_result(self, result: CheckpointResult) -> None:
+        self.missed.update(result.missed)
+
     def result(self) -> CheckpointOutcomes:
         return CheckpointOutcomes([key not in self.missed for key in self._keys])
+
+
+class FinishJobs(Operation):
+    """Ends of jobs, or further attempts, claimed or not."""
+
+    __slots__ = ("outcomes",)
+
+    def __init__(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> None:
+        """Raises RequestError, ForeignError."""
+        request = cast("FinishRequest", call.request)
+        super().__init__(entry, call.head, request.queue, state)
+        facts = state.queue(request.queue)
+        finishes: dict[JobKey, Finish] = {}
+        bad = []
+        for info in request.finishes:
+            key = facts.key(info.descriptor)
+            if key is None:
+                bad.append(info.descriptor)
+                continue
+            if key in finishes:
+                raise InvalidRequest("finishJobs names a job twice; name each once")
+            finish = finishes[key] = Finish(key, *all_but_first(info))
+            state.rules.finish(request.queue, info.descriptor, finish, now_ms)
+        if bad:
+            if entry.whole:
+                raise ForeignError
+            raise BadDescriptors(bad, facts.place)
+        self.outcomes: list[FinishOutcome] = []
+        self.parts = deque(
+            FinishOp(request.queue, part) for part in chunks(list(finishes.values()), PART_JOBS)
+        )
+
+    def add_to(self, commit: Commit) -> None:
+        commit.finishes.append(self)
+
+    def take_result(self, result: Finished) -> None:
+        self.outcomes += result.outcomes
+
+    def result(self) -> FinishResult:
+        return FinishResult(self.outcomes)
 
 
 class ReleaseClaims(Operation):

@@ -15,7 +15,7 @@ from typing import Any
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config, ServerSettings
-from pinlaterd.engines.base import AckResult, CheckpointResult, Requeued, StorageEngine
+from pinlaterd.engines.base import AckResult, CheckpointResult, Finished, Requeued, StorageEngine
 from pinlaterd.errors import (
     PinLaterError,
     QueueNotFound,
@@ -24,6 +24,7 @@ from pinlaterd.errors import (
     StorageFull,
 )
 from pinlaterd.model import (
+    FinishOutcome,
     Job,
     JobDescriptor,
     JobKey,
@@ -304,6 +305,20 @@ class ShardState:
             self.stats.count(f"{queue}_checkpoint", result.done)
         if result.noop:
             self.stats.count(f"{queue}_checkpoint_noop", result.noop)
+        self.requeue(queue, result.requeued, now_ms)
+
+    def finished(self, queue: str, result: Finished, now_ms: int) -> None:
+        """Jobs have ended, or are to be tried again; some of them were PENDING."""
+        done = result.outcomes.count(FinishOutcome.DONE)
+        if done:
+            self.changed.add(queue)
+            self.stats.count(f"{queue}_finish", done)
+        if done < len(result.outcomes):
+            self.stats.count(f"{queue}_finish_noop", len(result.outcomes) - done)
+        if result.left_pending:
+            self.touched.add(queue)
+            for key in result.left_pending:
+                self.ready.discard(queue, key.priority, [key.local_id])
         self.requeue(queue, result.requeued, now_ms)
 
     def released(self, queue: str, requeued: Sequence[Requeued], now_ms: int) -> None:

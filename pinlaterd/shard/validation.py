@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.engines.base import Acks, Checkpoint, Limits, TableLimits
+from pinlaterd.engines.base import Acks, Checkpoint, Finish, Limits, TableLimits
 from pinlaterd.errors import (
     ContinuationInvalid,
     InvalidEnqueue,
@@ -31,6 +31,7 @@ from pinlaterd.model import (
     DequeueRequest,
     EnqueueRequest,
     Job,
+    JobState,
     RetryFailedRequest,
     ScanKey,
     ScanRequest,
@@ -152,6 +153,16 @@ class Rules:
         _check_range(f"numOfAttemptsAllowed {where}", info.attempts, 1, _LARGEST_I32)
         latest_ms = self._latest(queue, priority)
         _check_range(f"runAfterTimestampMillis {where}", info.run_after_ms, 0, latest_ms)
+
+    def finish(self, queue: str, descriptor: str, finish: Finish, now_ms: int) -> None:
+        where = f"of the finish of {descriptor[:200]!r}"
+        latest_ms = self._latest(queue, finish.key.priority) - now_ms
+        _check_range(f"retryDelayMillis {where}", finish.retry_delay_ms, 0, latest_ms)
+        again = finish.state is JobState.PENDING
+        attempts = f"attemptsRemaining {where}"
+        _check_range(attempts, finish.attempts_remaining, int(again), _LARGEST_I32)
+        if finish.state is JobState.IN_PROGRESS:
+            raise InvalidRequest(f"jobState {where} is IN_PROGRESS, which no finish can make it")
 
     # --- jobs by state -----------------------------------------------------------------------
 

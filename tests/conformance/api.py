@@ -306,6 +306,14 @@ class Client:
         applied: list[bool] = self._call("applyCheckpoints", request).applied
         return applied
 
+    def finish(self, queue: str, *finishes: Any) -> list[int]:
+        request = self._types.PinLaterFinishJobsRequest(queue, list(finishes))
+        outcomes: list[int] = self._call("finishJobs", request).outcomes
+        return outcomes
+
+    def finish_of(self, descriptor: str, state: int, attempts: int, **fields: object) -> Any:
+        return self._types.PinLaterJobFinishInfo(descriptor, state, attempts, **fields)
+
     def lookup(self, *descriptors: str | bytes, body: bool = False) -> dict[str, Any]:
         request = self._types.PinLaterLookupJobRequest(list(descriptors), includeBody=body)
         found: dict[str, Any] = self._call("lookupJobs", request)

@@ -43,6 +43,10 @@ from pinlaterd.model import (
     DequeueRequest,
     DequeueResult,
     EnqueueRequest,
+    FinishInfo,
+    FinishOutcome,
+    FinishRequest,
+    FinishResult,
     Job,
     JobDefaults,
     JobOptions,
@@ -115,6 +119,13 @@ REQUESTS: dict[Method, Request] = {
         ],
     ),
     Method.APPLY_CHECKPOINTS: CheckpointRequest("mail", [CheckpointInfo("mail:s1:p1:1")]),
+    Method.FINISH: FinishRequest(
+        "mail",
+        [
+            FinishInfo("mail:s1:p1:1", JobState.FAILED, 0),
+            FinishInfo("mail:s1:p1:2", JobState.PENDING, 1, 2, False, 5000, "näh"),
+        ],
+    ),
     Method.LOOKUP: LookupRequest(
         ["mail:s1:p1:1", "nonsense"], include_body=True, keys=[QueueKey("mail", "k")]
     ),
@@ -138,6 +149,7 @@ RESULTS: dict[Method, Result] = {
     ),
     Method.ACK_JOBS: AckOutcomes([True, False, True], []),
     Method.APPLY_CHECKPOINTS: CheckpointOutcomes([True, False]),
+    Method.FINISH: FinishResult([FinishOutcome.DONE, FinishOutcome.OTHER_ATTEMPTS]),
     Method.LOOKUP: {"a": RECORD, "b": KEYED},
     Method.COUNT: 17,
     Method.QUEUE_NAMES: frozenset({"mail", "push"}),

@@ -13,7 +13,13 @@ import pinlaterd
 from pinlaterd import model
 from pinlaterd.engines.base import Acks, StoredJob
 from pinlaterd.errors import ErrorCode
-from pinlaterd.model import CONTINUATION_END, CONTINUATION_START, QUEUE_DEFAULT, JobState
+from pinlaterd.model import (
+    CONTINUATION_END,
+    CONTINUATION_START,
+    QUEUE_DEFAULT,
+    FinishOutcome,
+    JobState,
+)
 from pinlaterd.rpc.interface import INTERFACE, INTERFACE_FILE, STRUCTS, DequeueMetadata, TType
 
 
@@ -22,6 +28,7 @@ def test_enums_and_constants_are_those_of_the_code():
 
     assert enums == {
         "ErrorCode": {code.name: code.value for code in ErrorCode},
+        "PinLaterFinishOutcome": {each.name: each.value for each in FinishOutcome},
         "PinLaterJobState": {state.name: state.value for state in JobState},
     }
     assert INTERFACE.PinLaterException.thrift_spec[1][2] is INTERFACE.ErrorCode

@@ -151,6 +151,7 @@ def test_an_apache_server_reads_what_we_write(apache):
         "getQueueNames": set(),
         "scanJobs": apache.types.PinLaterScanJobsResponse([]),
         "ackJobs": apache.types.PinLaterJobAckResponse([], []),
+        "finishJobs": apache.types.PinLaterFinishJobsResponse([]),
         "applyCheckpoints": apache.types.PinLaterCheckpointJobsResponse([]),
     }
     # Apache's library insists on text where PinLater's clients put bytes.

@@ -36,7 +36,7 @@ def what_chooses_the_way(request: Any) -> tuple[object, ...]:
     if isinstance(request, AckRequest):
         items: Any = request.succeeded or request.failed
     else:
-        names = ("jobs", "checkpoints", "descriptors")
+        names = ("jobs", "checkpoints", "finishes", "descriptors")
         items = next((getattr(request, name) for name in names if hasattr(request, name)), ())
     first = items[0] if items else None
     return (

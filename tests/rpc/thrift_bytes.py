@@ -19,6 +19,7 @@ PASSED_THROUGH = {
     "ackJobs",
     "checkpointJobs",
     "applyCheckpoints",
+    "finishJobs",
     "lookupJobs",
 }
 FORMATS = {BOOL: ">b", BYTE: ">b", DOUBLE: ">d", I16: ">h", I32: ">i", I64: ">q"}

@@ -26,6 +26,9 @@ from pinlaterd.engines.base import (
     ClaimOp,
     Claims,
     EnqueueOp,
+    Finish,
+    Finished,
+    FinishOp,
     KeyedEnqueueOp,
     KeyHolder,
     ReleaseOp,
@@ -53,10 +56,19 @@ from pinlaterd.engines.mysql.statements import (
     find_keys,
     put_keys,
     read_payloads,
+    select,
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import STATUS_CHARS, Table
-from pinlaterd.model import Job, JobKey, JobState, Payload, PendingKey, claim_source
+from pinlaterd.model import (
+    FinishOutcome,
+    Job,
+    JobKey,
+    JobState,
+    Payload,
+    PendingKey,
+    claim_source,
+)
 
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
@@ -67,6 +79,7 @@ def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
         enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),
         keyed=_enqueue_keyed(store, tx, batch.keyed) if batch.keyed else (),
         claims=_claim(store, tx, batch) if batch.claims else (),
+        finishes=[_finish(store, tx, op) for op in batch.finishes],
     )
 
 
@@ -486,3 +499,53 @@ def _claim_in(tx: Transaction, table: Table, wanted: dict[int, ClaimName]) -> di
         claims = claims_of(part, names, table.claim_room)
         tx.update(table, part, JobState.PENDING, JobState.IN_PROGRESS, common + claims)
     return wanted
+
+
+# --- finishes -------------------------------------------------------------------------------
+
+
+def _finish(store: Store, tx: Transaction, op: FinishOp) -> Finished:
+    tables = store.tables.of(op.queue)
+    by_priority: defaultdict[int, list[int]] = defaultdict(list)
+    for finish in op.finishes:
+        if finish.key.priority in tables:
+            by_priority[finish.key.priority].append(finish.key.local_id)
+    columns = b"local_id, state, COALESCE(attempts_remaining, 1)"
+    found = {
+        JobKey(priority, local_id): (JobState(state), attempts)
+        for priority, local_ids in by_priority.items()
+        for local_id, state, attempts in tx.read(
+            statement + b" FOR UPDATE"
+            for statement in select(tables[priority], columns, sorted(local_ids), None)
+        )
+        if state in set(JobState)
+    }
+    result = Finished([], [], [])
+    for finish in op.finishes:
+        key = finish.key
+        before, attempts = found.get(key, (None, 0))
+        outcome = finish.judge(before, attempts)
+        result.outcomes.append(outcome)
+        if outcome is not FinishOutcome.DONE or before is None:
+            continue
+        due_ms = _finish_one(tx, tables[key.priority], before, finish)
+        if before is JobState.PENDING:
+            result.left_pending.append(key)
+        if finish.state is JobState.PENDING:
+            result.requeued.append(Requeued(key.priority, PendingKey(due_ms, key.local_id)))
+    return result
+
+
+def _finish_one(tx: Transaction, table: Table, before: JobState, finish: Finish) -> int:
+    """Change a job that is in the state `before`; return when it is due if it is PENDING now."""
+    due_ms = table.run_after.floor(min(tx.now_ms + finish.retry_delay_ms, LATEST_MS))
+    each = _appended(table, [finish.append_custom_status])
+    if finish.state is JobState.PENDING:
+        common = table.to_pending(tx.now_ms)
+        each.append(Each(b"run_after = %b", [table.run_after.literal(due_ms)]))
+    else:
+        now = table.updated_at.literal(tx.now_ms)
+        common = b"state = %d, updated_at = " % finish.state + now + table.pins
+    common += b", attempts_remaining = %d" % finish.attempts_remaining
+    tx.update(table, [finish.key.local_id], before, finish.state, common, each)
+    return due_ms

@@ -1,4 +1,4 @@
--- One batch: acks, checkpoints, releases, enqueues, claims, in this order. Follows jobs.lua.
+-- One batch: acks, checkpoints, releases, enqueues, claims, finishes, in this order. Follows jobs.lua.
 --
 -- The batch is atomic. Redis runs a script alone, with nothing in between, and writes what it
 -- changed to the append-only file as one transaction, of which a restart takes all or nothing. What
@@ -56,7 +56,7 @@ for _ = 1, take_number() do
   end
 end
 local MOST_ARGUMENTS = 2000
-local acks, checkpoints, releases, enqueues, claims = {}, {}, {}, {}, {}
+local acks, checkpoints, releases, enqueues, claims, finishes = {}, {}, {}, {}, {}, {}
 local jobs -- made when something needs it
 
 -- Acks of a queue and priority, alike but in their ids, none of which is there twice: when those
@@ -387,5 +387,48 @@ if count > 0 then
   end
 end
 
+-- A finish: queue, priority, id, state, attempts remaining from then on, those that are expected or
+-- '', '1' if those of a PENDING job count, run-after if it is PENDING then, text. Result: a
+-- FinishOutcome; -1 if it was done and the job was PENDING.
+for at = 1, take_number() do
+  jobs = jobs or open_jobs()
+  local queue, priority, id, state = take(), take(), take(), take()
+  local remaining, expected, compares_pending = take_number(), take_number(), take() == '1'
+  local run_after, text = take_number(), take()
+  local job, before, since = jobs.read(queue, id), nil, nil
+  if is_lean(queue) then
+    runs_of(queue, priority).flush() -- what has been put in is found then
+  end
+  for _, each in ipairs(job and { IN_PROGRESS, PENDING, SUCCEEDED, FAILED } or {}) do
+    local ms, claim = jobs.since(queue, priority, id, each)
+    if ms then
+      before, since, job.cd = each, ms, claim or job.cd or ''
+      break
+    end
+  end
+  local is_compared = expected and (before == IN_PROGRESS or compares_pending)
+  if not before then
+    finishes[at] = 1
+  elseif before == SUCCEEDED or before == FAILED then
+    finishes[at] = 2
+  elseif is_compared and expected ~= (job.ar or 1) then
+    finishes[at] = 3
+  else
+    finishes[at] = before == PENDING and -1 or 0
+    local changes = { ar = remaining, ua = now, ra = job.ra or since, cs = job.cs }
+    if text ~= '' then
+      changes.cs = text
+    end
+    jobs.leave(queue, priority, id, before)
+    if state == PENDING then
+      changes.ra = run_after
+      jobs.enter(queue, priority, id, PENDING, run_after)
+    else
+      jobs.enter(queue, priority, id, state, now, job.cd)
+    end
+    jobs.change(queue, id, job, changes)
+  end
+end
+
 flush_runs()
-return { 'OK', acks, checkpoints, releases, enqueues, claims }
+return { 'OK', acks, checkpoints, releases, enqueues, claims, finishes }

@@ -19,13 +19,15 @@ from pinlaterd.engines.base import (
     BatchResult,
     Checkpoint,
     CheckpointResult,
+    Finish,
+    Finished,
     KeyHolder,
     Requeued,
 )
 from pinlaterd.engines.batches import KeyedPlan, first_claims, keys_of
 from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.scripts import LIMITS, RUN_JOBS, is_lean, lean_head
-from pinlaterd.model import Job, JobKey, Payload, PendingKey
+from pinlaterd.model import FinishOutcome, Job, JobKey, JobState, Payload, PendingKey
 
 # Keys that a script writes to, or that have to be sound for it to write, by apply.lua's letters.
 _ENQUEUE, _KEYED, _CLAIM, _SUCCESS, _ALL = "0b", "kv", "01bx", "12x", "0123bux"
@@ -35,6 +37,7 @@ _MOST_EXACT = 2**53  # whole numbers up to here are such in Lua
 # What jobs that are enqueued as one run have in common.
 _in_common = itemgetter(slice(1, Job._fields.index("options")))
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,15})\Z")
+_WAS_PENDING = -1  # apply.lua's word for a finish that was done, of a job that was PENDING
 _NEVER = -1  # when a job is due again that no further attempt follows
 _NUMBERS_OF_CLAIMS = 9 * 10**15  # they are less, as in runs.lua
 
@@ -160,6 +163,7 @@ class Application:
             *self._enqueues(),
             *self._new_keys(),
             *_arguments(self._claims),
+            *self._finishes(),
         ]
         keys: list[Argument] = [len(self._keys)]
         for (queue, priority), all_kinds in self._keys.items():
@@ -208,7 +212,7 @@ class Application:
         self._keys[place].add(_ALL if failed or status else _SUCCESS)
         retry_ms: int | str = ""
         if delay_ms is not None:
-            retry_ms = min(self._now_ms + delay_ms, LIMITS.run_after_ms)
+            retry_ms = self._due_again(delay_ms)
         if delay_ms == _NEVER:
             retry_ms = _NEVER
         return _Head(*place, retry_ms, status[:_TEXT_CHARS], named)
@@ -245,6 +249,26 @@ class Application:
             queue, priority, local_id = jobs[at]
             self._keys[queue, priority].add(_ALL)
             arguments += (queue, priority, local_id, claims[at])
+        return arguments
+
+    def _due_again(self, delay_ms: int) -> int:
+        return min(self._now_ms + delay_ms, LIMITS.run_after_ms)
+
+    def _finishes(self) -> list[Argument]:
+        finishes = [
+            (self._stored[op.queue], each) for op in self._batch.finishes for each in op.finishes
+        ]
+        arguments: list[Argument] = [len(finishes)]
+        for queue, finish in finishes:
+            self._keys[queue, finish.key.priority].add(_ALL)
+            expected = finish.expected_attempts
+            arguments += (
+                *(queue, *finish.key, int(finish.state), finish.attempts_remaining),
+                "" if expected is None else expected,
+                "1" if finish.compares_pending else "0",
+                self._due_again(finish.retry_delay_ms),
+                finish.append_custom_status[:_TEXT_CHARS],
+            )
         return arguments
 
     def _jobs_by_queue(self) -> Mapping[str, Sequence[Job]]:
@@ -321,7 +345,8 @@ class Application:
     # --- results -----------------------------------------------------------------------------
 
     def result(self, answer: Sequence[Sequence[Any]]) -> BatchResult:
-        acks, checkpoints, releases, first_ids, claims = answer
+        acks, checkpoints, releases, first_ids, claims, finishes = answer
+        finished = iter(finishes)
         applied = _as_given(self._checkpointed, checkpoints)
         run_after_ms = iter(_as_given(self._released, releases))
         return BatchResult(
@@ -338,6 +363,7 @@ class Application:
             enqueues=self._given_ids(first_ids) if self._batch.enqueues else (),
             keyed=self._holders(first_ids),
             claims=self._claimed(claims) if any(claims) else self._payloads,
+            finishes=[self._finished(op.finishes, finished) for op in self._batch.finishes],
         )
 
     def _checkpoint_results(self, applied: Iterator[Any]) -> list[CheckpointResult]:
@@ -413,6 +439,19 @@ class Application:
             end = first.get(stored, 0) + len(self._jobs.get(stored, ()))
             local_ids[queue] = range(end - len(jobs), end)
         return self._plan.holders(local_ids)
+
+    def _finished(self, finishes: Sequence[Finish], answers: Iterator[int]) -> Finished:
+        result = Finished([], [], [])
+        for finish in finishes:
+            answer = next(answers)
+            outcome = FinishOutcome(max(answer, FinishOutcome.DONE))
+            result.outcomes.append(outcome)
+            if answer == _WAS_PENDING:
+                result.left_pending.append(finish.key)
+            if outcome is FinishOutcome.DONE and finish.state is JobState.PENDING:
+                due_ms = self._due_again(finish.retry_delay_ms)
+                result.requeued.append(_requeued(finish.key, due_ms))
+        return result
 
     def _claimed(self, answer: Sequence[Sequence[int]]) -> list[list[Payload | None]]:
         payloads = [list(of_op) for of_op in self._payloads]

@@ -58,7 +58,8 @@ class RedisEngine(Store, StorageEngine):
     limits = LIMITS
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
-        for ops in (batch.acks, batch.checkpoints, batch.releases, batch.enqueues, batch.claims):
+        updates = (batch.acks, batch.checkpoints, batch.releases, batch.finishes)
+        for ops in (*updates, batch.enqueues, batch.claims):
             for op in ops:
                 self.known(op.queue)
         payloads = fitting_payloads(batch.claims, batch.claim_room, self.payloads)

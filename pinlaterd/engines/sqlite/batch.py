@@ -27,6 +27,8 @@ from pinlaterd.engines.base import (
     ClaimOp,
     Claims,
     EnqueueOp,
+    Finished,
+    FinishOp,
     KeyedEnqueueOp,
     KeyHolder,
     ReleaseOp,
@@ -56,9 +58,11 @@ from pinlaterd.engines.sqlite.runs import (
 )
 from pinlaterd.engines.sqlite.store import Transaction
 from pinlaterd.model import (
+    FinishOutcome,
     Job,
     JobKey,
     JobOptions,
+    JobState,
     Payload,
     PendingKey,
     claim_source,
@@ -77,6 +81,7 @@ def apply_batch(tx: Transaction, batch: Batch) -> BatchResult:
         enqueues=_enqueue(tx, batch.enqueues) if batch.enqueues else (),
         keyed=_enqueue_keyed(tx, batch.keyed) if batch.keyed else (),
         claims=_claim(tx, batch) if batch.claims else (),
+        finishes=[_finish(tx, op) for op in batch.finishes],
     )
 
 
@@ -476,6 +481,49 @@ def _claim_runs(place: tuple[int, int, int, int], claims: Sequence[Claims]) -> l
             for number, local_id in enumerate(ids, first_claim)
         ]
     return list(merged(sorted(runs))) if len(runs) > 1 else runs
+
+
+# --- finishes -------------------------------------------------------------------------------
+
+
+def _finish(tx: Transaction, op: FinishOp) -> Finished:
+    queue_id = tx.store.queue_id(op.queue)
+    wanted = spans([finish.key.local_id for finish in op.finishes])
+    runs = {state: holding(tx.db, queue_id, state, wanted) for state in JobState}
+    inside = [part for held in runs.values() for part in split(held, wanted)[0]]
+    jobs = held_claims(tx, inside)
+    result = Finished([], [], [])
+    moved: dict[JobState, list[tuple[Run, Run]]] = {state: [] for state in JobState}
+    rows = []
+    for finish in op.finishes:
+        job = jobs.get(finish.key)
+        before = None if job is None else JobState(job.run.state)
+        outcome = finish.judge(before, job.attempts_remaining if job is not None else 0)
+        result.outcomes.append(outcome)
+        if outcome is not FinishOutcome.DONE or job is None or before is None:
+            continue
+        run_after_ms = job.run_after_ms
+        after = job.run._replace(state=int(finish.state), at_ms=tx.now_ms)
+        if finish.state is JobState.PENDING:
+            run_after_ms = min(tx.now_ms + finish.retry_delay_ms, LIMITS.run_after_ms)
+            after = job.run.pending(run_after_ms)
+            result.requeued.append(_requeued(job.run, run_after_ms))
+        if before is JobState.PENDING:
+            result.left_pending.append(finish.key)
+        status = _cut_status(job.custom_status + finish.append_custom_status)
+        values = (finish.attempts_remaining, run_after_ms, tx.now_ms, status)
+        rows.append((*values, finish.key.local_id))
+        moved[before].append((job.run, after))
+    tx.db.executemany(
+        "UPDATE jobs SET attempts_remaining = ?, run_after = ?, updated_at = ?, custom_status = ?"
+        " WHERE local_id = ?",
+        rows,
+    )
+    for state, pairs in moved.items():
+        if pairs:
+            taken, left = zip(*sorted(pairs), strict=True)
+            tx.move(runs[state], taken, left)
+    return result
 
 
 _ATTEMPTS_END = 1 << 31

@@ -24,6 +24,9 @@ from pinlaterd.engines.base import (
     ClaimOp,
     Claims,
     EnqueueOp,
+    Finish,
+    Finished,
+    FinishOp,
     KeyedEnqueueOp,
     KeyHolder,
     Release,
@@ -233,6 +236,11 @@ class EngineHarness:
         batch = Batch(releases=[ReleaseOp(queue, releases)])
         [requeued] = self.engine.apply(batch, self.now_ms).releases
         return requeued
+
+    def finish(self, *finishes: Finish, queue: str = QUEUE) -> Finished:
+        batch = Batch(finishes=[FinishOp(queue, finishes)])
+        [finished] = self.engine.apply(batch, self.now_ms).finishes
+        return finished
 
     # --- what became of it -------------------------------------------------------------------
 
