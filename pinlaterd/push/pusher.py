@@ -125,6 +125,8 @@ class Pusher(Executor):
         except (PinLaterError, ConnectionFailed) as error:
             log.warning("job %s: %s; it is released", job.descriptor, error)
             return RELEASED  # nothing was sent
+        if self._stopping.is_set():
+            return RELEASED  # it may be released already, and handed out to others
         try:
             answer = await self._downstreams.post(request.url, request.body, target.headers)
             for seconds in _AGAIN_SECONDS:
