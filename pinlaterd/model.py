@@ -378,6 +378,7 @@ class ScanRequest(NamedTuple):
     continuation: str = CONTINUATION_START
     limit: int = 100
     body_regex: str | None = None
+    newest_end_first: bool = False
 
 
 class ScanResult(NamedTuple):
@@ -478,7 +479,8 @@ Result = (
 
 
 class ScanKey(NamedTuple):
-    """The order of a scan: most recent run-after first, then shard, priority, local id."""
+    """The order of a scan: most recent run-after first, or most recent end, then shard, priority,
+    local id."""
 
     run_after_ms: int
     shard: str

@@ -483,6 +483,9 @@ struct PinLaterScanJobsRequest {
   6: optional i32 limit = 100
   /** RE2 syntax, searched anywhere in the body. */
   7: optional string bodyRegexToMatch
+  /** SUCCEEDED and FAILED jobs only: in the order of their ends, the most recent first, whatever
+      their run-after. */
+  100: optional bool newestEndFirst = 0
 }
 
 struct PinLaterScanJobsResponse {

@@ -307,15 +307,25 @@ def scan(
     future: bool = False,
     body_regex: str | None = None,
     page_size: int = 100,
+    newest_end_first: bool = False,
 ) -> PreparedCall[ScanResult]:
-    """Yield all jobs in a state, the latest run-after first, fetched page by page.
+    """Yield all jobs in a state, the latest run-after first, fetched page by page; with
+    `newest_end_first` those that have ended, the most recent end first.
 
         for job in client.scan("mail", JobState.FAILED):
             print(job.descriptor, job.custom_status)
 
     An AsyncClient's is for `async for`.
     """
-    request = ScanRequest(queue, state, priority, future, limit=page_size, body_regex=body_regex)
+    request = ScanRequest(
+        queue,
+        state,
+        priority,
+        future,
+        limit=page_size,
+        body_regex=body_regex,
+        newest_end_first=newest_end_first,
+    )
     return PreparedCall(Method.SCAN, request, lambda page: page, repeatable=True)
 
 

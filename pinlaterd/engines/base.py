@@ -342,8 +342,9 @@ class StoredJob(NamedTuple):
 
 
 class ScanAfter(NamedTuple):
-    """Where a scan goes on, within one queue and state: run-after downwards, then upwards by
-    priority and local id. A scan yields what comes strictly after this."""
+    """Where a scan goes on, within one queue and state: run-after, or the time of the end,
+    downwards, then upwards by priority and local id. A scan yields what comes strictly after
+    this."""
 
     run_after_ms: int
     priority: int
@@ -362,10 +363,19 @@ class Search(NamedTuple):
     after: ScanAfter | None = None
     body_regex: str | None = None  # RE2, found anywhere in the body; it was compiled before
     deadline: float = math.inf  # monotonic seconds
+    newest_end_first: bool = False  # of jobs that have ended: by that time instead of run-after
+
+    def time_of(self, job: StoredJob) -> int:
+        """Return the time of a job by which a scan is ordered."""
+        return job.updated_at_ms if self.newest_end_first else job.run_after_ms
+
+    def order_of(self, job: StoredJob) -> tuple[int, int, int]:
+        """Return what a scan is sorted by, as `ScanAfter` says."""
+        return (-self.time_of(job), job.key.priority, job.key.local_id)
 
     @property
-    def run_after_ms(self) -> tuple[int, int]:
-        """From and to, ends included."""
+    def times_ms(self) -> tuple[int, int]:
+        """Return from which to which time jobs are searched, ends included."""
         first = self.now_ms + 1 if self.future else EARLIEST_MS
         last = self.now_ms if self.future is False else LATEST_MS
         return first, last if self.after is None else min(last, self.after.run_after_ms)

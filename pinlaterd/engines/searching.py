@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import re2
 
 from pinlaterd.clock import Clock
-from pinlaterd.engines.base import ScanAfter, Search, Searcher, StoredJob
+from pinlaterd.engines.base import Search, Searcher, StoredJob
 from pinlaterd.errors import InvalidRequest, QueueNotFound
 from pinlaterd.model import JobKey
 
@@ -73,11 +73,6 @@ def compile_body_regex(pattern: str) -> BodyRegex:
     return BodyRegex(compiled.search, compiled.programsize)
 
 
-def scan_order(job: StoredJob) -> tuple[int, int, int]:
-    """By which a scan is sorted: see `ScanAfter`."""
-    return (-job.run_after_ms, job.key.priority, job.key.local_id)
-
-
 def too_late() -> TimeoutError:
     """Make the error with which a search ends at its deadline."""
     return TimeoutError("the search took longer than its deadline allows")
@@ -132,14 +127,14 @@ class WalkingSearcher(Searcher):
 
         def merged() -> Sequence[StoredJob]:
             walks = [
-                _behind(search.after, self._walk(search, priority))
+                _behind(search, self._walk(search, priority))
                 for priority in sorted(set(search.priorities))
             ]
             if not self._walks_in_order(search):  # the first is known when all have ended
                 jobs = (job for walk in walks for job in walk)
-                self.found += heapq.nsmallest(search.limit, jobs, key=scan_order)
+                self.found += heapq.nsmallest(search.limit, jobs, key=search.order_of)
                 return self.found
-            for job in islice(heapq.merge(*walks, key=scan_order), search.limit):
+            for job in islice(heapq.merge(*walks, key=search.order_of), search.limit):
                 self.found.append(job)
             return self.found
 
@@ -177,9 +172,9 @@ class WalkingSearcher(Searcher):
 
     def _matching(self, search: Search, jobs: Iterable[StoredJob]) -> Iterator[StoredJob]:
         """Yield those of `jobs` that `search` looks for, without bodies."""
-        (from_ms, to_ms), matches = search.run_after_ms, self._matches
+        (from_ms, to_ms), matches = search.times_ms, self._matches
         for job in jobs:
-            if not from_ms <= job.run_after_ms <= to_ms:
+            if not from_ms <= search.time_of(job) <= to_ms:
                 continue
             if matches is None:
                 yield job
@@ -192,9 +187,10 @@ class WalkingSearcher(Searcher):
                 yield job._replace(body=None)
 
 
-def _behind(after: ScanAfter | None, jobs: Iterable[StoredJob]) -> Iterator[StoredJob]:
+def _behind(search: Search, jobs: Iterable[StoredJob]) -> Iterator[StoredJob]:
+    after = search.after
     if after is None:
         yield from jobs
         return
     place = (-after.run_after_ms, after.priority, after.local_id)
-    yield from (job for job in jobs if scan_order(job) > place)
+    yield from (job for job in jobs if search.order_of(job) > place)

@@ -16,6 +16,7 @@ import logging
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -329,7 +330,8 @@ class FanOut:
             raise ContinuationInvalid(request.continuation)
         limit = min(request.limit, self._shared.settings.scan_limit)
         results = await query.ask(zip(self._every(), repeat(request._replace(limit=limit))))
-        return await begin_aside(merge_scans, cast("list[ScanResult]", results), limit)
+        merge = partial(merge_scans, by_end=request.newest_end_first)
+        return await begin_aside(merge, cast("list[ScanResult]", results), limit)
 
     async def _retry_failed(self, query: Query, request: RetryFailedRequest) -> int:
         """The oldest over all shards, a bounded number at a time."""
@@ -557,17 +559,18 @@ def share_of_oldest(candidates: Mapping[S, Sequence[int]], limit: int) -> dict[S
     return shares
 
 
-def _scan_key(job: JobRecord) -> ScanKey:
+def _scan_key(job: JobRecord, *, by_end: bool) -> ScanKey:
     parsed = JobDescriptor.parse(job.descriptor)
     assert parsed is not None, job.descriptor
-    return ScanKey(job.run_after_ms, parsed.shard, parsed.priority, parsed.local_id)
+    time_ms = job.updated_at_ms if by_end else job.run_after_ms
+    return ScanKey(time_ms, parsed.shard, parsed.priority, parsed.local_id)
 
 
-def merge_scans(results: Sequence[ScanResult], limit: int) -> ScanResult:
+def merge_scans(results: Sequence[ScanResult], limit: int, *, by_end: bool = False) -> ScanResult:
     """The first `limit` of what the shards found, and where to go on. A shard that has not finished
     knows nothing of what comes behind its continuation: there the merged answer ends."""
     keyed = sorted(
-        ((_scan_key(job), job) for result in results for job in result.jobs),
+        ((_scan_key(job, by_end=by_end), job) for result in results for job in result.jobs),
         key=lambda pair: pair[0].sort_key(),
     )
     ends = [key for result in results if (key := ScanKey.parse_token(result.continuation))]

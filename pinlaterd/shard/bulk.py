@@ -249,13 +249,15 @@ class BulkCalls:
         limit = min(request.limit, self._state.config.server.scan_limit)
         search = self._jobs_of(request, limit + 1, until)  # one more tells whether there is more
         search = search._replace(after=self._after(after))
+        if request.newest_end_first:
+            search = search._replace(future=None, newest_end_first=True)
         part: ScanPart = yield from _search(SearchCall("scan", search, source))
         jobs = part.jobs[:limit]
         continuation = CONTINUATION_END
         if part.more or len(part.jobs) > limit:
             place = after or SCAN_START
             if jobs:
-                place = ScanKey(jobs[-1].run_after_ms, self._state.name, *jobs[-1].key)
+                place = ScanKey(search.time_of(jobs[-1]), self._state.name, *jobs[-1].key)
             continuation = place.token()
         return ScanResult([self._record(request.queue, job) for job in jobs], continuation)
 

@@ -27,7 +27,6 @@ from contextlib import contextmanager
 from itertools import accumulate
 
 from pinlaterd.engines.base import ScanAfter, Search, Searcher, SearcherFactory, StoredJob
-from pinlaterd.engines.searching import scan_order
 from pinlaterd.errors import InvalidRequest, PinLaterError, StorageError
 from pinlaterd.lifecycle import begin_process, run_in_background
 from pinlaterd.model import SCAN_START
@@ -180,7 +179,7 @@ class _Search:
     def _part(self, *, paused: bool) -> ScanPart:
         assert self._searcher is not None
         found = self._searcher.found
-        jobs = [job for job in found if scan_order(job) > _place_of(self._after)]
+        jobs = [job for job in found if self.call.search.order_of(job) > _place_of(self._after)]
         whole = len(jobs)
         jobs = _within_answer(jobs)
         # What has reached the limit it began with may have left out some that this call asks for.
@@ -192,7 +191,7 @@ class _Search:
         asked, mine = call.search, self.call.search
         assert self._searcher is not None
         found = self._searcher.found
-        last = scan_order(found[-1]) if found else _place_of(mine.after)
+        last = mine.order_of(found[-1]) if found else _place_of(mine.after)
         return (
             asked.after is not None
             and call.source == self.call.source

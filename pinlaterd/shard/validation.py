@@ -175,6 +175,8 @@ class Rules:
         self._priority(request.priority)
         _check_least("limit", request.limit, 1)
         _check_regex(request.body_regex)
+        if request.newest_end_first and request.state not in (JobState.SUCCEEDED, JobState.FAILED):
+            raise InvalidRequest("newestEndFirst is for jobs that have ended, SUCCEEDED or FAILED")
         if request.continuation == CONTINUATION_START:
             return None
         key = ScanKey.parse_token(request.continuation)

@@ -156,6 +156,7 @@ struct PinLaterScanJobsRequest {
   5: optional string continuation = CONTINUATION_START
   6: optional i32 limit = 100
   7: optional string bodyRegexToMatch
+  100: optional bool newestEndFirst = 0
 }
 
 struct PinLaterScanJobsResponse {

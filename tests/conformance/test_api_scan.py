@@ -210,3 +210,29 @@ def test_bad_continuation(client: Client, queue, continuation):
 def test_mistakes(client: Client, queue, fields, error):
     with pytest.raises(Refused, match=f"^{error}"):
         client.scan(queue, **fields)
+
+
+# --- by the time of the end ------------------------------------------------------------------
+
+
+def test_jobs_that_have_ended_are_scanned_by_their_ends_over_all_shards(client: Client, queue):
+    by_shard = client.enqueue_on_every_shard(queue, lambda n: client.job(b"%d" % n), each=3)
+    ended = flat(by_shard)[::-1]
+    for descriptor in ended:
+        client.finish(queue, client.finish_of(descriptor, SUCCEEDED, 1))
+
+    found = [
+        info
+        for page in pages(client, queue, 2, state=SUCCEEDED, newestEndFirst=True)
+        for info in page
+    ]
+
+    assert set(descriptors_of(found)) == set(ended)
+    times = [info.updatedAtTimestampMillis for info in found]
+    assert times == sorted(times, reverse=True)
+
+
+@one_engine
+def test_jobs_that_have_not_ended_have_no_such_order(client: Client, queue):
+    with pytest.raises(Refused, match="newestEndFirst is for jobs that have ended"):
+        client.scan(queue, PENDING, newestEndFirst=True)

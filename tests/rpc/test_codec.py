@@ -131,7 +131,7 @@ REQUESTS: dict[Method, Request] = {
     ),
     Method.COUNT: CountRequest("mail", JobState.FAILED, 2, future=True, body_regex="a.b"),
     Method.QUEUE_NAMES: QueueNamesRequest(),
-    Method.SCAN: ScanRequest("mail", JobState.PENDING, 1, True, "token", 7, "x"),
+    Method.SCAN: ScanRequest("mail", JobState.PENDING, 1, True, "token", 7, "x", True),
     Method.RETRY_FAILED: RetryFailedRequest("mail", 2, 3, 4, 5),
     Method.DELETE_JOBS: DeleteJobsRequest("mail", JobState.SUCCEEDED, 2, "x", 9),
 }

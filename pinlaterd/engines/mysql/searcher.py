@@ -1,10 +1,10 @@
 """MysqlSearcher: reads of unbounded cost, on a read-only connection in another process.
 
-A search walks a state's jobs in the order of a scan (run-after downwards, then local id upwards),
-in pages of keys, which an index holds; the server sorts them where it holds them in another order
-(jobs.sql). No lock and no old version of a row is kept for long, and between statements jobs may
-come and go. What is in memory is one page of keys, and what is returned. The server ends a
-statement at the search's deadline, and so do we.
+A search walks a state's jobs in the order of a scan (run-after, or the time of the end, downwards,
+then local id upwards), in pages of keys, which an index holds; the server sorts them where it holds
+them in another order (jobs.sql). No lock and no old version of a row is kept for long, and between
+statements jobs may come and go. What is in memory is one page of keys, and what is returned. The
+server ends a statement at the search's deadline, and so do we.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pinlaterd.engines.mysql.connection import (
     storage_error,
 )
 from pinlaterd.engines.mysql.statements import in_ms, select, stored_job, whole_job
-from pinlaterd.engines.mysql.tables import Table, database_prefix, tables_of
-from pinlaterd.engines.searching import WalkingSearcher, scan_order, too_late
+from pinlaterd.engines.mysql.tables import Order, Table, TimeColumn, database_prefix, tables_of
+from pinlaterd.engines.searching import WalkingSearcher, too_late
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobState, PendingKey
 
@@ -105,8 +105,8 @@ class MysqlSearcher(WalkingSearcher):
         if priority not in self._tables:
             return 0
         table = self._tables[priority]
-        at = _run_after(table, search)
-        last = b"%b <= %b" % (at, table.run_after.bound(search.run_after_ms[1]))
+        at, bound = _order(table, search).column, _times(table, search).bound
+        last = b"%b <= %b" % (at, bound(search.times_ms[1]))
         jobs = self._found(search, table, b"1", b"%b AND %b" % (_from(search, table), last))
         [[count]] = self._connection().rows(
             self._timed(
@@ -118,7 +118,7 @@ class MysqlSearcher(WalkingSearcher):
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
         """In the order of a scan."""
         table = self._tables.get(priority)
-        last_ms = search.run_after_ms[1]
+        last_ms = search.times_ms[1]
         place: PendingKey | None = PendingKey(last_ms, 0)
         if search.after is not None and search.after.run_after_ms <= last_ms:
             place = _behind(search.after, priority)
@@ -127,7 +127,7 @@ class MysqlSearcher(WalkingSearcher):
         while place is not None and table is not None:
             self._next_slice(search)
             keys, place = self._page(search, table, place, most)
-            if search.state is not JobState.PENDING:
+            if search.state is not JobState.PENDING and not search.newest_end_first:
                 most = min(2 * most, _MOST_KEYS)
             if search.state is JobState.IN_PROGRESS:
                 # The only state in which a job's run-after may change while the walk goes on.
@@ -147,7 +147,8 @@ class MysqlSearcher(WalkingSearcher):
         The index runs both columns the same way, so jobs of the run-after at `place` are read
         apart, upwards; of those read downwards the last run-after may be cut short, and is left to
         the next page."""
-        at, bound = _run_after(table, search), table.run_after.bound(place.run_after_ms)
+        at, times = _order(table, search).column, _times(table, search)
+        bound = times.bound(place.run_after_ms)
 
         def keys(where: bytes, order: bytes, limit: int) -> list[PendingKey]:
             found = self._found(search, table, in_ms(at) + b", local_id", where)
@@ -173,7 +174,7 @@ class MysqlSearcher(WalkingSearcher):
         return b"SELECT %b FROM %b%b WHERE state = %d AND %b" % (
             columns,
             table.name,
-            table.ready.forced,
+            _order(table, search).forced,
             search.state,
             where,
         )
@@ -182,25 +183,32 @@ class MysqlSearcher(WalkingSearcher):
         self, search: Search, table: Table, columns: bytes, keys: Sequence[PendingKey]
     ) -> list[StoredJob]:
         """The jobs that are where the walk has found them."""
-        run_afters = {local_id: run_after_ms for run_after_ms, local_id in keys}
+        times = {local_id: time_ms for time_ms, local_id in keys}
         jobs = [
             stored_job(table.priority, row)
-            for statement in select(table, columns, list(run_afters), search.state)
+            for statement in select(table, columns, list(times), search.state)
             for row in self._connection().rows(self._timed(search, statement))
         ]
-        found = [job for job in jobs if job.run_after_ms == run_afters[job.key.local_id]]
-        return sorted(found, key=scan_order)
+        found = [job for job in jobs if search.time_of(job) == times[job.key.local_id]]
+        return sorted(found, key=search.order_of)
 
 
-def _run_after(table: Table, search: Search) -> bytes:
-    """The column that holds it, for jobs of that state: if it can be, the first of the index."""
-    return table.ready.column if search.state is JobState.PENDING else b"run_after"
+def _order(table: Table, search: Search) -> Order:
+    """Return the order in which jobs of the search's state are walked."""
+    if search.newest_end_first:
+        return table.aged
+    return table.ready if search.state is JobState.PENDING else Order(b"run_after", b"")
+
+
+def _times(table: Table, search: Search) -> TimeColumn:
+    return table.updated_at if search.newest_end_first else table.run_after
 
 
 def _from(search: Search, table: Table) -> bytes:
-    """The condition for the earliest run-after of a search, which the column may not hold."""
-    first_ms = search.run_after_ms[0] + table.run_after.step_ms - 1
-    return _run_after(table, search) + b" >= " + table.run_after.bound(first_ms)
+    """Write the condition for the earliest time of a search, which the column may not hold."""
+    times = _times(table, search)
+    first_ms = search.times_ms[0] + times.step_ms - 1
+    return _order(table, search).column + b" >= " + times.bound(first_ms)
 
 
 def _behind(after: ScanAfter, priority: int) -> PendingKey:

@@ -120,6 +120,18 @@ function scripts.page()
   return { 'OK', found }
 end
 
+-- The first jobs of runs. Arguments: queue, priority, the last job of each run. Returns OK, then of
+-- each the first one's id; false if there is no such run.
+function scripts.run_starts()
+  local queue, priority = take(), take()
+  local runs, found = runs_of(queue, priority), { 'OK' }
+  for at, id in ipairs(take_all(#ARGV - taken)) do
+    local run = runs.holding(tonumber(id))
+    found[at + 1] = run and run.last == tonumber(id) and string.format('%d', run.first) or false
+  end
+  return found
+end
+
 -- Some jobs are read at a time: so what is in memory are a few bodies more than fit, or one more
 -- if they are large.
 local READ_AT_ONCE, LARGE_BYTES = 16, 65536

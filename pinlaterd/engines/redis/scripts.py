@@ -53,8 +53,9 @@ RESCORE, FORGET, RETRY_FAILED, DELETE_FIRST, DELETE_KEYS, RELEASE_EXPIRED = _scr
     *("slices", "rescore", "forget", "retry_failed", "delete_first", "delete_found"),
     "release_expired",
 )
-PENDING, PAGE, PAYLOADS, LOOKUP, FIND_KEYS, DEPTHS = _scripts(
-    "reads", "pending", "page", "payloads", "lookup", "find_keys", "depths", writes=False
+PENDING, PAGE, RUN_STARTS, PAYLOADS, LOOKUP, FIND_KEYS, DEPTHS = _scripts(
+    *("reads", "pending", "page", "run_starts", "payloads", "lookup", "find_keys", "depths"),
+    writes=False,
 )
 
 

@@ -5,8 +5,9 @@ jobs may come and go. What is kept in memory is one page without bodies, a few b
 scan the jobs it returns; beside that, the ids of a walk over IN_PROGRESS jobs, and of PENDING ones
 that share one millisecond.
 
-PENDING jobs are walked in the order of a scan, which stops when it has enough. The others are
-walked by age, all of them, and a scan keeps the best. Evicted jobs are passed over.
+PENDING jobs are walked in the order of a scan, which stops when it has enough, and those that have
+ended in the order of their ends. Otherwise they are walked by age, all of them, and a scan keeps
+the best. Evicted jobs are passed over.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from pinlaterd.engines.redis.scripts import (
 )
 from pinlaterd.engines.redis.servers import evicts
 from pinlaterd.engines.redis.store import ShardKeys
-from pinlaterd.engines.searching import WalkingSearcher, scan_order
+from pinlaterd.engines.searching import WalkingSearcher
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobKey, JobState
 
 _PAGE_JOBS = 1000
+_PAGE_RUNS = 50  # of up to as many jobs each
 _BODIES_AT_ONCE = 16
 _ANSWER_SECONDS = 5.0
 
@@ -65,7 +67,7 @@ class RedisSearcher(WalkingSearcher):
         raise QueueNotFound(search.queue)
 
     def _walks_in_order(self, search: Search) -> bool:
-        return search.state is JobState.PENDING
+        return search.state is JobState.PENDING or search.newest_end_first
 
     def _quick_count(self, search: Search, priority: int) -> int | None:
         if search.state is not JobState.PENDING or evicts(self._connection):
@@ -78,28 +80,30 @@ class RedisSearcher(WalkingSearcher):
         return jobs
 
     def _bounds(self, search: Search) -> tuple[str, str]:
-        first, last = search.run_after_ms
+        first, last = search.times_ms
         return first_score(self._queue, first), score_behind(self._queue, last)
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
         """Yield the wanted jobs of one priority, without bodies; PENDING ones in a scan's order."""
-        pending = search.state is JobState.PENDING
-        for local_ids in (self._pending_pages if pending else self._pages)(search, priority):
-            yield from sorted(self._read(search, priority, local_ids), key=scan_order)
+        pages = self._latest_pages if self._walks_in_order(search) else self._pages
+        for local_ids in pages(search, priority):
+            yield from sorted(self._read(search, priority, local_ids), key=search.order_of)
 
-    def _pending_pages(self, search: Search, priority: int) -> Iterator[list[int]]:
+    def _latest_pages(self, search: Search, priority: int) -> Iterator[list[int]]:
         """Ids, of whole milliseconds, the latest first. The set runs the other way within
         one, so that a millisecond that is cut short by the page is left to the next page, and one
         that is larger than a page is read apart."""
         low, high = self._bounds(search)
+        is_in_runs = search.newest_end_first and self._queue.startswith(LEAN_MARK)
+        most = _PAGE_RUNS if is_in_runs else _PAGE_JOBS
         key = self._shard.set_key(self._queue, priority, search.state)
         while True:
             self._next_slice(search)
             rows = self._connection.read(
-                *("ZREVRANGEBYSCORE", key, high, low, "WITHSCORES", "LIMIT", 0, _PAGE_JOBS)
+                *("ZREVRANGEBYSCORE", key, high, low, "WITHSCORES", "LIMIT", 0, most)
             )
             times = [to_ms(self._queue, score) for score in rows[1::2]]
-            cut_ms = times[-1] if len(times) == _PAGE_JOBS else None
+            cut_ms = times[-1] if len(times) == most else None
             if cut_ms is not None and times[0] == cut_ms:
                 same_time = sorted(self._ids_at(search, priority, cut_ms))
                 for begin in range(0, len(same_time), _PAGE_JOBS):
@@ -107,10 +111,17 @@ class RedisSearcher(WalkingSearcher):
                 high = score_behind(self._queue, cut_ms - 1)
                 continue
             whole = [ms != cut_ms for ms in times]
-            yield [number for number in map(local_id, compress(rows[::2], whole)) if number]
+            ids = [number for number in map(local_id, compress(rows[::2], whole)) if number]
+            yield self._in_runs(priority, ids) if is_in_runs else ids
             if cut_ms is None:
                 return
             high = score_behind(self._queue, cut_ms)
+
+    def _in_runs(self, priority: int, last_ids: Sequence[int]) -> list[int]:
+        """Return the ids of the jobs of runs that end with `last_ids`."""
+        first_ids = self._run(scripts.RUN_STARTS, priority, *last_ids)
+        pairs = zip(first_ids, last_ids, strict=True)
+        return [number for first, last in pairs if first for number in range(int(first), last + 1)]
 
     def _ids_at(self, search: Search, priority: int, ms: int) -> Iterator[int]:
         begin = first_score(self._queue, ms)

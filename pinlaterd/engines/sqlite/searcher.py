@@ -6,9 +6,9 @@ those of a slice are compared with what their run said of them. What is kept in 
 one slice without bodies and, for a scan, the jobs it returns.
 
 PENDING jobs are walked in the order of a scan (run-after downwards, then local id upwards), which
-stops when it has enough. The others are walked by the time that counts in their state, all of them,
-and a scan keeps the best. A checkpoint moves a job to the end of those IN_PROGRESS, so the ids of
-that walk are kept, too.
+stops when it has enough; so are those that have ended, in the order of their ends. Otherwise they
+are walked by the time that counts in their state, all of them, and a scan keeps the best. A
+checkpoint moves a job to the end of those IN_PROGRESS, so the ids of that walk are kept, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS, Search, StoredJob, no_pause
-from pinlaterd.engines.searching import WalkingSearcher, scan_order, too_late
+from pinlaterd.engines.searching import WalkingSearcher, too_late
 from pinlaterd.engines.sqlite.file import (
     FAULTS,
     connect_reader,
@@ -146,7 +146,7 @@ class SqliteSearcher(WalkingSearcher):
         self._with_options = has_options(self._db)
 
     def _walks_in_order(self, search: Search) -> bool:
-        return search.state is JobState.PENDING
+        return search.state is JobState.PENDING or search.newest_end_first
 
     def _quick_count(self, search: Search, priority: int) -> int | None:
         if search.state is not JobState.PENDING:
@@ -154,13 +154,14 @@ class SqliteSearcher(WalkingSearcher):
         [jobs] = self._db.execute(
             "SELECT coalesce(sum(jobs), 0) FROM (SELECT last_id - first_id + 1 AS jobs FROM runs"
             " WHERE queue = ? AND state = 0 AND priority = ? AND at BETWEEN ? AND ? LIMIT ?)",
-            (self._queue_id, priority, *search.run_after_ms, search.limit),
+            (self._queue_id, priority, *search.times_ms, search.limit),
         ).fetchone()
         return int(jobs)
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
-        pending, running = search.state is JobState.PENDING, search.state is JobState.IN_PROGRESS
-        runs = (self._pending if pending else self._by_end)(search, priority)
+        running = search.state is JobState.IN_PROGRESS
+        walk = self._latest_first if self._walks_in_order(search) else self._by_end
+        runs = walk(search, priority)
         with_body, met = self._matches is not None, set[int]()
         keys = ((run[0], local_id) for run in runs for local_id in range(run[1], run[2] + 1))
         while True:
@@ -184,15 +185,15 @@ class SqliteSearcher(WalkingSearcher):
             ]
             if running:
                 met.update(job.key.local_id for job in jobs)
-            yield from sorted(self._matching(search, jobs), key=scan_order)
+            yield from sorted(self._matching(search, jobs), key=search.order_of)
 
     # --- runs: `at`, and ids from and to ---------------------------------------------------------
 
-    def _pending(self, search: Search, priority: int) -> Iterator[_Run]:
-        """The index runs upwards by local id; of the runs read downwards by run-after those of the
+    def _latest_first(self, search: Search, priority: int) -> Iterator[_Run]:
+        """The index runs upwards by local id; of the runs read downwards by time those of the
         last one may be cut short."""
-        which = (self._queue_id, int(JobState.PENDING), priority)
-        from_ms, to_ms = search.run_after_ms
+        which = (self._queue_id, int(search.state), priority)
+        from_ms, to_ms = search.times_ms
         while from_ms <= to_ms:
             rows = self._db.execute(
                 "SELECT at, first_id, last_id FROM runs WHERE queue = ? AND state = ?"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.engines.base import ScanAfter, Search, Searcher, StoredJob
+from pinlaterd.engines.base import Finish, ScanAfter, Search, Searcher, StoredJob
 from pinlaterd.engines.mysql import searcher as mysql_searcher
 from pinlaterd.model import Job, JobKey, JobState
 from tests.clocks import FakeClock
@@ -223,3 +223,33 @@ def test_its_factory_can_be_sent_to_another_process(store: EngineHarness):
 
     assert Searching(searcher, store.clock).count() == 1
     searcher.close()
+
+
+# --- by the time of the end ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED])
+def test_jobs_that_have_ended_come_by_their_ends(
+    store: EngineHarness, search: Searching, state: JobState
+):
+    """Whatever their run-after, and however many end together; also page by page."""
+    now_ms = store.now_ms
+    ends: list[JobKey] = []
+    for size in (1, 400, 3, 2):
+        jobs = [Job(b"x", 1 + i % 3, now_ms - i * 31 % 50) for i in range(size)]
+        keys = store.enqueue(*jobs, Job(b"later", 1, now_ms + 3_600_000))
+        store.clock.advance(1)
+        store.finish(*[Finish(key, state, 0) for key in keys])
+        ends += keys
+
+    found = search.scan(state, limit=1000, newest_end_first=True, future=None)
+
+    order = [(-job.updated_at_ms, job.key.priority, job.key.local_id) for job in found]
+    assert len(found) == len(ends)
+    assert order == sorted(order)
+    pages: list[StoredJob] = []
+    after = None
+    while page := search.scan(state, after=after, limit=60, newest_end_first=True, future=None):
+        pages += page
+        after = ScanAfter(page[-1].updated_at_ms, *page[-1].key)
+    assert pages == found
