@@ -90,6 +90,7 @@ class PushProcess(ReportingProcess):
         self._start_reporting()
         await self._wait_until_served()
         self._following = asyncio.create_task(self._follow_changes())
+        self._following.add_done_callback(self._following_ended)
         self._changed.set()
         self._enter(ProcessState.SERVING)
 
@@ -98,7 +99,7 @@ class PushProcess(ReportingProcess):
         log.info("stopping: waiting for the answers of downstreams")
         self._enter(ProcessState.STOPPING)
         self._following.cancel()
-        await self._remove(*self._works)
+        await self._remove(*self._consumer.queues)
         for downstreams in self._downstreams.values():
             await downstreams.close()
         await self._client.close()
@@ -115,6 +116,10 @@ class PushProcess(ReportingProcess):
             else:
                 return
 
+    def _following_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
     def _fail(self, error: BaseException) -> None:
         """End: supervisord starts a successor, which may fare better."""
         log.error("can't go on: %s", error, exc_info=error)
@@ -130,8 +135,8 @@ class PushProcess(ReportingProcess):
             self._downstreams[False].follow(PushHosts(self._config.server.push_hosts))
             try:
                 targets = targets_of(self._config, self._ids)
-            except OSError as error:
-                log.error("%s: %s; going on as before", error.filename, error.strerror)
+            except (OSError, UnicodeDecodeError) as error:
+                log.error("can't read a secret: %s; going on as before", error)
                 continue
             gone = [
                 queue
@@ -163,11 +168,11 @@ class PushProcess(ReportingProcess):
         log.info("pushing the jobs of %s", queue)
 
     async def _remove(self, *queues: str) -> None:
-        works = [self._works.pop(queue) for queue in queues]
-        for work in works:
-            work.pusher.stop()
-            work.watch.cancel()
-        if works:
+        for queue in queues:
+            if work := self._works.pop(queue, None):  # else its removal was interrupted
+                work.pusher.stop()
+                work.watch.cancel()
+        if queues:
             await self._consumer.remove(*queues, grace_seconds=_GRACE_SECONDS)
             log.info("no longer pushing the jobs of %s", ", ".join(queues))
 

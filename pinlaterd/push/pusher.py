@@ -84,8 +84,8 @@ class Pusher(Executor):
     def follow(self, target: Target) -> None:
         """Go on with another target of the same queue."""
         self.target = target
-        self.places.most = target.concurrency
-        if self.places.open:  # else the next probe opens one
+        before, self.places.most = self.places.most, target.concurrency
+        if self.places.open and target.concurrency != before:  # else the next probe opens one
             self.places.open = target.concurrency
             self._work.limit(target.concurrency)
             self._begin()

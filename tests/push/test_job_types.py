@@ -66,7 +66,7 @@ def rickover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rickover]:
 
 def test_a_job_is_posted_as_rickover_does(rickover: Rickover, wait_until: WaitUntil) -> None:
     queue = rickover.create("a b/c", attempts=5)
-    data = b'{"b": 1.50, "a": 12345678901234567890}'
+    data = b'{"b": 1.50, "a": 12345678901234567890, "c": 1e400}'
     job_id = rickover.enqueue(queue, data, 5)
 
     wait_until(lambda: rickover.received(job_id) != [])
