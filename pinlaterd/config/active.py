@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -103,17 +103,9 @@ def read_active() -> ActiveConfig | None:
     if HASH_ENVIRONMENT in os.environ:
         server = replace(server, admin_password_hash=os.environ[HASH_ENVIRONMENT])
     shards = _with_passwords(found.shards, _from_environment)
-    config = Config(
-        server,
-        shards,
-        found.queues,
-        found.abandon,
-        found.files,
-        users=found.users,
-        job_types=found.job_types,
-        pushes=found.pushes,
+    return ActiveConfig(
+        found.version, Config(**{**_parts_of(found), "server": server, "shards": shards})
     )
-    return ActiveConfig(found.version, config)
 
 
 def active_files(deployment: Path) -> Sequence[str]:
@@ -135,18 +127,14 @@ def _pack(active: ActiveConfig) -> bytes:
     if server.admin_password_hash == os.environ.get(HASH_ENVIRONMENT):
         server = replace(server, admin_password_hash="")
     shards = _with_passwords(config.shards, lambda _: "")
-    found = _File(
-        active.version,
-        server,
-        shards,
-        config.queues,
-        config.abandon,
-        config.files,
-        config.users,
-        config.job_types,
-        config.pushes,
-    )
+    parts = {**_parts_of(config), "server": server, "shards": shards}
+    found = _File(active.version, **parts)
     return msgspec.json.format(msgspec.json.encode(found), indent=1)
+
+
+def _parts_of(one: _File | Config) -> dict[str, Any]:
+    """Return what the file and the configuration have alike."""
+    return {name: getattr(one, name) for name in _File.__struct_fields__ if name != "version"}
 
 
 def _with_passwords(

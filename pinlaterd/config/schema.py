@@ -114,6 +114,8 @@ MAX_PORT = 65535
 MOST_FRAME_BYTES = 1024 * MIB
 
 
+# Where a process that listens everywhere is reached from this machine.
+_OWN_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
 _OWN_HOST_NAME = socket.gethostname()[:ADVERTISED_HOST_CHARS]
 CLUSTER_NAME = Matching(
     re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"),
@@ -430,6 +432,11 @@ class ServerSettings:
         live=True,
     )
     log_level: str = _setting("info", "lowest level that is logged", OneOf(LOG_LEVELS), live=True)
+
+    @property
+    def own_address(self) -> Address:
+        """Return the address at which processes of this server reach its routers."""
+        return Address(_OWN_ADDRESS.get(self.host, self.host), self.port)
 
     @property
     def http_address(self) -> str:

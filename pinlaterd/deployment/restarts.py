@@ -48,7 +48,6 @@ UP_SECONDS = 60.0  # for all to serve, or for one that is restarted
 _LOG_LINES = 15
 _LOG_BYTES = 64 * 1024
 _CRASHES = 2  # a process that ended so often since `up` began won't come up by itself
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
 
 Tell = Callable[[str], None]
 
@@ -273,7 +272,7 @@ def _missing(config: Config) -> Sequence[str]:
     if missing:  # though a handover peer serves in its place
         return missing
     try:
-        with Client(_EVERYWHERE.get(server.host, server.host), server.port) as client:
+        with Client(*server.own_address) as client:
             client.queue_names()
     except (ConnectionFailed, PinLaterError):
         return [f"an answer on port {server.port}"]

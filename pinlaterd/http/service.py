@@ -20,13 +20,13 @@ from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.model import ClaimedJob
+from pinlaterd.wire.process import wait_until_served
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Routers are restarted within a second.
 _AGAIN_SECONDS = 0.05
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a router listens on
 # For calls that are answered at once, and for those that wait for jobs.
 _CONNECTIONS = 64
 _WAITING_CONNECTIONS = 1_000
@@ -106,15 +106,7 @@ class RouterClient:
     async def wait_until_served(self, stop: StopSignal) -> None:
         """Return once a router answers, so that the first request meets no error; or `stop` is
         set."""
-        while not stop.requested:
-            try:
-                await self._at_once.run(lookup([]))
-            except ConnectionFailed:
-                await asyncio.sleep(_AGAIN_SECONDS)
-            except PinLaterError:
-                return
-            else:
-                return
+        await wait_until_served(lambda: self._at_once.run(lookup([])), stop)
 
     async def close(self) -> None:
         while self._releases:
@@ -126,8 +118,7 @@ class RouterClient:
 def _client(settings: ServerSettings, seconds: float, connections: int) -> AsyncClient:
     """Return a client of the routers; `seconds`: in which they answer."""
     return AsyncClient(
-        _ANY_ADDRESS.get(settings.host, settings.host),
-        settings.port,
+        *settings.own_address,
         source=f"http:{settings.advertised_host}",
         timeout_seconds=seconds + 1,  # so that the router's own answer comes first
         max_connections=connections,

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import uvloop
 
 from pinlaterd.client import AsyncClient, Client
-from pinlaterd.client.calls import lookup
 from pinlaterd.client.consumer import Consumer
 from pinlaterd.client.in_flight import InFlight
 from pinlaterd.clock import Clock
@@ -19,7 +18,6 @@ from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.kinds import PUSH
 from pinlaterd.config.push_hosts import PushHosts
 from pinlaterd.config.schema import ServerSettings
-from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.push.downstream import Downstreams
 from pinlaterd.push.overdue import SOURCE, Overdue
@@ -27,12 +25,10 @@ from pinlaterd.push.pusher import Pusher
 from pinlaterd.push.targets import JobIds, Target, targets_of
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ProcessState, Snapshot
-from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process
+from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process, wait_until_served
 
 log = logging.getLogger(__name__)
 
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a router listens on
-_AGAIN_SECONDS = 0.05
 _MAX_WAIT_MS = 25_000
 _AHEAD_SECONDS = 0.02
 _ACK_SECONDS = 0.05
@@ -88,7 +84,7 @@ class PushProcess(ReportingProcess):
     async def start(self) -> None:
         """Begin to push once a router answers, or it is to stop."""
         self._start_reporting()
-        await self._wait_until_served()
+        await wait_until_served(lambda: self._client.lookup([]), self._stop)
         self._following = asyncio.create_task(self._follow_changes())
         self._following.add_done_callback(self._following_ended)
         self._changed.set()
@@ -104,17 +100,6 @@ class PushProcess(ReportingProcess):
             await downstreams.close()
         await self._client.close()
         self._stop_reporting()
-
-    async def _wait_until_served(self) -> None:
-        while not self._stop.requested:
-            try:
-                await self._client.run(lookup([]))
-            except ConnectionFailed:
-                await asyncio.sleep(_AGAIN_SECONDS)
-            except PinLaterError:
-                return
-            else:
-                return
 
     def _following_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -193,8 +178,7 @@ class PushProcess(ReportingProcess):
 
 def _client(settings: ServerSettings) -> AsyncClient:
     return AsyncClient(
-        _ANY_ADDRESS.get(settings.host, settings.host),
-        settings.port,
+        *settings.own_address,
         source=f"{SOURCE}{settings.advertised_host}",
         timeout_seconds=settings.request_timeout_ms / 1000 + 1,
         max_connections=_MOST_CONNECTIONS,

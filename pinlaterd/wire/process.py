@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ from pinlaterd.clock import Clock, until_full
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, load_active, read_active
 from pinlaterd.config.kinds import ProcessKind
-from pinlaterd.errors import ConfigError
-from pinlaterd.lifecycle import begin_process, count_dropped_lines, set_up_log
+from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError
+from pinlaterd.lifecycle import StopSignal, begin_process, count_dropped_lines, set_up_log
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlClient, ProcessState, Snapshot, read_snapshot
 from pinlaterd.wire.curve import ClusterKey
@@ -30,6 +30,7 @@ from pinlaterd.wire.curve import ClusterKey
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0
+_AGAIN_SECONDS = 0.05  # between calls of routers that do not listen yet
 
 
 class ProcessStart(NamedTuple):
@@ -74,6 +75,19 @@ def newer_config(control: ControlClient, snapshot: Snapshot) -> ActiveConfig | N
     set_up_log(control.process, active.config.server.log_level)
     control.config_version = active.version
     return active
+
+
+async def wait_until_served(ask: Callable[[], Awaitable[object]], stop: StopSignal) -> None:
+    """Return once `ask`, a call of this server's routers, is answered, or `stop` is set."""
+    while not stop.requested:
+        try:
+            await ask()
+        except ConnectionFailed:
+            await asyncio.sleep(_AGAIN_SECONDS)
+        except PinLaterError:
+            return
+        else:
+            return
 
 
 class ReportingProcess:
