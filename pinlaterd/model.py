@@ -113,11 +113,13 @@ NO_DEFAULTS: Final[Mapping[str, JobDefaults]] = MappingProxyType({})  # all queu
 
 class JobOptions(NamedTuple):
     """What few jobs have. In a queue at most one job holds a `key`, as long as that job is kept, in
-    whatever state; it has 1 to MOST_KEY_BYTES bytes. From `expires_at_ms` on a job is not handed
-    out any more: it fails."""
+    whatever state; it has 1 to MOST_KEY_BYTES bytes. A `key_of_all_queues` is held once in all
+    queues of the service together, apart from the keys of single queues. From `expires_at_ms` on a
+    job is not handed out any more: it fails."""
 
     key: str | None = None
     expires_at_ms: int | None = None
+    key_of_all_queues: bool = False
 
 
 EXPIRED = "expired"  # why a job failed: also the last word of its custom status then
@@ -345,11 +347,21 @@ class CheckpointOutcomes(NamedTuple):
     applied: Sequence[bool]
 
 
+ALL_QUEUES = ""  # in place of a queue's name: where keys of all queues are
+
+
 class QueueKey(NamedTuple):
-    """A key, and the queue of which it is."""
+    """A key, and the queue of which it is, or ALL_QUEUES."""
 
     queue: str
     key: str
+
+
+def key_of(queue: str, options: JobOptions | None) -> QueueKey | None:
+    """Return the key of a job of `queue` with these options, if it has one."""
+    if options is None or options.key is None:
+        return None
+    return QueueKey(ALL_QUEUES if options.key_of_all_queues else queue, options.key)
 
 
 class LookupRequest(NamedTuple):

@@ -280,6 +280,9 @@ struct PinLaterJob {
       state. A job whose key is held is not stored: the answer names the holder. So a caller that does
       not know what became of an enqueue repeats it. */
   100: optional string key
+  /** The key is held once in all queues of the service together, apart from those of single queues. The
+      holder may be of another queue. */
+  101: optional bool keyOfAllQueues
 }
 
 struct PinLaterEnqueueRequest {
@@ -429,6 +432,7 @@ struct PinLaterCheckpointJobsResponse {
 
 /** A key, and the queue of which it is. */
 struct PinLaterJobKey {
+  /** Empty for a key of all queues. */
   1: required string queueName
   2: required string key
 }
@@ -457,6 +461,8 @@ struct PinLaterJobInfo {
   9: optional binary body
   /** The key that the job holds, if it has one. */
   100: optional string key
+  /** Whether it is a key of all queues. */
+  103: optional bool keyOfAllQueues
 }
 
 struct PinLaterGetJobCountRequest {

@@ -276,7 +276,7 @@ def lookup_keys(
     queue: str, keys: Iterable[str], *, include_body: bool = False
 ) -> PreparedCall[dict[str, JobRecord]]:
     """Look up jobs of a queue by their keys; return what is known of them, by key, without the
-    keys that no job holds."""
+    keys that no job holds. Keys of all queues are those of the queue ""."""
     named = [QueueKey(queue, key) for key in _listed("keys", keys)]
     return PreparedCall(
         Method.LOOKUP,

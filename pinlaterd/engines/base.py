@@ -207,9 +207,15 @@ class KeyedEnqueueOp(NamedTuple):
     queue: str
     jobs: Sequence[Job]
 
-    @property
-    def keys(self) -> list[str]:
-        return [job.options.key for job in self.jobs if job.options and job.options.key]
+    def keys(self, *, of_all_queues: bool) -> list[str]:
+        """Return the keys of all queues that the jobs have, or those of theirs."""
+        return [
+            options.key
+            for job in self.jobs
+            if (options := job.options)
+            and options.key
+            and options.key_of_all_queues is of_all_queues
+        ]
 
 
 class Claims(NamedTuple):
@@ -303,11 +309,12 @@ class Finished(NamedTuple):
 
 class KeyHolder(NamedTuple):
     """The job that holds the key of one that was to be enqueued: that job itself, or one that
-    existed, whose priority may be another."""
+    existed, whose priority may be another, and so may its `queue`, of a key of all queues."""
 
     priority: int
     local_id: int
     existed: bool
+    queue: str = ""  # ""; the queue to which the other job was to be enqueued
 
 
 class BatchResult(NamedTuple):
@@ -471,6 +478,10 @@ class StorageEngine(Protocol):
 
     def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
         """Return the jobs that hold those of `keys` that are held."""
+        ...
+
+    def find_keys_of_all(self, keys: Sequence[str]) -> Mapping[str, KeyHolder]:
+        """Do the same for keys of all queues; each holder bears its queue."""
         ...
 
     @property

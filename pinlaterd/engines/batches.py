@@ -182,8 +182,18 @@ def _result(
 # --- enqueues with options ------------------------------------------------------------------
 
 
-FindKeys = Callable[[str, Sequence[str]], Mapping[str, JobKey]]
-"""As StorageEngine.find_keys, within the transaction that enqueues."""
+class FindKeys(NamedTuple):
+    """As StorageEngine.find_keys and find_keys_of_all, within the transaction that enqueues."""
+
+    of_queue: Callable[[str, Sequence[str]], Mapping[str, JobKey]]
+    of_all: Callable[[Sequence[str]], Mapping[str, KeyHolder]]
+
+
+class _Free(NamedTuple):
+    """A job of KeyedPlan.free that an op of another queue named before."""
+
+    queue: str
+    place: int
 
 
 class KeyedPlan:
@@ -192,29 +202,43 @@ class KeyedPlan:
     def __init__(self, ops: Sequence[KeyedEnqueueOp], find: FindKeys) -> None:
         self._ops = ops
         keys: defaultdict[str, list[str]] = defaultdict(list)
+        of_all: list[str] = []
         for op in ops:
-            keys[op.queue] += op.keys
-        held = {queue: find(queue, wanted) if wanted else {} for queue, wanted in keys.items()}
+            keys[op.queue] += op.keys(of_all_queues=False)
+            of_all += op.keys(of_all_queues=True)
+        held = {queue: find.of_queue(queue, some) if some else {} for queue, some in keys.items()}
+        held_of_all = find.of_all(of_all) if of_all else {}
         # By queue: jobs without a key, and of each key that nobody holds the first one.
         self.free: dict[str, list[Job]] = {queue: [] for queue in keys}
         # Of the jobs of each op: who holds the key of each, if it was held, or a place in `free`.
-        self._places: list[list[KeyHolder | int]] = []
+        self._places: list[list[KeyHolder | _Free | int]] = []
         first: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        first_of_all: dict[str, _Free] = {}
         for op in ops:
             held_keys, free, known = held[op.queue], self.free[op.queue], first[op.queue]
-            places: list[KeyHolder | int] = []
+            places: list[KeyHolder | _Free | int] = []
             for job in op.jobs:
-                key = job.options and job.options.key
-                holder = held_keys.get(key) if key else None
-                if holder:
-                    places.append(KeyHolder(*holder, existed=True))
+                options = job.options
+                key = options and options.key
+                if key and options and options.key_of_all_queues:
+                    named = held_of_all.get(key) or first_of_all.get(key)
+                    if isinstance(named, _Free) and named.queue == op.queue:
+                        places.append(named.place)
+                        continue
+                    if named:
+                        places.append(named)
+                        continue
+                    first_of_all[key] = _Free(op.queue, len(free))
+                elif key and key in held_keys:
+                    places.append(KeyHolder(*held_keys[key], existed=True))
+                    continue
                 elif key in known:
                     places.append(known[key])
-                else:
-                    if key:
-                        known[key] = len(free)
-                    places.append(len(free))
-                    free.append(job)
+                    continue
+                elif key:
+                    known[key] = len(free)
+                places.append(len(free))
+                free.append(job)
             self._places.append(places)
 
     def holders(self, local_ids: Mapping[str, Sequence[int]]) -> list[list[KeyHolder]]:
@@ -229,8 +253,14 @@ class KeyedPlan:
                 if isinstance(place, KeyHolder):
                     of_op.append(place)
                     continue
+                if isinstance(place, _Free):
+                    priority = self.free[place.queue][place.place].priority
+                    other_id = local_ids[place.queue][place.place]
+                    of_op.append(KeyHolder(priority, other_id, True, place.queue))
+                    continue
                 existed = place < behind
-                of_op.append(new_record(KeyHolder, (free[place].priority, ids[place], existed)))
+                priority = free[place].priority
+                of_op.append(new_record(KeyHolder, (priority, ids[place], existed, "")))
                 behind += not existed
             named[op.queue] = behind
             holders.append(of_op)

@@ -13,7 +13,7 @@ from typing import cast
 
 from pinlaterd.errors import PinLaterError, ProtocolError, ShardConnectionFailed
 from pinlaterd.lifecycle import aside
-from pinlaterd.model import EnqueueRequest, Job, KeyedEnqueueResult, Method
+from pinlaterd.model import EnqueueRequest, Job, KeyedEnqueueResult, Method, QueueKey, key_of
 from pinlaterd.router.call import Call, Query, Shared, results_of
 from pinlaterd.router.split_enqueue import SplitEnqueue, all_stored, ask_about, no_place_to_enqueue
 from pinlaterd.rpc import codec
@@ -42,7 +42,7 @@ class EnqueueByKey:
         request = cast("EnqueueRequest", request)
         query = Query(Method.ENQUEUE, context, call.deadline, len(call.message))
         self._queue, self._jobs = request.queue, request.jobs
-        if not any(map(key_of, self._jobs)):
+        if not any(key_of(self._queue, job.options) for job in self._jobs):
             await SplitEnqueue(call, self._shared).run()
             return
         self._outcomes = [PinLaterError("not sent")] * len(self._jobs)
@@ -66,8 +66,8 @@ class EnqueueByKey:
         found: dict[str, list[int]] = {}
         others = []
         for place in places:
-            key = key_of(self._jobs[place])
-            home = homes.of(self._queue, key or "")
+            key = key_of(self._queue, self._jobs[place].options)
+            home = homes.of(key or QueueKey(self._queue, ""))
             if home is None:
                 raise no_place_to_enqueue(self._shards, {})
             if key is None:
@@ -141,16 +141,10 @@ class EnqueueByKey:
         return KeyedEnqueueResult(descriptors, existed)
 
 
-def key_of(job: Job) -> str | None:
-    return None if job.options is None else job.options.key
-
-
-def only_key(message: bytes) -> tuple[str, str] | None:
-    """Return the queue and the key of an enqueue of one job; None if it has none, or can't be
-    read."""
+def only_key(message: bytes) -> QueueKey | None:
+    """Return the key of an enqueue of one job; None if it has none, or can't be read."""
     try:
         request = cast("EnqueueRequest", codec.decode_call(message, 1).request)
     except (PinLaterError, ProtocolError):
         return None
-    key = key_of(request.jobs[0])
-    return None if key is None else (request.queue, key)
+    return key_of(request.queue, request.jobs[0].options)

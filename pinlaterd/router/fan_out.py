@@ -308,7 +308,7 @@ class FanOut:
         """Divide keys by the shards that may hold them. Raises ShardConnectionFailed."""
         found: dict[ShardLink, list[QueueKey]] = {}
         for key in dict.fromkeys(keys):
-            home = self._shards.homes.of(*key)
+            home = self._shards.homes.of(key)
             for name in () if home is None else (home.responsible, *home.former):
                 shard = self._shards.by_name.get(name)
                 if shard is None:

@@ -285,21 +285,25 @@ def struct_writer(declared: Struct) -> Write:
 
 
 def _places(declared: Struct, fields: Sequence[Field]) -> list[tuple[int, Write]]:
-    """Return the places of fields in the model's record, with what writes each of them. Those of
-    `options`, which come last, are one."""
-    found = [(f.place, _writer(f.type, f.header)) for f in fields if f.place < declared.size]
-    if len(found) == len(fields):
-        return found
-    of_options = [
-        (f.place - declared.size, _writer(f.type, f.header)) for f in fields[len(found) :]
+    """Return the place of each field in the model's record, with what writes it. That of a field of
+    `options` is theirs."""
+    return [
+        (field.place, _writer(field.type, field.header))
+        if field.place < declared.size
+        else (declared.options_at, _option_writer(declared, field))
+        for field in fields
     ]
 
-    def write_options(parts: list[bytes], options: Sequence[Any]) -> None:
-        for at, write_field in of_options:
-            if options[at] != declared.no_options[at]:
-                write_field(parts, options[at])
 
-    return [*found, (declared.options_at, write_options)]
+def _option_writer(declared: Struct, field: Field) -> Write:
+    at = field.place - declared.size
+    usual, write = declared.no_options[at], _writer(field.type, field.header)
+
+    def write_option(parts: list[bytes], options: Sequence[Any]) -> None:
+        if options[at] != usual:
+            write(parts, options[at])
+
+    return write_option
 
 
 def _writer(declared: Type, head: bytes = b"") -> Write:
@@ -399,7 +403,7 @@ def _structs_writer(head: bytes, declared: Struct) -> Write:
         for at, field in enumerate(others)
         if field.type.code == _STRING and field.place < declared.size
     ]
-    last = texts[-1] if texts else len(places) - 1
+    last = texts[-1] if texts else len(others) - 1
     inner, (last_place, write_last), behind = places[:last], places[last], places[last + 1 :]
     alike_of = itemgetter(*[place for place, _ in (*inner, *behind)])
 

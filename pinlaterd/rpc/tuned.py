@@ -64,6 +64,8 @@ _END_ALL: Final = b"\0\0"  # of the request and of the arguments
 _PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers(
     "PinLaterJob", "priority", "run_after_ms", "attempts_allowed", "custom_status"
 )
+(_KEY_OF_ALL,) = headers("PinLaterJob", "key_of_all_queues")
+_OPTIONS: Final = JobOptions()
 _END_OF_JOB: Final = 0
 _APPEND_STATUS, _RETRY_DELAY, _CLAIM, _RETRYABLE = headers(
     "PinLaterJobAckInfo", "append_custom_status", "retry_delay_ms", "claim_descriptor", "retryable"
@@ -224,14 +226,18 @@ def _job_rest(message: bytes, at: int, defaults: JobDefaults) -> tuple[tuple[Any
 
 def _job_options(message: bytes, at: int) -> tuple[JobOptions | None, int]:
     """Return the options of a job, which begin at `at`, and where they end."""
-    if not message.startswith(KEY, at):
-        raise Unusual
-    begin = at + 7
-    at = begin + U32(message, at + 3)[0]
-    key = message[begin:at].decode()
+    key, of_all_queues = _OPTIONS.key, _OPTIONS.key_of_all_queues
+    if message.startswith(KEY, at):
+        begin = at + 7
+        at = begin + U32(message, at + 3)[0]
+        key = message[begin:at].decode()
+    if message.startswith(_KEY_OF_ALL, at):
+        of_all_queues = message[at + 3] != 0
+        at += 4
     if message[at] != _END_OF_JOB:
         raise Unusual
-    return JobOptions(key), at
+    options = JobOptions(key, key_of_all_queues=of_all_queues)
+    return (None if options == _OPTIONS else options), at
 
 
 @lru_cache(maxsize=256)

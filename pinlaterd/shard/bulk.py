@@ -21,6 +21,7 @@ from pinlaterd.errors import (
     StorageNotCommitted,
 )
 from pinlaterd.model import (
+    ALL_QUEUES,
     CONTINUATION_END,
     QUEUE_NAME,
     SCAN_START,
@@ -193,21 +194,7 @@ class BulkCalls:
 
     def _lookup(self, request: LookupRequest) -> Steps:
         """Look up jobs, leaving out descriptors that are malformed or name no job here."""
-        by_queue: dict[str, list[JobKey]] = {}
-        for text in dict.fromkeys(request.descriptors):
-            parsed = JobDescriptor.parse(text)
-            if (
-                parsed is not None
-                and parsed.shard == self._state.name
-                and 1 <= parsed.priority <= LAST_PRIORITY
-                and parsed.local_id <= LAST_LOCAL_ID
-            ):
-                key = JobKey(parsed.priority, parsed.local_id)
-                by_queue.setdefault(parsed.queue, []).append(key)
-        for queue, named in _by_queue(request.keys or ()).items():
-            if queue in self._state.ready:
-                held = self._engine.find_keys(queue, named)
-                by_queue.setdefault(queue, []).extend(held.values())
+        by_queue = yield from self._named_jobs(request)
         found: dict[str, JobRecord] = {}
         room = self._state.config.server.max_frame_bytes
         with_body = request.include_body
@@ -227,6 +214,31 @@ class BulkCalls:
                 if room < 0:
                     raise LookupTooLarge(self._state.config.server.max_frame_bytes)
         return found
+
+    def _named_jobs(self, request: LookupRequest) -> Steps:
+        """Return the jobs that descriptors and keys name, by queue."""
+        by_queue: dict[str, list[JobKey]] = {}
+        for text in dict.fromkeys(request.descriptors):
+            parsed = JobDescriptor.parse(text)
+            if (
+                parsed is not None
+                and parsed.shard == self._state.name
+                and 1 <= parsed.priority <= LAST_PRIORITY
+                and parsed.local_id <= LAST_LOCAL_ID
+            ):
+                key = JobKey(parsed.priority, parsed.local_id)
+                by_queue.setdefault(parsed.queue, []).append(key)
+        for queue, named in _by_queue(request.keys or ()).items():
+            for part in chunks(named, _LOOKUPS_A_SLICE):
+                if queue == ALL_QUEUES:
+                    for holder in self._engine.find_keys_of_all(part).values():
+                        key = JobKey(holder.priority, holder.local_id)
+                        by_queue.setdefault(holder.queue, []).append(key)
+                elif queue in self._state.ready:
+                    held = self._engine.find_keys(queue, part)
+                    by_queue.setdefault(queue, []).extend(held.values())
+                yield None
+        return by_queue
 
     def _record(self, queue: str, job: StoredJob) -> JobRecord:
         key = job.key

@@ -306,7 +306,10 @@ class KeyedEnqueue(Enqueue):
             next(holders) if has_key(job) else KeyHolder(job.priority, next(local_ids), False)
             for job in self._all
         ]
-        descriptors = [f"{self._prefix}{held.priority}:{held.local_id}" for held in told]
+        descriptors = [
+            f"{held.queue or self.queue}:s{self.state.name}:p{held.priority}:{held.local_id}"
+            for held in told
+        ]
         result = KeyedEnqueueResult(descriptors, [held.existed for held in told])
         payload = codec.encode_reply(self.head, result)
         self.state.replies.add(self.call, Status.DONE, payload)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from pinlaterd.model import QueueKey
+
 _SLOTS = 4096  # for each of which a process remembers a Home
 
 
@@ -43,9 +45,9 @@ class KeyHomes:
         self.placement = placement
         self._homes: dict[int, Home] = {}  # by slot
 
-    def of(self, queue: str, key: str) -> Home | None:
-        """Return where a key of a queue is; None if no shard takes new jobs."""
-        slot = zlib.crc32(f"{queue}\0{key}".encode()) % _SLOTS
+    def of(self, key: QueueKey) -> Home | None:
+        """Return where a key is; None if no shard takes new jobs."""
+        slot = zlib.crc32("\0".join(key).encode()) % _SLOTS
         home = self._homes.get(slot)
         if home is None and self.placement.enqueueable:
             home = self._homes[slot] = self._home(slot)

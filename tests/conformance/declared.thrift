@@ -44,6 +44,7 @@ struct PinLaterJob {
   4: optional i32 numAttemptsAllowed = 2
   5: optional string customStatus = ""
   100: optional string key
+  101: optional bool keyOfAllQueues
 }
 
 struct PinLaterEnqueueRequest {
@@ -138,6 +139,7 @@ struct PinLaterJobInfo {
   8: optional string claimDescriptor
   9: optional binary body
   100: optional string key
+  103: optional bool keyOfAllQueues
 }
 
 struct PinLaterGetJobCountRequest {

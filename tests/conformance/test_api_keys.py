@@ -109,3 +109,23 @@ def test_a_long_call_in_which_only_an_early_job_has_a_key(client: Client, queue)
     assert existed == [False] * 1501
     assert client.lookup_keys(queue, "k")["k"].jobDescriptor == descriptors[0]
     assert client.enqueue_keyed(queue, jobs[0], jobs[1])[1] == [True, False]
+
+
+def test_a_key_of_all_queues_is_held_by_one_job_of_the_service(client: Client, queue, new_queue):
+    other = new_queue()
+    keys = [f"job-{number}" for number in range(20)]
+    jobs = [client.job(key.encode(), key=key, keyOfAllQueues=True) for key in keys]
+    mine, existed = client.enqueue_keyed(queue, *jobs[:10], client.job(b"own", key="job-0"))
+
+    others, existed_there = client.enqueue_keyed(other, *jobs, client.job(b"own", key="job-0"))
+
+    assert existed == [False] * 11
+    assert existed_there == [*[True] * 10, *[False] * 11]
+    assert others[:10] == mine[:10]
+    found = client.lookup_keys("", *keys, "none", body=True)
+    assert {key: (info.jobDescriptor, info.body) for key, info in found.items()} == {
+        key: (others[number], key.encode()) for number, key in enumerate(keys)
+    }
+    assert all(info.keyOfAllQueues for info in found.values())
+    assert client.lookup_keys(queue, "job-0", "job-1").keys() == {"job-0"}
+    assert (client.count(queue), client.count(other)) == (11, 11)

@@ -30,7 +30,18 @@ from pinlaterd.engines.base import (
     StoredJob,
 )
 from pinlaterd.engines.batches import keys_of
-from pinlaterd.model import Job, JobKey, JobOptions, JobState, Payload, PendingKey, claim_source
+from pinlaterd.model import (
+    ALL_QUEUES,
+    Job,
+    JobKey,
+    JobOptions,
+    JobState,
+    Payload,
+    PendingKey,
+    QueueKey,
+    claim_source,
+    key_of,
+)
 
 
 @dataclass
@@ -187,15 +198,31 @@ class ModelEngine:
 
     def _enqueue_keyed(self, op: KeyedEnqueueOp, now_ms: int) -> list[KeyHolder]:
         holders = []
-        for key, job in zip(op.keys, op.jobs, strict=True):
-            held = self.find_keys(op.queue, [key]).get(key)
-            holder = held or JobKey(job.priority, self._store(op.queue, job, now_ms))
-            holders.append(KeyHolder(*holder, existed=held is not None))
+        for job in op.jobs:
+            wanted = key_of(op.queue, job.options)
+            holder = self._holders().get(wanted) if wanted else None
+            if holder is None:
+                local_id = self._store(op.queue, job, now_ms)
+                holder = KeyHolder(job.priority, local_id, existed=False)
+            holders.append(holder)
         return holders
 
+    def _holders(self) -> Mapping[QueueKey | None, KeyHolder]:
+        return {
+            wanted: KeyHolder(*row.key, True, queue if wanted.queue == ALL_QUEUES else "")
+            for queue, rows in self.jobs.items()
+            for row in rows.values()
+            if (wanted := key_of(queue, row.options))
+        }
+
     def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
-        held = {row.options.key: row.key for row in self.jobs[queue].values() if row.options}
-        return {key: held[key] for key in keys if key in held}
+        held = self._holders()
+        found = {key: held.get(QueueKey(queue, key)) for key in keys}
+        return {key: JobKey(*one[:2]) for key, one in found.items() if one}
+
+    def find_keys_of_all(self, keys: Sequence[str]) -> Mapping[str, KeyHolder]:
+        held = self._holders()
+        return {key: held[named] for key in keys if (named := QueueKey(ALL_QUEUES, key)) in held}
 
     def _store(self, queue: str, job: Job, now_ms: int) -> int:
         key = JobKey(job.priority, self.new_id(queue, job.priority))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby, islice, repeat
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import (
     Acks,
@@ -37,6 +37,7 @@ from pinlaterd.engines.base import (
 from pinlaterd.engines.batches import (
     AckActions,
     Failed,
+    FindKeys,
     apply_acks,
     enqueue_keyed,
     first_claims,
@@ -54,6 +55,7 @@ from pinlaterd.engines.mysql.statements import (
     claim_of,
     claims_of,
     find_keys,
+    find_keys_of_all,
     put_keys,
     read_payloads,
     select,
@@ -68,6 +70,7 @@ from pinlaterd.model import (
     Payload,
     PendingKey,
     claim_source,
+    key_of,
 )
 
 
@@ -410,22 +413,28 @@ def _between(tx: Transaction, table: Table, job: Job) -> bytes:
 def _enqueue_keyed(
     store: Store, tx: Transaction, ops: Sequence[KeyedEnqueueOp]
 ) -> list[list[KeyHolder]]:
+    def read(statement: bytes) -> list[tuple[Any, ...]]:
+        return tx.read([statement])
+
     def find(queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
-        return find_keys(lambda statement: tx.read([statement]), store.tables.of(queue), keys)
+        return find_keys(read, store.tables.of(queue), keys)
+
+    def find_of_all(keys: Sequence[str]) -> Mapping[str, KeyHolder]:
+        return find_keys_of_all(read, store.tables, keys)
 
     def put(queue: str, jobs: Sequence[Job]) -> Sequence[int]:
         [local_ids] = _enqueue(store, tx, [EnqueueOp(queue, jobs)])
         job_keys = {
-            job.options.key: JobKey(job.priority, local_id)
+            key: JobKey(job.priority, local_id)
             for job, local_id in zip(jobs, local_ids, strict=True)
-            if job.options and job.options.key
+            if (key := key_of(queue, job.options))
         }
-        table = next(table.keys for table in store.tables.of(queue).values())
+        table = next(iter(store.tables.of(queue).values()))
         for statement in put_keys(table, job_keys):
             tx.run(statement)
         return local_ids
 
-    return enqueue_keyed(ops, find, put)
+    return enqueue_keyed(ops, FindKeys(find, find_of_all), put)
 
 
 # --- claims ---------------------------------------------------------------------------------

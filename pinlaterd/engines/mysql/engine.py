@@ -24,6 +24,7 @@ from pinlaterd.engines.base import (
     EnqueueOp,
     Expired,
     Finding,
+    KeyHolder,
     Requeued,
     SearcherFactory,
     StorageEngine,
@@ -38,6 +39,7 @@ from pinlaterd.engines.mysql.statements import (
     UPDATED_AT_MS,
     Transaction,
     find_keys,
+    find_keys_of_all,
     in_ms,
     read_payloads,
     select,
@@ -100,7 +102,8 @@ class MysqlEngine(Store, StorageEngine):
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         for op in batch.keyed:
             with self.reading():
-                self.tables.make_keys(self.db, op.queue)
+                of_all = bool(op.keys(of_all_queues=True))
+                self.tables.make_keys(self.db, op.queue, of_all_queues=of_all)
         return self.transact(now_ms, lambda tx: apply_batch(self, tx, batch))
 
     def try_enqueue(self, queue: str) -> None:
@@ -208,6 +211,10 @@ class MysqlEngine(Store, StorageEngine):
             return {}
         with self.reading():
             return find_keys(self.db.rows, tables, keys)
+
+    def find_keys_of_all(self, keys: Sequence[str]) -> Mapping[str, KeyHolder]:
+        with self.reading():
+            return find_keys_of_all(self.db.rows, self.tables, keys)
 
     def depths(self, queues: Collection[str] | None = None) -> Mapping[str, Depths | None]:
         self.counts.add(self.counts.poll())
@@ -365,8 +372,12 @@ class MysqlEngine(Store, StorageEngine):
         return [table for level, table in sorted(tables.items()) if (level, state) in depths]
 
     def vacuum(self, *, limit: int) -> bool:
-        """A queue goes with its database, at once; InnoDB purges by itself."""
-        return False
+        """Delete keys that a deleted queue has left; all else of it went with its database, and
+        InnoDB purges by itself."""
+        if self.tables.left_keys:
+            with self.guarded():
+                self.tables.forget_keys(self.db, limit=limit)
+        return self.tables.left_keys
 
     def searcher(self) -> SearcherFactory:
         return partial(MysqlSearcher, self.shard, self.server)

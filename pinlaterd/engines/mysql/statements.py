@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pinlaterd.engines.base import StoredJob
+from pinlaterd.engines.base import KeyHolder, StoredJob
 from pinlaterd.engines.mysql.connection import (
     FAULTS,
     MysqlConnection,
@@ -16,8 +16,8 @@ from pinlaterd.engines.mysql.connection import (
     quote_bytes,
     quote_text,
 )
-from pinlaterd.engines.mysql.tables import Table
-from pinlaterd.model import JobKey, JobOptions, JobState, Payload
+from pinlaterd.engines.mysql.tables import ShardTables, Table
+from pinlaterd.model import ALL_QUEUES, JobKey, JobOptions, JobState, Payload, QueueKey
 
 LISTED_IDS = 800  # servers plan longer lists badly
 STATUS = b"COALESCE(custom_status, '')"
@@ -166,16 +166,23 @@ def whole_job(table: Table, *, with_body: bool) -> bytes:
     body, key = b"COALESCE(body, '')" if with_body else b"NULL", b", NULL"
     if table.keys:
         key = (
-            b", (SELECT name FROM %b AS held WHERE held.local_id = jobs_p%d.local_id"
-            b" AND held.priority = %d LIMIT 1)" % (table.keys, table.priority, table.priority)
+            b", (SELECT CONCAT(of_all, name) FROM %b AS held"
+            b" WHERE held.local_id = jobs_p%d.local_id AND held.priority = %d LIMIT 1)"
+            % (table.keys, table.priority, table.priority)
         )
     return _BESIDE_BODY + body + key
 
 
 def stored_job(priority: int, row: tuple[Any, ...]) -> StoredJob:
     local_id, state, *rest, key = row
-    rest.append(None if key is None else JobOptions(key.decode(errors="replace")))
+    rest.append(None if key is None else _options(key))
     return StoredJob(JobKey(priority, local_id), JobState(state), *rest)
+
+
+def _options(key: bytes) -> JobOptions:
+    """Return the options of a job with a key, in front of which 1 says that it is of all queues."""
+    text = key[1:].decode(errors="replace")
+    return JobOptions(text, key_of_all_queues=key.startswith(b"1"))
 
 
 # --- keys -----------------------------------------------------------------------------------
@@ -187,14 +194,16 @@ def find_keys(
     rows: Callable[[bytes], Iterable[tuple[Any, ...]]],
     tables: Mapping[int, Table],
     keys: Sequence[str],
+    *,
+    of_all_queues: bool = False,
 ) -> dict[str, JobKey]:
-    """As StorageEngine.find_keys, in a queue that has a table of keys. `rows`: what a statement
-    reads. A job has to be there: a PinLater server deletes it without its key."""
+    """Find keys as StorageEngine.find_keys does, in a queue that has a table of them. `rows`: what
+    a statement reads. A job has to be there: a PinLater server deletes it without its key."""
     found: dict[str, JobKey] = {}
     names = next(table.keys for table in tables.values())
     for part in pieces([quote_bytes(key.encode()) for key in keys], _LISTED_KEYS):
-        statement = b"SELECT name, priority, local_id FROM %b WHERE name IN (%b)"
-        for name, *job_key in rows(statement % (names, b", ".join(part))):
+        statement = b"SELECT name, priority, local_id FROM %b WHERE of_all = %d AND name IN (%b)"
+        for name, *job_key in rows(statement % (names, of_all_queues, b", ".join(part))):
             found[name.decode()] = JobKey(*job_key)
     there: set[JobKey] = set()
     for priority in {key.priority for key in found.values()} & tables.keys():
@@ -204,20 +213,53 @@ def find_keys(
     return {key: job_key for key, job_key in found.items() if job_key in there}
 
 
-def put_keys(table: bytes, jobs: Mapping[str, JobKey]) -> Iterator[bytes]:
-    """Store the keys of jobs. One left without its job gives way."""
-    rows = [
-        b"(%b, %d, %d)" % (quote_bytes(key.encode()), *job_key) for key, job_key in jobs.items()
+def find_keys_of_all(
+    rows: Callable[[bytes], Iterable[tuple[Any, ...]]], tables: ShardTables, keys: Sequence[str]
+) -> dict[str, KeyHolder]:
+    """Find keys as StorageEngine.find_keys_of_all does. `rows`: what a statement reads."""
+    queues: defaultdict[str, list[str]] = defaultdict(list)
+    listed = [quote_bytes(key.encode()) for key in keys] if tables.keys_of_all else []
+    for part in pieces(listed, _LISTED_KEYS):
+        statement = b"SELECT name, queue FROM %b WHERE name IN (%b)"
+        for name, queue in rows(statement % (tables.keys_of_all, b", ".join(part))):
+            queues[queue.decode()].append(name.decode())
+    found: dict[str, KeyHolder] = {}
+    for queue, named in queues.items():
+        of_queue = tables.by_queue.get(queue)
+        if of_queue and all(table.keys for table in of_queue.values()):
+            for key, job_key in find_keys(rows, of_queue, named, of_all_queues=True).items():
+                found[key] = KeyHolder(*job_key, True, queue)
+    return found
+
+
+def put_keys(table: Table, jobs: Mapping[QueueKey, JobKey]) -> Iterator[bytes]:
+    """Store the keys of jobs of the queue that has `table`. One left without its job gives way."""
+    quoted = [
+        (key.queue == ALL_QUEUES, quote_bytes(key.key.encode()), *job_key)
+        for key, job_key in jobs.items()
     ]
-    for part in pieces(rows, _LISTED_KEYS):
-        yield b"REPLACE INTO " + table + b" (name, priority, local_id) VALUES " + b", ".join(part)
+    into = b"REPLACE INTO %b (of_all, name, priority, local_id) VALUES " % table.keys
+    for part in pieces([b"(%d, %b, %d, %d)" % row for row in quoted], _LISTED_KEYS):
+        yield into + b", ".join(part)
+    of_all = [
+        b"(%b, %b)" % (name, quote_text(table.queue)) for shared, name, *_ in quoted if shared
+    ]
+    into = b"REPLACE INTO %b (name, queue) VALUES " % table.keys_of_all
+    for part in pieces(of_all, _LISTED_KEYS):
+        yield into + b", ".join(part)
 
 
 def delete_keys(table: Table, local_ids: Sequence[int]) -> Iterator[bytes]:
     """Delete the keys of jobs of a table, if its queue has any."""
-    for part in pieces(local_ids, LISTED_IDS) if table.keys else ():
-        where = b" WHERE priority = %d AND " % table.priority + among(part)
-        yield b"DELETE FROM " + table.keys + where
+    held, of_all = table.keys, table.keys_of_all
+    what = b"DELETE FROM " + held
+    if of_all:
+        what = b"DELETE %b, %b FROM %b LEFT JOIN %b ON %b.of_all = 1 AND %b.name = %b.name" % (
+            *(held, of_all, held, of_all, held, of_all, held),
+        )
+        what += b" AND %b.queue = %b" % (of_all, quote_text(table.queue))
+    for part in pieces(local_ids, LISTED_IDS) if held else ():
+        yield what + b" WHERE priority = %d AND " % table.priority + among(part)
 
 
 def read_payloads(

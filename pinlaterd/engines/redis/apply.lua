@@ -284,20 +284,35 @@ for at = 1, take_number() do
 end
 
 -- Keys of the last jobs that were enqueued to a queue: which of them has the first, how many; of each
--- key and priority.
+-- key, behind '=' or '*' (of all queues), or '' for a job without one, and priority.
 for _ = 1, take_number() do
   local queue = take()
   local last, count_keys = last_ids[queue] + take_number(), take_number()
-  local holders, names = {}, {}
+  local holders, of_all, names = {}, {}, {}
   for nth = 1, count_keys do
     local key, priority = take(), take()
     local id, at = string.format('%d', last + nth), #names
-    names[at + 1], names[at + 2] = id, key
-    holders[at + 1], holders[at + 2] = key, priority .. ' ' .. id
+    if key ~= '' then
+      names[at + 1], names[at + 2] = id, key
+    end
+    if string.sub(key, 1, 1) == '*' then
+      of_all[#of_all + 1] = string.sub(key, 2)
+      of_all[#of_all + 1] = priority .. ' ' .. id .. ' ' .. queue
+    elseif key ~= '' then
+      holders[#holders + 1] = string.sub(key, 2)
+      holders[#holders + 1] = priority .. ' ' .. id
+    end
     if #names == MOST_ARGUMENTS or nth == count_keys then
-      redis.call('HSET', holders_key(queue), unpack(holders))
-      redis.call('HSET', keys_key(queue), unpack(names))
-      holders, names = {}, {}
+      if #holders > 0 then
+        redis.call('HSET', holders_key(queue), unpack(holders))
+      end
+      if #of_all > 0 then
+        redis.call('HSET', holders_key(''), unpack(of_all))
+      end
+      if #names > 0 then
+        redis.call('HSET', keys_key(queue), unpack(names))
+      end
+      holders, of_all, names = {}, {}, {}
     end
   end
 end

@@ -27,10 +27,21 @@ from pinlaterd.engines.base import (
 from pinlaterd.engines.batches import KeyedPlan, first_claims, keys_of
 from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.scripts import LIMITS, RUN_JOBS, is_lean, lean_head
-from pinlaterd.model import FinishOutcome, Job, JobKey, JobState, Payload, PendingKey
+from pinlaterd.model import (
+    ALL_QUEUES,
+    FinishOutcome,
+    Job,
+    JobKey,
+    JobState,
+    Payload,
+    PendingKey,
+    QueueKey,
+    key_of,
+)
 
 # Keys that a script writes to, or that have to be sound for it to write, by apply.lua's letters.
 _ENQUEUE, _KEYED, _CLAIM, _SUCCESS, _ALL = "0b", "kv", "01bx", "12x", "0123bux"
+_HOLDERS = "k"
 _OF_LEAN_QUEUES = frozenset("bux")
 _TEXT_CHARS = LIMITS.custom_status_chars
 _MOST_EXACT = 2**53  # whole numbers up to here are such in Lua
@@ -293,7 +304,10 @@ class Application:
             arguments += (stored, len(self._jobs[stored]) - len(jobs), len(jobs))
             for job in jobs:
                 self._keys[stored, job.priority].add(_KEYED)
-                arguments += ((job.options and job.options.key) or "", job.priority)
+                key = key_of(queue, job.options)
+                if key and key.queue == ALL_QUEUES:
+                    self._keys[ALL_QUEUES, job.priority].add(_HOLDERS)
+                arguments += (_named(key), job.priority)
         return arguments
 
     def _enqueues(self) -> list[Argument]:
@@ -459,6 +473,11 @@ class Application:
             for at in missed:
                 payloads[run.ops[at - 1]][run.places[at - 1]] = None
         return payloads
+
+
+def _named(key: QueueKey | None) -> str:
+    """Return a key as apply.lua gets it; "" if there is none."""
+    return f"{'*' if key.queue == ALL_QUEUES else '='}{key.key}" if key else ""
 
 
 def _arguments(runs: Collection[_Run]) -> list[Argument]:

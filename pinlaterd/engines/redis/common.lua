@@ -43,7 +43,8 @@
 --   plk_SHARD_QUEUE           hash, of a queue in which a job with a key was ever enqueued, in either
 --                             layout: by key, 'P ID' of the job that holds it. Free where there is
 --                             no such job: PinLater removes jobs without their keys
---   plv_SHARD_QUEUE           hash, the reverse: keys by ID
+--   plk_SHARD_                hash, of keys of all queues: by key, 'P ID QUEUE'
+--   plv_SHARD_QUEUE           hash, the reverse: keys by ID, each behind '=', or '*' if of all queues
 --   plm_SHARD                 hash, what the shard remembers of its owners:
 --                               owner     the token of the owner; empty after an end in order
 --                               fence     how many owners there were: the first part of a token

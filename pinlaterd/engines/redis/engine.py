@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -20,12 +20,13 @@ from pinlaterd.engines.base import (
     BatchResult,
     Expired,
     Finding,
+    KeyHolder,
     Requeued,
     SearcherFactory,
     StorageEngine,
     StoredJob,
 )
-from pinlaterd.engines.batches import KeyedPlan, fitting_payloads
+from pinlaterd.engines.batches import FindKeys, KeyedPlan, fitting_payloads
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.batch import Application
 from pinlaterd.engines.redis.connection import Argument, Server
@@ -63,7 +64,8 @@ class RedisEngine(Store, StorageEngine):
             for op in ops:
                 self.known(op.queue)
         payloads = fitting_payloads(batch.claims, batch.claim_room, self.payloads)
-        plan = KeyedPlan(batch.keyed, self.find_keys) if batch.keyed else None
+        find = FindKeys(self.find_keys, self.find_keys_of_all)
+        plan = KeyedPlan(batch.keyed, find) if batch.keyed else None
         application = Application(batch, self.stored, now_ms, payloads, plan)
         return application.result(self.write(scripts.APPLY, *application.arguments()))
 
@@ -126,15 +128,23 @@ class RedisEngine(Store, StorageEngine):
         ]
 
     def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
-        found: dict[str, JobKey] = {}
-        stored = self.known(queue)
+        found = self._holders(self.known(queue), keys)
+        return {key: JobKey(*map(int, holder.split())) for key, holder in found}
+
+    def find_keys_of_all(self, keys: Sequence[str]) -> Mapping[str, KeyHolder]:
+        found: dict[str, KeyHolder] = {}
+        for key, holder in self._holders("", keys):
+            priority, local_id, stored = holder.split()
+            queue = stored.decode().removeprefix("+")
+            if self.stored.get(queue, "").encode() == stored:
+                found[key] = KeyHolder(int(priority), int(local_id), True, queue)
+        return found
+
+    def _holders(self, stored: str, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         for first in range(0, len(keys), _MOST_READ_AT_ONCE):
             some = keys[first : first + _MOST_READ_AT_ONCE]
             holders = self.read(scripts.FIND_KEYS, stored, *some)
-            for key, holder in zip(some, holders, strict=True):
-                if holder is not None:
-                    found[key] = JobKey(*map(int, holder.split()))
-        return found
+            yield from (pair for pair in zip(some, holders, strict=True) if pair[1] is not None)
 
     def _forget(self, queue: str, keys: Iterable[JobKey]) -> None:
         """Remove jobs that a read found evicted. If the server takes no writes now, they are met

@@ -138,7 +138,7 @@ local function open_jobs()
     return keyed[queue]
   end
 
-  -- The key of a job, or nil.
+  -- The key of a job, behind '=' or '*', or nil.
   function jobs.key_of(queue, id)
     return has_keys(queue) and redis.call('HGET', keys_key(queue), id) or nil
   end
@@ -148,9 +148,13 @@ local function open_jobs()
     local key = jobs.key_of(queue, id)
     if key then
       redis.call('HDEL', keys_key(queue), id)
-      local holder = redis.pcall('HGET', holders_key(queue), key)
-      if type(holder) == 'string' and string.match(holder, ' (%d+)$') == id then
-        redis.call('HDEL', holders_key(queue), key)
+      local of_all, name = string.sub(key, 1, 1) == '*', string.sub(key, 2)
+      local holders = holders_key(of_all and '' or queue)
+      local holder = redis.pcall('HGET', holders, name)
+      local pattern = of_all and '^%d+ (%d+ .+)$' or '^%d+ (%d+)$'
+      local held = type(holder) == 'string' and string.match(holder, pattern)
+      if held == (of_all and id .. ' ' .. queue or id) then
+        redis.call('HDEL', holders, name)
       end
     end
   end

@@ -241,20 +241,27 @@ function scripts.lookup()
   return found
 end
 
--- The jobs that hold keys. Arguments: queue, keys. Returns OK, then of each key 'PRIORITY ID', or
--- false if it is free.
+-- The jobs that hold keys. Arguments: queue, or '' for keys of all queues; keys. Returns OK, then of
+-- each key 'PRIORITY ID', 'PRIORITY ID QUEUE' if of all queues, or false if it is free.
 function scripts.find_keys()
   local queue = take()
+  local pattern = queue == '' and '^%d+ (%d+) (.+)$' or '^%d+ (%d+)$'
   local holders = holders_key(queue)
   local problem = damage(holders, 'hash')
   if problem then
     return problem
   end
-  local found = redis.call('HMGET', holders, unpack(take_all(#ARGV - taken)))
+  local wanted = take_all(#ARGV - taken)
+  local found = redis.call('HMGET', holders, unpack(wanted))
   local result = { 'OK' }
   for at, holder in ipairs(found) do
-    local id = holder and string.match(holder, '^%d+ (%d+)$')
-    result[at + 1] = id and jobs.exists(queue, id) and holder or false
+    local id, other
+    if holder then
+      id, other = string.match(holder, pattern)
+    end
+    -- A queue that was deleted leaves its jobs' keys of all queues behind.
+    local held = id and (not other or jobs.key_of(other, id) == '*' .. wanted[at])
+    result[at + 1] = held and jobs.exists(other or queue, id) and holder or false
   end
   return result
 end

@@ -151,8 +151,14 @@ def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
         updated_ms if pending else since_ms,
         claim.decode(errors="replace") if claim and not pending else None,
         (body or b"") if with_body else None,
-        None if held is None else JobOptions(held.decode(errors="replace")),
+        None if held is None else _options(held),
     )
+
+
+def _options(held: bytes) -> JobOptions:
+    """Return the options of a job whose key stands behind '=', or '*' if it is of all queues."""
+    key = held[1:].decode(errors="replace")
+    return JobOptions(key, key_of_all_queues=held.startswith(b"*"))
 
 
 def local_id(member: bytes) -> int | None:

@@ -37,6 +37,7 @@ from pinlaterd.engines.base import (
 from pinlaterd.engines.batches import (
     AckActions,
     Failed,
+    FindKeys,
     apply_acks,
     enqueue_keyed,
     first_claims,
@@ -44,7 +45,7 @@ from pinlaterd.engines.batches import (
     local_ids_of,
 )
 from pinlaterd.engines.sqlite.file import LIMITS, id_list
-from pinlaterd.engines.sqlite.options import put_options
+from pinlaterd.engines.sqlite.options import put_options, scope_of
 from pinlaterd.engines.sqlite.runs import (
     FAILED,
     IN_PROGRESS,
@@ -383,6 +384,9 @@ def _enqueue_keyed(tx: Transaction, ops: Sequence[KeyedEnqueueOp]) -> list[list[
         has_keys = queue_id in tx.store.with_options
         return tx.store.keys.find(tx.db, queue_id, keys) if has_keys else {}
 
+    def find_of_all(keys: Sequence[str]) -> Mapping[str, KeyHolder]:
+        return tx.store.keys.find_of_all(tx.db, keys) if tx.store.with_options else {}
+
     def store(queue: str, jobs: Sequence[Job]) -> Sequence[int]:
         queue_id = tx.store.queue_id(queue)
         tx.note_options(queue_id)
@@ -390,11 +394,15 @@ def _enqueue_keyed(tx: Transaction, ops: Sequence[KeyedEnqueueOp]) -> list[list[
         options = [job.options or JobOptions() for job in jobs]
         put_options(tx.db, queue_id, local_ids, options)
         pairs = zip(options, local_ids, strict=True)
-        keys = [(queue_id, each.key, local_id) for each, local_id in pairs if each.key is not None]
+        keys = [
+            (scope_of(each, queue_id), each.key, local_id)
+            for each, local_id in pairs
+            if each.key is not None
+        ]
         tx.store.keys.add(tx.db, keys)
         return local_ids
 
-    return enqueue_keyed(ops, find, store)
+    return enqueue_keyed(ops, FindKeys(find, find_of_all), store)
 
 
 # --- claims ---------------------------------------------------------------------------------

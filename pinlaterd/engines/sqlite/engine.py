@@ -20,6 +20,7 @@ from pinlaterd.engines.base import (
     Durability,
     Expired,
     Finding,
+    KeyHolder,
     Requeued,
     SearcherFactory,
     StorageEngine,
@@ -152,6 +153,13 @@ class SqliteEngine(Store, StorageEngine):
             return {}
         with reading(self.path):
             return self.keys.find(db, queue_id, keys)
+
+    def find_keys_of_all(self, keys: Sequence[str]) -> Mapping[str, KeyHolder]:
+        db = self.db
+        if not self.with_options:
+            return {}
+        with reading(self.path):
+            return self.keys.find_of_all(db, keys)
 
     def depths(self, queues: Collection[str] | None = None) -> Mapping[str, Depths | None]:
         self.counts.add(self.counts.poll())

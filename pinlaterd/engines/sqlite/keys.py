@@ -17,7 +17,9 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Any
 
+from pinlaterd.engines.base import KeyHolder
 from pinlaterd.engines.sqlite.file import id_list
 from pinlaterd.model import JobKey
 
@@ -41,6 +43,15 @@ _HOLDERS = (
     "SELECT options.key, jobs.priority, jobs.local_id FROM json_each(?) AS held"
     " CROSS JOIN options ON options.local_id = held.value"
     " CROSS JOIN jobs ON jobs.local_id = options.local_id WHERE options.scope = ?"
+)
+SCOPE_OF_ALL = 0  # of keys of all queues; others have their queue's number
+# Neither counts a job whose queue was deleted.
+_HOLDERS_OF_ALL = (
+    "SELECT options.key, jobs.priority, jobs.local_id, queues.name FROM json_each(?) AS held"
+    " CROSS JOIN options ON options.local_id = held.value"
+    " CROSS JOIN jobs ON jobs.local_id = options.local_id"
+    " CROSS JOIN queues ON queues.id = options.queue AND NOT queues.dropped"
+    " WHERE options.scope = ?"
 )
 _WITH_KEYS = (
     "SELECT scope, key, local_id FROM options WHERE local_id BETWEEN ? AND ? AND key IS NOT NULL"
@@ -90,6 +101,20 @@ class KeyIndex:
 
     def find(self, db: sqlite3.Connection, scope: int, keys: Sequence[str]) -> dict[str, JobKey]:
         """Return the jobs that hold those of `keys` that are held."""
+        rows = self._holders(db, _HOLDERS, scope, keys)
+        return {key: JobKey(*job_key) for key, *job_key in rows}
+
+    def find_of_all(self, db: sqlite3.Connection, keys: Sequence[str]) -> dict[str, KeyHolder]:
+        """Do the same for keys of all queues."""
+        rows = self._holders(db, _HOLDERS_OF_ALL, SCOPE_OF_ALL, keys)
+        return {
+            key: KeyHolder(priority, local_id, True, queue)
+            for key, priority, local_id, queue in rows
+        }
+
+    def _holders(
+        self, db: sqlite3.Connection, select: str, scope: int, keys: Sequence[str]
+    ) -> list[tuple[Any, ...]]:
         hashes = [hash_of(scope, key) for key in keys]
         recent = self._recent
         found = [recent[each >> _BUCKET_SHIFT].get(each) for each in hashes]
@@ -103,9 +128,9 @@ class KeyIndex:
             local_ids += [local_id for (local_id,) in rows]
             first += size
         if not local_ids:
-            return {}
-        wanted, holders = set(keys), db.execute(_HOLDERS, (id_list(local_ids), scope))
-        return {key: JobKey(*job_key) for key, *job_key in holders if key in wanted}
+            return []
+        wanted, holders = set(keys), db.execute(select, (id_list(local_ids), scope))
+        return [row for row in holders if row[0] in wanted]
 
     # --- within a transaction ------------------------------------------------------------------
 

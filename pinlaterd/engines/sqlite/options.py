@@ -6,12 +6,12 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from importlib import resources
 
-from pinlaterd.engines.sqlite.keys import hash_of
+from pinlaterd.engines.sqlite.keys import SCOPE_OF_ALL, hash_of
 from pinlaterd.model import JobOptions
 
 _PUT = (
     "INSERT INTO options (local_id, queue, scope, key, expires_at, check_at)"
-    " VALUES (?1, ?2, ?2, ?3, ?4, ?4)"
+    " VALUES (?1, ?2, ?3, ?4, ?5, ?5)"
 )
 _OF_QUEUE = "options of "  # in front of the queue's number
 _WITHOUT_JOB = "local_id NOT IN (SELECT local_id FROM jobs)"
@@ -51,12 +51,17 @@ def forget_queue(db: sqlite3.Connection, queue_id: int) -> None:
     db.execute("DELETE FROM meta WHERE key = ?", (f"{_OF_QUEUE}{queue_id}",))
 
 
+def scope_of(options: JobOptions, queue_id: int) -> int:
+    """Return the scope within which a job's key is held once."""
+    return SCOPE_OF_ALL if options.key_of_all_queues else queue_id
+
+
 def put_options(
     db: sqlite3.Connection, queue_id: int, local_ids: Iterable[int], options: Sequence[JobOptions]
 ) -> None:
     """Store the options of jobs."""
     rows = [
-        (local_id, queue_id, each.key, each.expires_at_ms)
+        (local_id, queue_id, scope_of(each, queue_id), each.key, each.expires_at_ms)
         for local_id, each in zip(local_ids, options, strict=True)
     ]
     db.executemany(_PUT, rows)

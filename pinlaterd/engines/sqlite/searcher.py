@@ -32,6 +32,7 @@ from pinlaterd.engines.sqlite.file import (
     reading,
     storage_error,
 )
+from pinlaterd.engines.sqlite.keys import SCOPE_OF_ALL
 from pinlaterd.engines.sqlite.options import has_options
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobKey, JobOptions, JobState
@@ -44,7 +45,7 @@ _SLICE_JOBS, _SLICE_BODIES = 1000, 16
 _RUNS_A_READ = 500
 
 _SOUND, _SOUND_TIMES = struct.Struct(">bii").pack, struct.Struct(">qqqq").pack  # as in an answer
-_OPTIONS = "options.key, options.expires_at, options.end_reason"
+_OPTIONS = f"options.key, options.expires_at, options.scope = {SCOPE_OF_ALL}, options.end_reason"
 _JOIN_OPTIONS = " LEFT JOIN options ON options.local_id = job.local_id"
 
 
@@ -64,7 +65,7 @@ def _select(body: str, options: str, join: str) -> str:
 _SELECTS = {
     (with_body, with_options): _select(
         "job.body" if with_body else "NULL",
-        *((_OPTIONS, _JOIN_OPTIONS) if with_options else ("NULL, NULL, NULL", "")),
+        *((_OPTIONS, _JOIN_OPTIONS) if with_options else ("NULL, NULL, 0, NULL", "")),
     )
     for with_body in (False, True)
     for with_options in (False, True)
@@ -82,10 +83,10 @@ def stored_jobs(
     """Yield a queue's jobs of these ids, in no order, but for those that hold what no job has.
     `with_options`: if it may have jobs with options."""
     rows = db.execute(_SELECTS[with_body, with_options], (id_list(local_ids), queue_id))
-    for priority, local_id, state, *rest, key, expires_at_ms, end_reason in rows:
+    for priority, local_id, state, *rest, key, expires_at_ms, of_all, end_reason in rows:
         try:
             job = StoredJob(JobKey(priority, local_id), JobState(state), *rest)
-            options = JobOptions(key, expires_at_ms)
+            options = JobOptions(key, expires_at_ms, bool(of_all))
             if options != _USUAL:
                 job = job._replace(options=options, end_reason=end_reason or "")
             _SOUND(priority, job.attempts_allowed, job.attempts_remaining)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pinlaterd.engines.base import Batch, KeyedEnqueueOp, KeyHolder, Search
@@ -184,3 +186,84 @@ def test_plain_jobs_have_no_keys(store: EngineHarness):
 
     assert store.job(key).options is None
     assert store.engine.find_keys(QUEUE, ["k"]) == {}
+
+
+# --- keys of all queues ---------------------------------------------------------------------
+
+
+def _of_all(key: str, body: bytes = b"x", **fields: Any) -> Job:
+    return Job(body, options=JobOptions(key, key_of_all_queues=True), **fields)
+
+
+@pytest.fixture
+def other(store: EngineHarness) -> str:
+    store.engine.create_queue("other", store.now_ms)
+    return "other"
+
+
+def test_a_key_of_all_queues_is_held_once_in_all_of_them(store: EngineHarness, other: str):
+    [mine] = store.keyed(_of_all("k"))
+    [same] = store.keyed(_of_all("k", priority=2))
+    [others] = store.keyed(_of_all("k"), queue=other)
+    [own], [theirs] = store.keyed(keyed("k")), store.keyed(keyed("k"), queue=other)
+
+    assert not mine.existed
+    for holder in (same, others):
+        assert holder[:3] == (*mine[:2], True)
+        assert holder.queue == QUEUE
+    assert not own.existed
+    assert not theirs.existed
+    assert store.engine.find_keys_of_all(["k", "none"]) == {"k": others}
+    assert store.engine.find_keys(QUEUE, ["k"]) == {"k": JobKey(*own[:2])}
+    assert store.engine.find_keys(other, ["k"]) == {"k": JobKey(*theirs[:2])}
+    assert store.job(JobKey(*mine[:2])).options == JobOptions("k", key_of_all_queues=True)
+    assert store.job(JobKey(*own[:2])).options == JobOptions("k")
+
+
+def test_of_a_batch_the_first_holds_a_key_of_all_queues(store: EngineHarness, other: str):
+    calls = [
+        KeyedEnqueueOp(QUEUE, [keyed("k"), _of_all("k"), _of_all("k"), _of_all("m")]),
+        KeyedEnqueueOp(other, [_of_all("k"), _of_all("n"), keyed("k")]),
+        KeyedEnqueueOp(QUEUE, [_of_all("n")]),
+    ]
+
+    mine, others, last = store.engine.apply(Batch(keyed=calls), store.now_ms).keyed
+
+    assert [holder.existed for holder in mine] == [False, False, True, False]
+    assert mine[2][:2] == mine[1][:2] != mine[0][:2]
+    assert [holder.existed for holder in others] == [True, False, False]
+    assert others[0] == KeyHolder(*mine[1][:2], True, QUEUE)
+    assert last == [KeyHolder(*others[1][:2], True, other)]
+    assert store.depths() == {(1, JobState.PENDING): 3}
+
+
+@pytest.mark.parametrize("delete", [_delete_jobs, _delete_found, _collect_garbage, _delete_queue])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_key_of_all_queues_goes_with_its_job(
+    store: EngineHarness, other: str, delete, reopened: bool
+):
+    [holder] = store.keyed(_of_all("k"))
+    old = JobKey(*holder[:2])
+    store.claim()
+    store.succeed(old)
+    delete(store, old)
+    if reopened:
+        store.reopen()
+
+    assert store.engine.find_keys_of_all(["k"]) == {}
+    [new] = store.keyed(_of_all("k", b"new"), queue=other)
+    while store.engine.vacuum(limit=1):
+        pass
+
+    assert not new.existed
+    assert store.engine.find_keys_of_all(["k"]) == {"k": KeyHolder(*new[:2], True, other)}
+    assert store.keyed(_of_all("k"))[0].queue == other
+
+
+def test_keys_of_all_queues_outlast_the_owner(store: EngineHarness, other: str):
+    [holder] = store.keyed(_of_all("k"), queue=other)
+
+    store.reopen()
+
+    assert store.engine.find_keys_of_all(["k"]) == {"k": KeyHolder(*holder[:2], True, other)}
+    assert store.keyed(_of_all("k"))[0].existed
