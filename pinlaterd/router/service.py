@@ -24,10 +24,15 @@ from pinlaterd.router.call import (
     reason_of,
 )
 from pinlaterd.router.dequeue import Dequeuer
-from pinlaterd.router.enqueue_by_key import EnqueueByKey, only_key
+from pinlaterd.router.enqueue import (
+    EnqueueByKey,
+    KeysFound,
+    SplitEnqueue,
+    no_place_to_enqueue,
+    only_key,
+)
 from pinlaterd.router.fan_out import FanOut
 from pinlaterd.router.shards import less_loaded
-from pinlaterd.router.split_enqueue import KeysFound, SplitEnqueue, no_place_to_enqueue
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.connection import Answer, Connection
 from pinlaterd.rpc.peek import may_have_keys, may_wait, names_one_shard

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -325,14 +325,6 @@ class Struct:
         if self.options is not None:
             self.no_options = list(self.options())
             self.defaults += self.no_options
-
-    def value_of(self, value: Sequence[Any], field: Field) -> Any:
-        """Return a field of `value`, a record of the model; None if it is not to be written."""
-        at = field.place - self.size
-        if at < 0:
-            return value[field.place]
-        options = value[self.options_at]
-        return None if options is None or options[at] == self.no_options[at] else options[at]
 
     def made(self, values: list[Any]) -> Any:
         """Make the record of the values of all fields, which are in the order of their places."""

@@ -18,9 +18,9 @@ from pinlaterd.model import (
     ScanKey,
     ScanResult,
 )
+from pinlaterd.router.enqueue import split_evenly
 from pinlaterd.router.fan_out import acks_by_shard, merge_scans, share_of_oldest
 from pinlaterd.router.shards import cover, less_loaded, plan_round
-from pinlaterd.router.split_enqueue import split_evenly
 from pinlaterd.wire.link import ShardLink
 
 

@@ -273,8 +273,16 @@ def as_fields(declared: Struct, value: Any) -> list[Field]:
     return [
         Field(field.id, field.type.code, as_tree(field.type, given))
         for field in declared.fields
-        if (given := declared.value_of(value, field)) is not None
+        if (given := given_in(value, declared, field)) is not None
     ]
+
+
+def given_in(value: Any, declared: Struct, field: Any) -> Any:
+    if field.place < declared.size:
+        return value[field.place]
+    usual = declared.no_options[field.place - declared.size]
+    given = getattr(value.options, field.key, usual)
+    return None if given == usual else given
 
 
 def as_tree(declared: Type, value: Any) -> Any:

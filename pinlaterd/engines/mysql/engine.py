@@ -33,7 +33,7 @@ from pinlaterd.engines.base import (
 )
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.mysql.batch import HELD, FailedAttempt, apply_batch, fail_attempts, held_in
-from pinlaterd.engines.mysql.connection import WAIT_FOR_LOCKS, MysqlAddress, quote_name
+from pinlaterd.engines.mysql.connection import WAIT_FOR_LOCKS, MysqlAddress, quote_name, quote_text
 from pinlaterd.engines.mysql.searcher import MysqlSearcher
 from pinlaterd.engines.mysql.statements import (
     UPDATED_AT_MS,
@@ -102,8 +102,7 @@ class MysqlEngine(Store, StorageEngine):
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         for op in batch.keyed:
             with self.reading():
-                of_all = bool(op.keys(of_all_queues=True))
-                self.tables.make_keys(self.db, op.queue, of_all_queues=of_all)
+                self.tables.make_keys(self.db, op.queue)
         return self.transact(now_ms, lambda tx: apply_batch(self, tx, batch))
 
     def try_enqueue(self, queue: str) -> None:
@@ -147,6 +146,9 @@ class MysqlEngine(Store, StorageEngine):
             # second after the last of many changes.
             statement = WAIT_FOR_LOCKS + statement
         with self.guarded(), db.patiently(_DROP_SECONDS):
+            if self.tables.has_keys:
+                of_queue = b" WHERE queue = " + quote_text(queue)
+                db.execute(b"DELETE FROM " + self.tables.keys_of_all + of_queue)
             db.execute(statement)
         self.tables.drop(queue)
         self.counts.drop_queue(queue)
@@ -372,12 +374,8 @@ class MysqlEngine(Store, StorageEngine):
         return [table for level, table in sorted(tables.items()) if (level, state) in depths]
 
     def vacuum(self, *, limit: int) -> bool:
-        """Delete keys that a deleted queue has left; all else of it went with its database, and
-        InnoDB purges by itself."""
-        if self.tables.left_keys:
-            with self.guarded():
-                self.tables.forget_keys(self.db, limit=limit)
-        return self.tables.left_keys
+        """A queue goes with its database, at once; InnoDB purges by itself."""
+        return False
 
     def searcher(self) -> SearcherFactory:
         return partial(MysqlSearcher, self.shard, self.server)

@@ -218,7 +218,7 @@ def find_keys_of_all(
 ) -> dict[str, KeyHolder]:
     """Find keys as StorageEngine.find_keys_of_all does. `rows`: what a statement reads."""
     queues: defaultdict[str, list[str]] = defaultdict(list)
-    listed = [quote_bytes(key.encode()) for key in keys] if tables.keys_of_all else []
+    listed = [quote_bytes(key.encode()) for key in keys] if tables.has_keys else []
     for part in pieces(listed, _LISTED_KEYS):
         statement = b"SELECT name, queue FROM %b WHERE name IN (%b)"
         for name, queue in rows(statement % (tables.keys_of_all, b", ".join(part))):
@@ -252,12 +252,11 @@ def put_keys(table: Table, jobs: Mapping[QueueKey, JobKey]) -> Iterator[bytes]:
 def delete_keys(table: Table, local_ids: Sequence[int]) -> Iterator[bytes]:
     """Delete the keys of jobs of a table, if its queue has any."""
     held, of_all = table.keys, table.keys_of_all
-    what = b"DELETE FROM " + held
-    if of_all:
-        what = b"DELETE %b, %b FROM %b LEFT JOIN %b ON %b.of_all = 1 AND %b.name = %b.name" % (
-            *(held, of_all, held, of_all, held, of_all, held),
-        )
-        what += b" AND %b.queue = %b" % (of_all, quote_text(table.queue))
+    names = (held, of_all, held, of_all, held, of_all, held, of_all, quote_text(table.queue))
+    what = (
+        b"DELETE %b, %b FROM %b LEFT JOIN %b ON %b.of_all = 1 AND %b.name = %b.name"
+        b" AND %b.queue = %b" % names
+    )
     for part in pieces(local_ids, LISTED_IDS) if held else ():
         yield what + b" WHERE priority = %d AND " % table.priority + among(part)
 

@@ -127,7 +127,7 @@ class Table(NamedTuple):
     aged: Order  # others, by their last change
     pins: bytes  # assignments that keep the server from changing times by itself
     keys: bytes  # the table of the queue's keys, quoted; empty where there is none
-    keys_of_all: bytes = b""  # the shard's table of keys of all queues, if the queue may have any
+    keys_of_all: bytes = b""  # the shard's table of keys of all queues, there if `keys` is
 
     def to_pending(self, now_ms: int) -> bytes:
         """The assignments by which a job becomes PENDING as from now."""
@@ -346,9 +346,8 @@ class ShardTables:
 
     def __init__(self, shard: str, *, levels: int, most_body_bytes: int, claim_room: int) -> None:
         self.prefix = database_prefix(shard)
-        self.keys_of_all = b""  # the table of keys of all queues, quoted; empty: there is none
-        self.left_keys = False  # whether a deleted queue may have left some of them
-        self._shard = shard
+        self.keys_of_all = quote_name(owner_database(shard), "keys_of_all")  # once there are keys
+        self._owner_database = owner_database(shard)
         self.by_queue: dict[str, dict[int, Table]] = {}  # and priority
         self.narrower: dict[str, dict[int, TableLimits]] = {}  # what some of them hold
         self._levels = levels
@@ -371,12 +370,6 @@ class ShardTables:
         )
         found = [database[len(self.prefix) :] for (database,) in rows]
         queues = [queue for queue in found if QUEUE_NAME.match(queue)]
-        database = owner_database(self._shard)
-        is_there = db.rows(
-            b"SELECT 1 FROM information_schema.tables WHERE table_name = 'keys_of_all'"
-            b" AND table_schema = " + quote_text(database)
-        )
-        self.keys_of_all = quote_name(database, "keys_of_all") if is_there else b""
         had_tables = {}
         for some in pieces(queues, max(1, _TABLES_DESCRIBED // self._levels)):
             tables = load_tables(db, [self.prefix + queue for queue in some])
@@ -413,35 +406,22 @@ class ShardTables:
             return None
         return TableLimits(body_bytes, table.run_after)
 
-    def make_keys(self, db: MysqlConnection, queue: str, *, of_all_queues: bool) -> None:
+    def make_keys(self, db: MysqlConnection, queue: str) -> None:
         """Make the tables of a queue's keys, unless they are there: it ends a transaction."""
-        if of_all_queues and not self.keys_of_all:
-            database = owner_database(self._shard)
-            db.execute(create_table("keys_of_all.sql", database, "keys_of_all"))
-            self._note_keys_of_all(quote_name(database, "keys_of_all"))
         tables, database = self.of(queue), self.prefix + queue
         if not all(table.keys for table in tables.values()):
+            db.execute(create_table("keys_of_all.sql", self._owner_database, "keys_of_all"))
             db.execute(create_table("keys.sql", database, "keys"))
             name = quote_name(database, "keys")
-            tables = self.of(queue)
             self.by_queue[queue] = {at: table._replace(keys=name) for at, table in tables.items()}
 
-    def _note_keys_of_all(self, name: bytes) -> None:
-        self.keys_of_all = name
-        for queue, tables in self.by_queue.items():
-            self.by_queue[queue] = {at: t._replace(keys_of_all=name) for at, t in tables.items()}
+    @property
+    def has_keys(self) -> bool:
+        """Return whether any queue has a table of keys."""
+        return any(t.keys for tables in self.by_queue.values() for t in tables.values())
 
     def drop(self, queue: str) -> None:
         del self.by_queue[queue], self.narrower[queue]
-        self.left_keys = bool(self.keys_of_all)
-
-    def forget_keys(self, db: MysqlConnection, *, limit: int) -> None:
-        """Delete up to `limit` keys of all queues that deleted queues have left behind."""
-        known = b", ".join(map(quote_text, self.by_queue)) or b"''"
-        statement = b"DELETE FROM %b WHERE queue NOT IN (%b) LIMIT %d"
-        db.execute(statement % (self.keys_of_all, known, limit))
-        [[deleted]] = db.rows(b"SELECT ROW_COUNT()")
-        self.left_keys = deleted == limit
 
     def last_local_id(self, db: MysqlConnection, queues: Collection[str]) -> int:
         """The highest that their tables hold, or have given out to anybody; 0 if there is none."""
