@@ -51,6 +51,7 @@ EDIT_LOCK = RUN / "edit.lock"
 PROGRAMS_LOCK = RUN / "programs.lock"
 PROGRAMS_DUE = RUN / "programs.due"
 RATES_FILE = RUN / "rates.json"
+PERMITS_FILE = RUN / "permits.json"
 SERVER_SET_COPY = RUN / "server_set"
 LEAVING = RUN / "leaving"  # while it is there, this server's shards go to others
 ZOOKEEPER_SESSION = RUN / "zookeeper.session"

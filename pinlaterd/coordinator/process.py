@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -19,6 +20,7 @@ from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, ConfigSuperseded, activate, load_active
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.pages import Pages
+from pinlaterd.coordinator.permits import PermitControl
 from pinlaterd.coordinator.processes import ProcessView, Registry, status, usage_of
 from pinlaterd.coordinator.programs import LivePrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
@@ -31,6 +33,7 @@ from pinlaterd.status import About, Sample, Status
 from pinlaterd.wire.control import (
     ControlServer,
     MalformedMessage,
+    PermitReport,
     ProcessState,
     RateReport,
     Report,
@@ -64,6 +67,8 @@ class Coordinator:
         self._programs = LivePrograms(clock.monotonic) if _SUPERVISED in os.environ else None
         self._failure = ""  # why the configuration can't be followed
         self._rates = RateControl(self._config, clock, self._stats, process_exists)
+        self._permits = PermitControl(self._config, clock, process_exists)
+        self._permit_look: asyncio.TimerHandle | None = None
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
         pages = Pages(self.status, self.stats, self.whole)
@@ -149,6 +154,7 @@ class Coordinator:
         self._config, self._config_version = config, active.version
         set_up_log(layout.COORDINATOR, config.server.log_level)
         self._rates.configure(config.queues)
+        self._permits.configure(config)
         self._publish()  # and what follows for rates
         log.info("a changed configuration is active, version %d", active.version)
 
@@ -230,7 +236,10 @@ class Coordinator:
             os.getpid(),
             self._started_at_ms,
             ProcessState.SERVING,
-            facts={"server set warning": "; ".join(self._rates.problems())},
+            facts={
+                "server set warning": "; ".join(self._rates.problems()),
+                "permits warning": "; ".join(self._permits.problems()),
+            },
             stats=empty(),
             config_version=self._config_version,
         )
@@ -242,8 +251,19 @@ class Coordinator:
         if self._control is None:
             return
         self._take_messages()
-        while self._rates.act(self._control):
+        while self._rates.act(self._control) | self._permits.act(self._control):
             self._take_messages()  # that came while we sent: the descriptor says nothing of them
+        self._look_at_permits()
+
+    def _look_at_permits(self) -> None:
+        """Come back when permits may move without anything being heard."""
+        if self._permit_look is not None:
+            self._permit_look.cancel()
+            self._permit_look = None
+        at = self._permits.allocator.next_look
+        if at < math.inf:
+            seconds = max(0.0, at - self._clock.monotonic())
+            self._permit_look = self._loop.call_later(seconds, self._hear)
 
     def _take_messages(self) -> None:
         """Take all that has come; send the snapshot to new processes, and to those out of step."""
@@ -260,9 +280,13 @@ class Coordinator:
             if isinstance(message, RateReport):
                 self._rates.allocator.heard(peer, message)
                 continue
+            if isinstance(message, PermitReport):
+                self._permits.allocator.heard(peer, message)
+                continue
             report = message if isinstance(message, Report) else None
             self._stats.count("reports")
             self._rates.allocator.heartbeat(peer)
+            self._permits.allocator.heartbeat(peer)
             newcomer = not self._registry.knows(peer)
             understood = self._registry.heard(peer, report)
             if newcomer and report is not None and understood:

@@ -195,6 +195,12 @@ class Batches:
         """Let it choose its jobs."""
         now_ms = batch.now_ms
         most_jobs = min(BATCH_JOBS - batch.jobs, batch.claims_left)
+        permits, queue = self._state.permits, dequeue.queue
+        is_limited = bool(permits) and queue in permits
+        if is_limited:
+            if queue not in batch.permits_left:
+                batch.permits_left[queue] = permits.free(queue)
+            most_jobs = min(most_jobs, batch.permits_left[queue])
         if late:
             dequeue.remaining = 0  # what it has by now is its answer
         elif dequeue.dry_run:
@@ -215,6 +221,8 @@ class Batches:
             batch.dequeues.append(dequeue)
             batch.jobs += jobs
             batch.claims_left -= dequeue.chosen
+            if is_limited:
+                batch.permits_left[queue] -= dequeue.chosen
         elif batch.dequeues:
             batch.left_out.append(dequeue)
         else:
@@ -390,6 +398,7 @@ class _Batch:
         self.left_out: list[Dequeue] = []
         self.jobs = 0
         self.claims_left = most_claims
+        self.permits_left: dict[str, int] = {}  # of limited queues, for jobs that are chosen yet
 
 
 # --- a call as it arrives -------------------------------------------------------------------

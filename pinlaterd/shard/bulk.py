@@ -396,7 +396,7 @@ class BulkCalls:
 
     def _deleted(self, request: DeleteJobsRequest, keys: Sequence[JobKey]) -> int:
         """PENDING ones leave the memory; returns how many they are."""
-        self._state.changed.add(request.queue)
+        self._state.ended(request.queue)
         if request.state is JobState.PENDING:
             self._state.touched.add(request.queue)
             local_ids = [key.local_id for key in keys]

@@ -190,7 +190,7 @@ class Dequeue(Acking):
         if (
             self.remaining > 0
             and not self._full
-            and state.ready.has_ready(self.queue, self._lowest_priority, now_ms)
+            and state.has_ready(self.queue, self._lowest_priority, now_ms)
         ):
             return False
         self.answer()

@@ -100,7 +100,10 @@ class Updates:
         if snapshot is None:
             return False
         self._take(snapshot)
-        return self._follow_config(snapshot)
+        is_changed = self._follow_config(snapshot)
+        # A coordinator that has just begun knows nothing of us.
+        self._service.report_permits()
+        return is_changed
 
     def _follow_config(self, snapshot: Snapshot) -> bool:
         active = newer_config(self.control, snapshot)
@@ -173,6 +176,8 @@ class ShardLoop:
         if self._searcher_fileno in readable:
             service.searches.receive()
         self._publish()
+        if service.permits_due:
+            self._report_permits()
         if not service.serving:
             self._withdraw()
             service.recover()
@@ -408,9 +413,20 @@ class ShardLoop:
         self._control.report(state, {**self._facts(), **warnings})
         self._hear()
 
+    def _report_permits(self) -> None:
+        """Report until nothing is due: what is granted in answer is to be confirmed at once."""
+        while self._service.permits_due:
+            self._control.report_permits(self._service.permit_report())
+            self._hear()
+
     def _hear(self) -> None:
         members = self._updates.members
         is_changed = self._updates.follow()
+        granted = self._control.take_permits()
+        for grant in granted:
+            self._service.grant(grant)
+        if granted:
+            self._publish()
         if members != self._updates.members:
             self._expel()
             is_changed = True

@@ -329,7 +329,7 @@ class Maintenance:
             self._state.stats.count(f"{queue}_timeout_retry", len(result.retried))
         if result.failed:
             self._state.stats.count(f"{queue}_timeout_done", result.failed)
-        self._state.changed.add(queue)
+        self._state.ended(queue)
         self._state.requeue(queue, result.retried, now_ms)
         return len(result.retried) + result.failed
 

@@ -11,6 +11,7 @@ opened, calls are REFUSED: other shards may serve.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
@@ -33,6 +34,7 @@ from pinlaterd.shard.state import ShardState
 from pinlaterd.shard.tasks import Pace, Tasks
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
+from pinlaterd.wire.control import PermitGrant, PermitReport
 from pinlaterd.wire.envelope import CallEntry, Op, ReadyCounts, ReplyEntry, ShardFacts
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,27 @@ class ShardService:
         """Go by `config` from the next call on, as far as it can change live."""
         self._state.follow(config)
         self._maintenance.follow_state()
+
+    # --- permits -----------------------------------------------------------------------------
+
+    @property
+    def permits_due(self) -> bool:
+        """Return whether the coordinator has to hear of permits now."""
+        return self._state.permits.due <= self._clock.monotonic()
+
+    def grant(self, grant: PermitGrant) -> None:
+        """Follow the permits that the coordinator grants."""
+        followed = self._state.permits.grant(grant.queues)
+        self._state.touched.update(queue for queue in followed if queue in self._state.ready)
+
+    def report_permits(self) -> None:
+        """Have all permits be reported: the coordinator may know nothing of them."""
+        self._state.permits.report_all()
+
+    def permit_report(self) -> PermitReport:
+        """Take what is to be reported of permits by now."""
+        permits = self._state.permits.report()
+        return PermitReport(self.name, os.getpid(), self.incarnation, permits)
 
     # --- ownership ---------------------------------------------------------------------------
 
@@ -222,7 +245,7 @@ class ShardService:
         now = self._clock.monotonic()
         if not self.serving:
             return max(0.0, self._reopen_at - now)
-        due, locks = self._maintenance.due, self._state.locks
+        due, locks = min(self._maintenance.due, self._state.permits.due), self._state.locks
         if locks.known:
             due = min(due, locks.next_try())
         seconds, wake_ms = due - now, self._state.ready.wake_ms()
@@ -256,6 +279,7 @@ class ShardService:
                         numbers = state.ready.no_counts(queue)
                     else:
                         numbers = state.ready.counts(queue, now_ms)
+                    numbers = tuple(state.permits.permitted(queue, numbers))
                 except StorageLocked:
                     numbers = state.ready.no_counts(queue)
                 counts.append(ReadyCounts(queue, numbers))

@@ -28,6 +28,7 @@ from pinlaterd.model import (
     Job,
     JobDescriptor,
     JobKey,
+    JobState,
     Payload,
     PendingKey,
     defaults_behind,
@@ -36,6 +37,7 @@ from pinlaterd.model import (
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
 from pinlaterd.shard.health import QueueLocks, StoreHealth
+from pinlaterd.shard.permits import Permits
 from pinlaterd.shard.ready import ReadyIndex
 from pinlaterd.shard.validation import Rules
 from pinlaterd.stats import BODY_SIZE, Stats
@@ -177,6 +179,7 @@ class ShardState:
             most_bytes=server.shard_buffer_bytes,
             max_run_after_ms=engine.limits.run_after_ms,
         )
+        self.permits = Permits(self._in_progress, clock.monotonic)
         self.replies = Replies()
         self.claim_descriptors = ClaimDescriptors(server, 0, position=0)
         self.changed: set[str] = set()  # queues whose depths or figures may have changed
@@ -193,10 +196,18 @@ class ShardState:
         self._facts: dict[str, QueueFacts] = {}
         shard = config.shards.get(self.name)
         self.dequeue_only = shard is not None and shard.dequeue_only
+        limits = {
+            name: queue.max_in_progress
+            for name, queue in config.queues.items()
+            if queue.max_in_progress is not None
+        }
+        changed = self.permits.follow(limits)
+        self.touched.update(queue for queue in changed if queue in self.ready)
 
     def begin(self, incarnation: int) -> None:
         """With an empty memory, in which no two claims bear the same descriptor."""
         self.clear()
+        self.permits.begin()
         shards = sorted({*self.config.shards, self.name})
         self.claim_descriptors = ClaimDescriptors(
             self.config.server, incarnation, position=shards.index(self.name)
@@ -204,6 +215,7 @@ class ShardState:
 
     def clear(self) -> None:
         self.ready.clear()
+        self.permits.end()
         self._facts.clear()
         self.suspects.clear()
 
@@ -225,6 +237,25 @@ class ShardState:
         """Read keys as the engine does, but do not try a locked queue before its time."""
         with self.locks.trying(queue):
             return self.engine.read_pending(queue, priority, **options)
+
+    def _in_progress(self, queue: str) -> int | None:
+        """Count jobs; None while the engine counts them itself."""
+        depths = self.engine.depths((queue,)).get(queue, {})
+        if depths is None:
+            return None
+        return sum([jobs for (_, state), jobs in depths.items() if state is JobState.IN_PROGRESS])
+
+    def has_ready(self, queue: str, lowest_priority: int, now_ms: int) -> bool:
+        """Return whether a claim would find a job (or has to look in the store)."""
+        if self.permits and queue in self.permits and not self.permits.free(queue):
+            return False
+        return self.ready.has_ready(queue, lowest_priority, now_ms)
+
+    def ended(self, queue: str) -> None:
+        """Jobs are IN_PROGRESS no more: others may be claimed."""
+        self.changed.add(queue)
+        if self.permits and queue in self.permits:
+            self.touched.add(queue)
 
     def heartbeat(self) -> None:
         began = self.clock.monotonic()
@@ -290,7 +321,7 @@ class ShardState:
     # --- what is counted: once a call or a batch, never once a job ------------------------------
 
     def acked(self, queue: str, result: AckResult, now_ms: int) -> None:
-        self.changed.add(queue)
+        self.ended(queue)
         if result.succeeded:
             self.stats.count(f"{queue}_ack_succeeded", result.succeeded)
         if result.failed:

@@ -150,6 +150,50 @@ class RateGrant(_Message):
     credits: Rates  # tokens that others gave up for it, once
 
 
+class HeldPermits(NamedTuple):
+    """The permits for jobs of one queue in one state (`max_in_progress`), as a shard has them."""
+
+    grant: int  # the last that is followed; 0: none yet
+    permits: int
+    used: int  # jobs in the state; more than permits after these were cut
+    ready: int  # jobs that could get into it
+
+    @property
+    def waits(self) -> bool:
+        """Whether jobs are ready for which there is no permit."""
+        return self.ready > 0 and self.used >= self.permits
+
+    @property
+    def held(self) -> int:
+        """The jobs that may be in the state until the shard reports again."""
+        return max(self.permits, self.used)
+
+
+class GrantedPermits(NamedTuple):
+    """The permits that a shard has for jobs of one queue from now on. `contested`: others wait, so
+    what the shard does not need is to be handed back."""
+
+    number: int
+    permits: int
+    contested: bool
+
+
+class PermitReport(_Message):
+    """The permits of a shard that have changed, as the owner of its store reports them."""
+
+    shard: str
+    pid: int  # of its process; 0: on another server
+    incarnation: int  # of the ownership
+    queues: Mapping[str, HeldPermits]
+
+
+class PermitGrant(_Message):
+    """The permits that a shard has for jobs of these queues."""
+
+    shard: str
+    queues: Mapping[str, GrantedPermits]
+
+
 class ServerReport(_Message):
     """The rates that a server reports to the cluster's leader. Its routers count as one, whose pid
     is the number of its member node."""
@@ -199,6 +243,8 @@ Message = (
     | RateReport
     | Snapshot
     | RateGrant
+    | PermitReport
+    | PermitGrant
     | ServerReport
     | ServerGrant
     | Question
@@ -353,6 +399,7 @@ class ControlClient(PeerClient):
         # As the coordinator knows it; None: it has to be told all, all figures included.
         self._told: _Told | None = None
         self._grants: list[RateGrant] = []  # received, not taken yet
+        self._permits: list[PermitGrant] = []  # likewise
 
     def report(self, state: ProcessState, facts: Mapping[str, str]) -> None:
         """Tell what changed since the last report, or just that we live."""
@@ -373,6 +420,8 @@ class ControlClient(PeerClient):
         for message in self.messages():
             if isinstance(message, RateGrant):
                 self._grants.append(message)
+            elif isinstance(message, PermitGrant):
+                self._permits.append(message)
             elif isinstance(message, Snapshot):
                 latest = message
                 self._snapshot_version = message.version
@@ -383,6 +432,15 @@ class ControlClient(PeerClient):
         """The grants that `receive` met on its way, in their order."""
         grants, self._grants = self._grants, []
         return grants
+
+    def take_permits(self) -> list[PermitGrant]:
+        """Take the grants of permits that `receive` met on its way, in their order."""
+        grants, self._permits = self._permits, []
+        return grants
+
+    def report_permits(self, report: PermitReport) -> None:
+        """Lost if the coordinator is away; after the next Snapshot all is reported again."""
+        self.send(pack(report))
 
     def report_rates(self, report: RateReport) -> None:
         """Lost if the coordinator is away; after the next Snapshot it is reported again."""

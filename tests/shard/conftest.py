@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -13,7 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
+from pinlaterd.config.schema import (
+    Config,
+    ServerSettings,
+    ShardSettings,
+    default_queue_settings,
+)
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import PinLaterError
@@ -202,7 +207,7 @@ def clock() -> ShardClock:
 
 @pytest.fixture
 def make_shard(tmp_path: Path, clock: FakeClock) -> Iterator[MakeShard]:
-    """Opens shards; `settings` are those of ServerSettings."""
+    """Opens shards; `settings` are those of ServerSettings, `queues` those of queues.yaml."""
     opened: list[Shard] = []
 
     def make(
@@ -210,13 +215,16 @@ def make_shard(tmp_path: Path, clock: FakeClock) -> Iterator[MakeShard]:
         engine: StorageEngine | None = None,
         server: ServerSettings | None = None,
         timekeeper: Timekeeper | None = None,
+        queues: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         **settings: Any,
     ) -> Shard:
         server = dataclasses.replace(server or ServerSettings(advertised_host="box"), **settings)
         shards = {name: ShardSettings(name)}
         stats = Stats()
         store = engine or SqliteEngine(tmp_path / f"{name}.sqlite")
-        config = Config(server, MappingProxyType(shards))
+        usual = default_queue_settings(server)
+        limited = {queue: dataclasses.replace(usual, **given) for queue, given in queues.items()}
+        config = Config(server, MappingProxyType(shards), limited)
         keeper = timekeeper or AlwaysAwake(clock)
         service = ShardService(name, store, config, clock, stats, Random(1), keeper)
         service.open()

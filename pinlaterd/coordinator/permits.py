@@ -1,0 +1,408 @@
+"""The permits for jobs of limited queues: how many of them each shard may have in one state.
+
+The invariant: what all shards may have of a queue, together, is never raised above its limit,
+whatever is lost, late or killed. For this, each shard's entry says the *most* jobs that may be
+there (`held`): its permits or, if these were cut below, the jobs that it has.
+
+- Permits that are raised count from before the grant is sent; those that are cut, or handed back,
+  until the shard has said so. So a raise is paid out of what others have given up for sure.
+- What a shard holds lies in its store. While it is down that stays counted; an owner that begins
+  has no permits, and its jobs are what it reports.
+- A coordinator that starts reads the entries that its predecessor noted (each raise, before it was
+  sent). Of a shard that is not noted, nothing is known until it has confirmed a grant of ours: one
+  of an earlier coordinator may have been on its way before. Until all are known, nothing is raised.
+- Only a limit that is lowered may leave more held than allowed: then nothing new begins.
+
+While jobs wait for permits, these are divided in proportion to the jobs that are in the state or
+ready to be; each shard with such jobs has one at least. Where there are fewer permits than such
+shards, they go round: the one that had none for the longest time is next. What nobody needs is
+spread evenly, for jobs to come. Nothing is cut while no job waits.
+
+The allocator is without sockets and files; time is asked through what is passed in. PermitControl
+has it follow the configuration, and notes what shards may hold in run/permits.json.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pinlaterd.clock import Clock
+from pinlaterd.config import layout
+from pinlaterd.config.schema import Config, QueueSettings
+from pinlaterd.coordinator.processes import SILENT_SECONDS
+from pinlaterd.lifecycle import process_place
+from pinlaterd.wire.control import (
+    ControlServer,
+    GrantedPermits,
+    HeldPermits,
+    PermitGrant,
+    PermitReport,
+)
+
+log = logging.getLogger(__name__)
+
+# How long permits stay where they are while jobs wait elsewhere.
+TURN_SECONDS = 0.05
+# Permits move if a shard has less than this part of what it is to have.
+_WORTH_MOVING = 0.9
+_CONFIRM_SECONDS = 1.0  # after which a grant is held for lost, and another is sent
+
+
+class NotedPermits(NamedTuple):
+    """The most jobs of a queue that may be on a shard."""
+
+    queue: str
+    shard: str
+    held: int
+
+
+_PATIENCE_SECONDS = 10.0  # after which a shard that does not report is a problem
+_NOTES = msgspec.json.Decoder(tuple[str, list[NotedPermits]])  # where they were noted
+
+
+class _Holder:
+    """A shard, as far as one queue goes. `held`: the most jobs that may be there; `told`: its last
+    report; `sent`: the last grant; `known`: whether `held` is sure."""
+
+    __slots__ = (
+        "confirmed",
+        "held",
+        "incarnation",
+        "known",
+        "sent",
+        "sent_at",
+        "served_at",
+        "told",
+    )
+
+    def __init__(self, held: int = 0, *, known: bool = False) -> None:
+        self.held = held
+        self.known = known
+        self.told = HeldPermits(0, 0, 0, 0)
+        self.sent = GrantedPermits(0, 0, contested=False)
+        self.sent_at = self.served_at = -math.inf
+        self.confirmed = False
+        self.incarnation = 0
+
+
+class _Shard(NamedTuple):
+    """The process that owns a shard's store, as it reported last."""
+
+    peer: bytes
+    pid: int
+    heard_at: float
+
+
+class _Limited:
+    """A limited queue. `order`: who is served first until `turn_ends`, while there are fewer
+    permits than shards that want one."""
+
+    __slots__ = ("holders", "limit", "order", "turn_ends")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.holders: dict[str, _Holder] = {}
+        self.order: Sequence[str] = ()
+        self.turn_ends = -math.inf
+
+    def begin_turn(self, live: Mapping[str, _Holder], now: float) -> None:
+        """Let those be first that got permits the longest time ago."""
+        self.order = sorted(live, key=lambda shard: live[shard].served_at)
+        self.turn_ends = now + TURN_SECONDS
+
+    def targets(self, live: Mapping[str, _Holder], rest: int) -> Mapping[str, int]:
+        """Divide `rest` permits over the live shards."""
+        last = len(self.order)
+        places = {shard: place for place, shard in enumerate(self.order)}
+        demands = {shard: one.told.used + one.told.ready for shard, one in live.items()}
+        wanting = sorted(
+            [shard for shard, demand in demands.items() if demand],
+            key=lambda shard: places.get(shard, last),
+        )[:rest]
+        more = {shard: demands[shard] - 1 for shard in wanting}
+        by_demand = min(rest - len(wanting), sum(more.values()))
+        parts = [dict.fromkeys(wanting, 1), proportional(by_demand, more)]
+        spare = rest - len(wanting) - by_demand
+        parts.append(proportional(spare, dict.fromkeys(sorted(live), 1)))
+        return {shard: sum(part.get(shard, 0) for part in parts) for shard in live}
+
+
+class PermitAllocator:
+    """Takes what shards report, gives the grants to send. Times are monotonic seconds."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        is_running: Callable[[int], bool],
+        noted: Iterable[NotedPermits] = (),
+        first_number: int = 0,
+    ) -> None:
+        """`is_running`: whether there is a process of that pid. `noted`: by the coordinator
+        before. Grants have numbers above `first_number`."""
+        self._clock = clock
+        self._is_running = is_running
+        self._queues: dict[str, _Limited] = {}
+        self._shards: dict[str, _Shard | None] = {}  # None: it has not reported yet
+        self._number = first_number
+        self._noted = {(note.queue, note.shard): note.held for note in noted}
+        self._first: Mapping[tuple[str, str], int] = dict(self._noted)
+        self._changed: set[str] = set()  # queues to be looked at
+        self._looks: dict[str, float] = {}  # when others are
+        self.note_due = False  # whether more may be held than is noted
+
+    # --- what is heard -------------------------------------------------------------------------
+
+    def configure(self, limits: Mapping[str, int], shards: Collection[str]) -> None:
+        """Set the limits of queues, and the shards that there are."""
+        newcomers = {*shards} - self._shards.keys() if self._shards else frozenset[str]()
+        self._shards = {shard: self._shards.get(shard) for shard in shards}
+        for queue in self._queues.keys() - limits.keys():
+            del self._queues[queue]
+            self._looks.pop(queue, None)
+        for queue, limit in limits.items():
+            limited = self._queues.get(queue)
+            if limited is None:
+                limited = self._queues[queue] = _Limited(limit)
+                known = {s: self._first[queue, s] for s in shards if (queue, s) in self._first}
+                limited.holders = {s: _Holder(held, known=True) for s, held in known.items()}
+            limited.limit = limit
+            for shard in limited.holders.keys() - self._shards.keys():
+                del limited.holders[shard]
+            # The jobs of a shard that is added are not there before it serves.
+            for shard in newcomers:
+                limited.holders[shard] = _Holder(known=True)
+        self._first = {}
+        self._changed |= limits.keys()
+
+    def heard(self, peer: bytes, report: PermitReport) -> None:
+        if report.shard not in self._shards:
+            return
+        before = self._shards[report.shard]
+        is_new = before is None or before.peer != peer
+        self._shards[report.shard] = _Shard(peer, report.pid, self._clock.monotonic())
+        if is_new:
+            self._changed |= self._queues.keys()
+        for queue, told in report.queues.items():
+            limited = self._queues.get(queue)
+            if limited is not None:
+                holder = limited.holders.setdefault(report.shard, _Holder())
+                self._take(holder, report.incarnation, told, is_new=is_new)
+                self._changed.add(queue)
+
+    def heartbeat(self, peer: bytes) -> None:
+        """A process lives that has nothing to say of permits."""
+        for shard, of in self._shards.items():
+            if of is not None and of.peer == peer:
+                self._shards[shard] = of._replace(heard_at=self._clock.monotonic())
+
+    def _take(self, holder: _Holder, incarnation: int, told: HeldPermits, *, is_new: bool) -> None:
+        if incarnation < holder.incarnation:
+            return  # of an owner that has been succeeded
+        self._number = max(self._number, told.grant)
+        if told.grant == holder.sent.number and told.grant:
+            holder.confirmed = holder.known = True
+            holder.held = told.held
+        else:
+            # An older grant may still be on its way, or a raise of ours.
+            holder.held = max(holder.held, told.held)
+            if is_new or incarnation != holder.incarnation:
+                holder.sent_at = -math.inf
+        holder.incarnation, holder.told = incarnation, told
+
+    # --- what follows from it ------------------------------------------------------------------
+
+    def due_grants(self) -> Sequence[tuple[bytes, PermitGrant]]:
+        """Return the grants to send now, after `holdings` has been noted if `note_due`."""
+        now = self._clock.monotonic()
+        due = {queue for queue, at in self._looks.items() if at <= now}
+        looked, self._changed = due | (self._changed & self._queues.keys()), set()
+        grants: dict[str, dict[str, GrantedPermits]] = {}
+        for queue in looked:
+            self._looks.pop(queue, None)
+            for shard, granted in self._allocate(queue, now).items():
+                grants.setdefault(shard, {})[queue] = granted
+        return [
+            (of.peer, PermitGrant(shard, queues))
+            for shard, queues in grants.items()
+            if (of := self._shards[shard]) is not None
+        ]
+
+    @property
+    def next_look(self) -> float:
+        """When something is due, if nothing is heard before."""
+        return min(self._looks.values(), default=math.inf)
+
+    def holdings(self) -> Sequence[NotedPermits]:
+        """List what may be held."""
+        found = [
+            NotedPermits(queue, shard, holder.held)
+            for queue, limited in self._queues.items()
+            for shard, holder in limited.holders.items()
+            if holder.known
+        ]
+        self._noted = {(note.queue, note.shard): note.held for note in found}
+        self.note_due = False
+        return found
+
+    def unknown(self) -> Sequence[str]:
+        """List the shards of which it is not known what they hold."""
+        return [
+            shard
+            for shard in self._shards
+            if not all(_is_known(limited, shard) for limited in self._queues.values())
+        ]
+
+    # --- one queue -------------------------------------------------------------------------------
+
+    def _allocate(self, queue: str, now: float) -> Mapping[str, GrantedPermits]:
+        """Return the grants of a queue that are to be sent, by shard."""
+        limited, holders = self._queues[queue], self._queues[queue].holders
+        live = {shard: one for shard, one in holders.items() if self._is_live(shard, now)}
+        held = sum(one.held for one in holders.values())
+        away = sum(one.held for shard, one in holders.items() if shard not in live)
+        rest = max(0, limited.limit - away)
+        is_known = all(_is_known(limited, shard) for shard in self._shards)
+        free = max(0, limited.limit - held) if is_known else 0
+        contested = len(live) > 1 and any(one.told.waits for one in live.values())
+        if contested:
+            if now >= limited.turn_ends:
+                limited.begin_turn(live, now)
+            self._look_at(queue, limited.turn_ends)
+        targets = limited.targets(live, rest)
+        may_cut = held > limited.limit or (contested and _starves(live, targets))
+        grants = {}
+        for shard, holder in live.items():
+            if not holder.confirmed and now - holder.sent_at <= _CONFIRM_SECONDS:
+                self._look_at(queue, holder.sent_at + _CONFIRM_SECONDS)
+                continue
+            target = targets[shard]
+            permits = before = min(holder.told.permits, holder.held)
+            if target > before:
+                permits = min(target, holder.held + free)
+                free -= max(0, permits - holder.held)
+            elif may_cut:
+                permits = target
+            is_told = holder.sent.contested or not contested or not permits
+            if holder.confirmed and permits == before and is_told:
+                continue
+            if permits > before:
+                holder.served_at = now
+                limited.turn_ends = now + TURN_SECONDS
+            grants[shard] = self._grant(holder, permits, contested=contested, now=now)
+            if holder.held > self._noted.get((queue, shard), -1):
+                self.note_due = True
+        return grants
+
+    def _grant(
+        self, holder: _Holder, permits: int, *, contested: bool, now: float
+    ) -> GrantedPermits:
+        self._number += 1
+        holder.sent = GrantedPermits(self._number, permits, contested)
+        holder.sent_at, holder.confirmed = now, False
+        holder.held = max(holder.held, permits)
+        return holder.sent
+
+    def _look_at(self, queue: str, at: float) -> None:
+        self._looks[queue] = min(at, self._looks.get(queue, math.inf))
+
+    def _is_live(self, shard: str, now: float) -> bool:
+        of = self._shards.get(shard)
+        return of is not None and now - of.heard_at <= SILENT_SECONDS and self._is_running(of.pid)
+
+
+def _is_known(limited: _Limited, shard: str) -> bool:
+    return shard in limited.holders and limited.holders[shard].known
+
+
+def _starves(live: Mapping[str, _Holder], targets: Mapping[str, int]) -> bool:
+    """Return whether jobs wait on a shard that is to have more permits, by a tenth at least."""
+    return any(
+        one.told.waits and one.told.permits < _WORTH_MOVING * targets[shard]
+        for shard, one in live.items()
+        if one.confirmed
+    )
+
+
+def proportional(whole: int, weights: Mapping[str, int]) -> Mapping[str, int]:
+    """Divide `whole` in proportion to `weights`: the parts are whole, and add up."""
+    total = sum(weights.values())
+    if not total:
+        return {}
+    parts = {name: whole * weight // total for name, weight in weights.items()}
+    left = whole - sum(parts.values())
+    rests = sorted(weights, key=lambda name: -(whole * weights[name] % total))
+    for name in rests[:left]:
+        parts[name] += 1
+    return parts
+
+
+# --- in the coordinator's process ------------------------------------------------------------
+
+
+class PermitControl:
+    """The permits of a coordinator's shards. `allocator` is told what is heard of them."""
+
+    def __init__(self, config: Config, clock: Clock, is_running: Callable[[int], bool]) -> None:
+        self._clock = clock
+        self._note_failed = False
+        self._unknown_since = clock.monotonic()
+        self.allocator = PermitAllocator(clock, is_running, _read_notes(), clock.now_ms())
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Divide the limits of `config` over its shards."""
+        self.allocator.configure(limits_of(config.queues), config.shards)
+
+    def act(self, control: ControlServer) -> bool:
+        """Send what follows from all that was heard; return whether there was anything."""
+        grants = self.allocator.due_grants()
+        if self.allocator.note_due:
+            try:
+                _write_notes(self.allocator.holdings())
+                self._note_failed = False
+            except OSError as error:
+                # A coordinator that comes after us has to rely on what shards report.
+                if not self._note_failed:
+                    log.error("what shards may hold can't be noted: %s", error)
+                self._note_failed = True
+        for peer, grant in grants:
+            control.send(peer, grant)
+        return bool(grants)
+
+    def problems(self) -> Sequence[str]:
+        """List for `status` what keeps jobs from being begun."""
+        unknown, now = self.allocator.unknown(), self._clock.monotonic()
+        if not unknown:
+            self._unknown_since = now
+        if now - self._unknown_since < _PATIENCE_SECONDS:
+            return ()
+        names = ", ".join(unknown)
+        return [f"max_in_progress: what shard {names} holds is not known; nothing more is begun"]
+
+
+def limits_of(queues: Mapping[str, QueueSettings]) -> dict[str, int]:
+    """Return the most jobs that may be IN_PROGRESS, by limited queue."""
+    return {
+        queue: settings.max_in_progress
+        for queue, settings in queues.items()
+        if settings.max_in_progress is not None
+    }
+
+
+def _read_notes() -> Collection[NotedPermits]:
+    """Read what shards held; nothing from before the machine or the container was started, since
+    the file may be an older one then."""
+    try:
+        place, notes = _NOTES.decode(layout.PERMITS_FILE.read_bytes())
+    except (OSError, ValueError):
+        return ()
+    return notes if place == process_place() else ()
+
+
+def _write_notes(notes: Collection[NotedPermits]) -> None:
+    layout.replace_file(layout.PERMITS_FILE, msgspec.json.encode((process_place(), notes)))

@@ -1,0 +1,153 @@
+"""Permits of a shard: how many jobs of each limited queue may be in one state here.
+
+All permits of a queue, over all shards, are its limit. The coordinator divides them
+(coordinator/permits.py). A shard takes no job beyond its own permits into the state, and reports
+which it follows, how many jobs are in the state, and how many more are ready to be. An owner of
+the store begins without permits: what its predecessor had may be another shard's by now.
+
+Permits that other shards wait for (`contested`) are handed back with the report that nothing here
+needs them. So they move with two messages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from pinlaterd.wire.control import GrantedPermits, HeldPermits
+
+# How soon what changes slowly is reported: demand moves permits within 100 ms.
+_REPORT_SECONDS = 0.02
+
+
+class _Limited:
+    """A limited queue. `grant` is the number of the last grant that is followed; `used`: jobs in
+    the state; None while they are counted."""
+
+    __slots__ = ("contested", "grant", "permits", "ready", "told", "told_at", "used")
+
+    def __init__(self) -> None:
+        self.grant = self.permits = self.ready = 0
+        self.used: int | None = None
+        self.contested = False
+        self.told: HeldPermits | None = None
+        self.told_at = -math.inf
+
+    @property
+    def free(self) -> int:
+        return 0 if self.used is None else max(0, self.permits - self.used)
+
+
+class Permits:
+    """The permits for one state of jobs, by queue. Used by the shard's thread."""
+
+    def __init__(self, used: Callable[[str], int | None], monotonic: Callable[[], float]) -> None:
+        """`used`: how many jobs of a queue are in the state; None while they are counted."""
+        self._used = used
+        self._monotonic = monotonic
+        self._is_open = False
+        self._queues: dict[str, _Limited] = {}
+        self._due: dict[str, float] = {}  # when what has changed is to be reported, by queue
+
+    def follow(self, limited: Collection[str]) -> Collection[str]:
+        """Limit these queues only; return those whose limit begins or ends."""
+        before = self._queues
+        self._queues = {queue: before.get(queue) or _Limited() for queue in limited}
+        self._due = {queue: due for queue, due in self._due.items() if queue in self._queues}
+        return before.keys() ^ self._queues.keys()
+
+    def begin(self) -> None:
+        """Hold no permits: this is another ownership of the store."""
+        self.end()
+        self._is_open = True
+        self.report_all()
+
+    def end(self) -> None:
+        """The store is closed: nothing is known of what it holds."""
+        self._is_open = False
+        for limited in self._queues.values():
+            limited.permits, limited.used = 0, None
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def __contains__(self, queue: str) -> bool:
+        return queue in self._queues
+
+    def free(self, queue: str) -> int:
+        """Count the jobs that may be taken into the state now, of a limited queue."""
+        limited = self._queues[queue]
+        limited.used = self._used(queue) if self._is_open else None
+        return limited.free
+
+    def permitted(self, queue: str, ready: Sequence[int]) -> Sequence[int]:
+        """Cut the numbers of ready jobs by priority to those that permits allow; what has changed
+        is reported soon."""
+        limited = self._queues.get(queue)
+        if limited is None:
+            return ready
+        limited.ready = sum(ready)
+        left = self.free(queue)
+        self._look(queue, limited)
+        allowed = []
+        for jobs in ready:
+            allowed.append(min(jobs, left))
+            left -= allowed[-1]
+        return tuple(allowed)
+
+    # --- what the coordinator is told and grants -----------------------------------------------
+
+    def grant(self, granted: Mapping[str, GrantedPermits]) -> Collection[str]:
+        """Follow grants, each unless a later one has come; return their queues."""
+        for queue, (number, permits, contested) in granted.items():
+            limited = self._queues.get(queue)
+            if limited is not None and number > limited.grant:
+                limited.grant, limited.permits, limited.contested = number, permits, contested
+                self._due[queue] = -math.inf
+        return granted.keys()
+
+    def report_all(self) -> None:
+        """Have all be reported again: the coordinator may know nothing."""
+        self._due = dict.fromkeys(self._queues, -math.inf)
+
+    @property
+    def due(self) -> float:
+        """When something is to be reported, in monotonic seconds."""
+        return min(self._due.values()) if self._due and self._is_open else math.inf
+
+    def report(self) -> Mapping[str, HeldPermits]:
+        """Take what is to be reported by now."""
+        now = self._monotonic()
+        found = {}
+        for queue in [queue for queue, due in self._due.items() if due <= now]:
+            del self._due[queue]
+            limited = self._queues.get(queue)
+            if limited is None:
+                continue
+            self.free(queue)
+            if limited.used is not None:
+                limited.told, limited.told_at = _held(limited, limited.used), now
+                found[queue] = limited.told
+        return found
+
+    def _look(self, queue: str, limited: _Limited) -> None:
+        """Note when what has changed is to be reported."""
+        if limited.used is None:
+            return
+        if limited.contested:
+            limited.permits = min(limited.permits, limited.used + limited.ready)
+        held, told = _held(limited, limited.used), limited.told
+        if held == told:
+            return
+        is_urgent = (
+            told is None
+            or held.permits != told.permits
+            or held.used > held.permits  # others wait for what is to become free
+            or (held.waits and not told.waits)
+        )
+        due = -math.inf if is_urgent else limited.told_at + _REPORT_SECONDS
+        self._due[queue] = min(due, self._due.get(queue, math.inf))
+
+
+def _held(limited: _Limited, used: int) -> HeldPermits:
+    return HeldPermits(limited.grant, limited.permits, used, limited.ready)
