@@ -17,7 +17,8 @@ import socket
 import sys
 import termios
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import cast
 
 from aiohttp import web
@@ -39,6 +40,12 @@ UNDELIVERED = web.ResponseKey[Callable[[], None]]("undelivered")
 async def body_of(request: web.Request) -> bytearray:
     """Read a request's body, within the bounds of its port. Raises web.HTTPException."""
     return await request.config_dict[_PORT].read_body(request)
+
+
+async def part_of(request: web.Request, held_bytes: int) -> bytes:
+    """Read the next part of a body that is taken as it comes; b"" at its end. `held_bytes`: what
+    the caller holds of the parts before. Raises web.HTTPException."""
+    return await request.config_dict[_PORT].read_part(request, held_bytes)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -158,22 +165,41 @@ class HttpPort:
         body = bytearray()
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+        async with self._reading():
+            while data := await request.content.readany():
+                if connection is not None:  # else it has ended, and brings no more
+                    self._hold(connection, connection.body_bytes + len(data))
+                if len(body) + len(data) > most:
+                    raise web.HTTPRequestEntityTooLarge(most, len(body) + len(data))
+                self._check_room()
+                body += data
+        return body
+
+    async def read_part(self, request: web.Request, held_bytes: int) -> bytes:
+        """Read the next part of a body in the time of a step. Raises web.HTTPException."""
+        connection = self.connections.get(request.protocol)
+        if connection is not None:
+            self._hold(connection, held_bytes)
+        self._check_room()
+        async with self._reading():
+            return await request.content.readany()
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[None]:
+        """Bound the time for reading, and word its errors. Raises web.HTTPException."""
         try:
             async with asyncio.timeout(self.step_seconds):
-                while data := await request.content.readany():
-                    if connection is not None:  # else it has ended, and brings no more
-                        connection.body_bytes += len(data)
-                        self._buffered_bytes += len(data)
-                    if len(body) + len(data) > most:
-                        raise web.HTTPRequestEntityTooLarge(most, len(body) + len(data))
-                    self._check_room()
-                    body += data
+                yield
         except TimeoutError:
             what = f"the body did not come within {self.step_seconds:g} s"
             raise _error(web.HTTPRequestTimeout, what) from None
         except (HttpProcessingError, web.RequestPayloadError) as error:
             raise _error(web.HTTPBadRequest, f"the body can't be read: {error}") from None
-        return body
+
+    def _hold(self, connection: _HttpConnection, body_bytes: int) -> None:
+        """Count what is held of a connection's body now."""
+        self._buffered_bytes += body_bytes - connection.body_bytes
+        connection.body_bytes = body_bytes
 
     def _check_room(self) -> None:
         if self._buffered_bytes > self._most_buffered_bytes:

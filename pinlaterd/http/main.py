@@ -125,6 +125,7 @@ class HttpProcess(ReportingProcess):
         self._port.stop_listening()
         await asyncio.sleep(_HANDOVER_RETIRE_SECONDS if has_peer else _RETIRE_SECONDS)
         self._client.end_waits()
+        await self._v2.streams.end()
         await self._port.stop()
         await self._client.close()
         self._stop_reporting()

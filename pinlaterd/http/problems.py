@@ -82,8 +82,8 @@ class Problem(Exception):
         self.headers = dict(headers or {})
         self.members = members
 
-    def response(self) -> web.Response:
-        document = {
+    def document(self) -> dict[str, object]:
+        return {
             "type": "about:blank",
             "title": self.status.phrase,
             "status": self.status.value,
@@ -91,9 +91,11 @@ class Problem(Exception):
             "detail": self.detail,
             **self.members,
         }
+
+    def response(self) -> web.Response:
         return web.Response(
             status=self.status,
-            body=msgspec.json.encode(document),
+            body=msgspec.json.encode(self.document()),
             headers={"Content-Type": CONTENT_TYPE, **self.headers},
         )
 
@@ -182,17 +184,22 @@ async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn every error of a handler into its problem document."""
     try:
         return await handler(request)
-    except Problem as problem:
-        return problem.response()
-    except web.HTTPException as refused:
-        return of_aiohttp(refused).response()
-    except Exception as error:  # the outermost place of a request
-        told = problem_of(error)
-        if told is None:
-            log.exception("%s %s: a defect", request.method, request.path)
-            text = "a defect; the log says more"
-            told = Problem(HTTPStatus.INTERNAL_SERVER_ERROR, Code.INTERNAL, text)
-        return told.response()
+    except Exception as error:  # noqa: BLE001 - the outermost place of a request
+        return explained(request, error).response()
+
+
+def explained(request: web.Request, error: Exception) -> Problem:
+    """Return the problem that any error is to the client, and log a defect of ours."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, web.HTTPException):
+        return of_aiohttp(error)
+    problem = problem_of(error)
+    if problem is None:
+        log.error("%s %s: a defect", request.method, request.path, exc_info=error)
+        text = "a defect; the log says more"
+        problem = Problem(HTTPStatus.INTERNAL_SERVER_ERROR, Code.INTERNAL, text)
+    return problem
 
 
 def of_aiohttp(refused: web.HTTPException) -> Problem:

@@ -72,6 +72,7 @@ from pinlaterd.http.changes import JobChanges, PreviewQuery
 from pinlaterd.http.pages import JobPages
 from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
 from pinlaterd.http.service import RouterClient
+from pinlaterd.http.stream import JSON_LINES, JobStreams
 from pinlaterd.http_port import UNDELIVERED
 from pinlaterd.model import Job, JobDescriptor, JobState
 
@@ -94,6 +95,7 @@ class V2:
         self._access = access
         self._etc = etc
         self._pages = JobPages(client)
+        self.streams = JobStreams(self._store)
         self._changes = JobChanges(client, self._pages, lambda: self.config)
         self.config = config  # the active one; whoever follows the coordinator replaces it
 
@@ -222,7 +224,9 @@ class V2:
 
     # --- jobs --------------------------------------------------------------------------------
 
-    async def _enqueue(self, request: web.Request) -> web.Response:
+    async def _enqueue(self, request: web.Request) -> web.StreamResponse:
+        if request.content_type == JSON_LINES:
+            return await self.streams.enqueue(request)
         queue = request.match_info["queue"]
         body = _with_key(await read_body(request, EnqueueBody), request.headers.get(_KEY))
         try:
