@@ -31,6 +31,15 @@ _NAMES_SECONDS = 60.0  # for which this machine's names in DNS are believed
 _MOST_BUFFERED_BYTES = 256 * 1024 * 1024
 _MOST_DELIVERY_PAUSE_SECONDS = 0.05
 
+# What a page of another origin may send and read, once the configuration allows it to call.
+_PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, HEAD, POST, PUT, PATCH, DELETE",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Idempotency-Key, If-None-Match, "
+    "X-Admin-Password",
+    "Access-Control-Max-Age": "600",
+}
+_EXPOSED = "ETag, Retry-After"
+
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PORT = web.AppKey["HttpPort"]("port")
 # Of an answer: called if the client can't have received all of it.
@@ -63,6 +72,7 @@ class HttpPort:
         self,
         application: web.Application,
         hosts: Callable[[], Collection[str]] | None = None,
+        origins: Callable[[], Collection[str]] = tuple,
         *,
         most_connections: int = _MOST_CONNECTIONS,
         step_seconds: float = STEP_SECONDS,
@@ -70,6 +80,7 @@ class HttpPort:
         ends_with_client: bool = False,
     ) -> None:
         """`hosts`: names that it answers to, in addition to the machine's; None: to all.
+        `origins`: of web pages that may call it, in addition to its own.
         `ends_with_client`: a handler is cancelled once its client has gone."""
         application[_PORT] = self
         application.middlewares.insert(0, self._limit)
@@ -84,6 +95,8 @@ class HttpPort:
             handler_cancellation=ends_with_client,
         )
         self._hosts = hosts
+        self._origins = origins
+        application.on_response_prepare.append(self._allow_page)
         self.most_connections = most_connections
         self._most_buffered_bytes = most_buffered_bytes
         self._buffered_bytes = 0  # of the bodies of all requests and answers
@@ -212,9 +225,20 @@ class HttpPort:
             await self._check_host(request, self._hosts())
             origin = request.headers.get("Origin")
             is_own = origin is None or origin.partition("://")[2] == request.headers.get("Host")
-            if not is_own and request.method not in {"GET", "HEAD"}:
+            if origin in self._origins():
+                if request.method == "OPTIONS":
+                    return web.Response(status=204, headers=_PREFLIGHT)
+            elif not is_own and request.method not in {"GET", "HEAD"}:
                 raise _error(web.HTTPForbidden, f"a page of {origin!r} may not call this server")
         return await handler(request)
+
+    async def _allow_page(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Let a page of an origin that may call read the answer, errors included."""
+        origin = request.headers.get("Origin")
+        if origin is not None and origin in self._origins():
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = _EXPOSED
+            response.headers.add("Vary", "Origin")
 
     async def _check_host(self, request: web.Request, hosts: Collection[str]) -> None:
         """Only browsers are led by names, and they always send one."""

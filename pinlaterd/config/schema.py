@@ -342,6 +342,16 @@ class ServerSettings:
     max_http_body_bytes: int = _setting(
         16 * MIB, "a longer body of an HTTP request is refused, bytes", Between(1 * KIB, 1024 * MIB)
     )
+    http_cors_origins: str = _setting(
+        "",
+        "origins of web pages that may use the HTTP interface, with commas between"
+        " (https://jobs.example.com)",
+        Matching(
+            re.compile(r"(?:https?://[^\s,/]+(?:,https?://[^\s,/]+)*)?"),
+            "expected SCHEME://HOST or SCHEME://HOST:PORT, with commas between, without spaces",
+        ),
+        live=True,
+    )
     max_response_bytes: int = _setting(
         32 * MIB, "a dequeue's answer stops growing at this, bytes", Between(1 * KIB, 1024 * MIB)
     )

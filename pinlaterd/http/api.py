@@ -6,7 +6,9 @@ request by `read_body` and `read_query`, and answer by `answer_json`.
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 from http import HTTPStatus
 from typing import NamedTuple, TypeVar
 
@@ -22,6 +24,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 USER = web.RequestKey("user", UserSettings)  # who makes the request, where there are users
+_READING = {"GET", "HEAD"}
+_COMPRESSED_BYTES = 1024  # of answers: smaller ones gain little
+_COMPRESSED_ASIDE_BYTES = 64 * 1024  # of those that a thread compresses, beside the event loop
+_TAKES_GZIP = re.compile(r"gzip(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|\Z))")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,8 +60,28 @@ def read_query(request: web.Request, of: type[T]) -> T:
 
 def answer_json(answer: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
     return web.Response(
-        status=status, body=_encode(answer), content_type="application/json", charset="utf-8"
+        status=status,
+        body=_encode(answer),
+        content_type="application/json",
+        charset="utf-8",
+        zlib_executor_size=_COMPRESSED_ASIDE_BYTES,
     )
+
+
+def finished(request: web.Request, answer: web.StreamResponse) -> web.StreamResponse:
+    """Return an answer as its client takes it: compressed, or as the one that it knows already."""
+    if not (isinstance(answer, web.Response) and isinstance(answer.body, bytes)):
+        return answer
+    if request.method in _READING:
+        tag = hashlib.blake2b(answer.body, digest_size=12).hexdigest()
+        answer.headers["ETag"] = f'W/"{tag}"'
+        if any(known.value in (tag, "*") for known in request.if_none_match or ()):
+            return web.Response(status=HTTPStatus.NOT_MODIFIED, headers={"ETag": f'W/"{tag}"'})
+    if len(answer.body) >= _COMPRESSED_BYTES:
+        answer.headers["Vary"] = "Accept-Encoding"
+        if _TAKES_GZIP.search(request.headers.get("Accept-Encoding", "")):
+            answer.enable_compression(web.ContentCoding.gzip)
+    return answer
 
 
 def forbidden(request: web.Request, role: str, queue: str) -> Problem:

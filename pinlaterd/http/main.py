@@ -89,6 +89,7 @@ class HttpProcess(ReportingProcess):
         self._port = HttpPort(
             application,
             self._hosts,
+            lambda: self._v2.config.server.http_cors_origins.split(","),
             most_connections=max(1, files - _SPARE_FILES),
             ends_with_client=True,  # so that no job is claimed for nobody
         )

@@ -42,6 +42,7 @@ from pinlaterd.http.api import (
     USER,
     ApiCall,
     answer_json,
+    finished,
     forbidden,
     read_body,
     read_query,
@@ -129,7 +130,7 @@ class V2:
             queue = named or request.match_info.get("descriptor", "").partition(":")[0]
             if not may(user, call.role, queue):
                 raise forbidden(request, call.role, queue)
-            return await call.handler(request)
+            return finished(request, await call.handler(request))
 
         return handle
 

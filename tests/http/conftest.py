@@ -42,8 +42,10 @@ class HttpClient:
         body: object = None,
         *,
         headers: Mapping[str, str] | None = None,
+        raw: bool = False,
     ) -> HttpAnswer:
-        """`body`: bytes as they are, or what becomes JSON; None sends none."""
+        """`body`: bytes as they are, or what becomes JSON; None sends none. `raw`: the answer's
+        body is left as it is."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=CALL_SECONDS)
         sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         try:
@@ -52,7 +54,7 @@ class HttpClient:
             received = answer.read()
         finally:
             connection.close()
-        is_json = "json" in answer.headers.get("Content-Type", "")
+        is_json = not raw and "json" in answer.headers.get("Content-Type", "")
         found = json.loads(received) if is_json and received else received
         return HttpAnswer(answer.status, dict(answer.headers), found)
 
