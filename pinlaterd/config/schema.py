@@ -612,6 +612,11 @@ class JobType:
         Between(0, HOURS_A_CENTURY),
     )
 
+    @property
+    def is_retried(self) -> bool:
+        """Whether a job may run more than once."""
+        return self.delivery_strategy == DELIVERY_STRATEGIES[0]
+
 
 _NO_WORD = re.compile(r"[^A-Za-z0-9]+")
 _READABLE_CHARS, _HASH_CHARS = 20, 11

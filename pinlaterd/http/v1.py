@@ -1,7 +1,12 @@
 """Rickover's interface, /v1: job types and their jobs, for clients of Rickover as they are.
 
     POST   /v1/jobs                       create a job type
+    GET    /v1/jobs/{id}                  a job
     GET    /v1/jobs/{name}                a job type
+    PUT    /v1/jobs/{name}/{id}           enqueue a job
+    POST   /v1/jobs/{name}/{id}           report what became of it
+    GET    /v1/jobs/{name}/{id}           a job
+    POST   /v1/jobs/{id}/replay           enqueue it once more; also with its name
     GET    /v2/job-types                  all of them; also below /rickover, as the next two
     POST   /v2/job-types                  create one
     GET    /v2/job-types/{name}
@@ -16,6 +21,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -38,14 +44,15 @@ from pinlaterd.http.v1_errors import (
     RestError,
     bad_request,
     forbidden,
-    insecure,
     json_response,
     method_not_allowed,
     missing,
     not_found,
     rest_error_of,
     unauthorized,
+    unavailable,
 )
+from pinlaterd.http.v1_jobs import USER, JobHandlers, Names
 from pinlaterd.http_port import body_of
 
 log = logging.getLogger(__name__)
@@ -54,11 +61,10 @@ _ALIAS = "/rickover"  # before the paths below /v2, which are ours otherwise
 _OF_RICKOVER = re.compile(r"/(?:v1(?:/.*)?|rickover/.*|v2/job-types(?:/.*)?)?\Z", re.DOTALL)
 _SECURITY = "max-age=31536000; includeSubDomains; preload"
 _NAME = r"(?P<name>[^\t\n\f\r /]+)"
+_ID = r"(?P<id>(?:job_)?[^\t\n\f\r /]{20,40}|random_id)"
+_PREFIXED_ID = r"(?P<id>job_[^\t\n\f\r /]+)"
 _RESERVED_NAME = "meta.shutdown"
 _MOST_ONCE = "at_most_once"
-
-
-Names = Mapping[str, str]  # the parts of a path that differ
 
 
 class _Operation(NamedTuple):
@@ -94,12 +100,26 @@ class V1:
         self._job_types = job_types
         self._follow_seconds = follow_seconds
         self._allows_insecure = allows_insecure
+        jobs = JobHandlers(client, job_types)
         create, show = _Operation("operate", self._create_type), _Operation("view", self._show_type)
         self._routes = [
             _Route(re.compile(pattern + r"\Z"), operations)
             for pattern, operations in (
                 ("/v1/jobs", {"POST": create}),
+                (f"/v1/jobs/{_PREFIXED_ID}", {"GET": _Operation("view", jobs.show)}),
                 (f"/v1/jobs/{_NAME}", {"GET": show}),
+                (
+                    f"/v1/jobs/{_NAME}/{_ID}",
+                    {
+                        "GET": _Operation("view", jobs.show),
+                        "POST": _Operation("work", jobs.report),
+                        "PUT": _Operation("enqueue", jobs.enqueue),
+                    },
+                ),
+                (
+                    f"/v1/jobs(?:/{_NAME})?/{_PREFIXED_ID}/replay",
+                    {"POST": _Operation("enqueue", jobs.replay)},
+                ),
                 ("/v2/job-types", {"GET": _Operation("view", self._list_types), "POST": create}),
                 (f"/v2/job-types/{_NAME}", {"GET": show}),
             )
@@ -117,7 +137,7 @@ class V1:
             return await handler(request)
         try:
             if request.headers.get("X-Forwarded-Proto") == "http" and not self._allows_insecure:
-                raise insecure()
+                raise RestError(403, "insecure_request", "Server not available over HTTP")
             answer = await handler(request)
         except Exception as error:  # noqa: BLE001 - the outermost place of a request
             answer = rest_error_of(error).response(request.path)
@@ -141,6 +161,8 @@ class V1:
             raise method_not_allowed()
         if not authenticates_first:
             user = await self._user_of(request)
+        if user is not None:
+            request[USER] = user
         names = match.groupdict()
         queue = self._queue_of(names["name"]) if names.get("name") else ""
         if not may(user, operation.role, queue):
@@ -183,10 +205,7 @@ class V1:
             is_new = await self._job_types.create(made, seconds=self._follow_seconds)
         except TimeoutError:
             title = "The job type is stored, and usable once the coordinator is back"
-            status = HTTPStatus.SERVICE_UNAVAILABLE
-            raise RestError(
-                status, "service_unavailable", title, has_status=True, headers={"Retry-After": "1"}
-            ) from None
+            raise unavailable(title) from None
         if not is_new:
             raise exists
         return json_response(job_type_answer(made), HTTPStatus.CREATED)
@@ -201,7 +220,7 @@ def _new_type(fields: Fields) -> JobType:
         raise missing("name")
     if name == _RESERVED_NAME:
         title = f"The name {name} is reserved"
-        raise bad_request("forbidden_parameter", title, has_instance=False)
+        raise bad_request("forbidden_parameter", title, instance="")
     if not strategy:
         raise missing("delivery_strategy")
     if strategy not in DELIVERY_STRATEGIES:
@@ -210,10 +229,7 @@ def _new_type(fields: Fields) -> JobType:
         title = f"A job type that is {_MOST_ONCE} has one attempt"
         raise bad_request("invalid_attempts", title)
     for field, value in (("attempts", attempts), ("concurrency", concurrency)):
-        if value == 0:
-            raise bad_request("invalid_parameter", f"{field} must be set to 1 or more")
-    for field, value in (("attempts", attempts), ("concurrency", concurrency)):
-        if value < 0:
+        if value < 1:
             raise bad_request("invalid_parameter", f"{field} must be 1 or more, got {value}")
     if len(name) > MOST_JOB_TYPE_CHARS or "\0" in name:
         title = f"A name has at most {MOST_JOB_TYPE_CHARS} characters, none of them zero"
@@ -225,12 +241,13 @@ def _new_type(fields: Fields) -> JobType:
 # --- who calls ------------------------------------------------------------------------------
 
 _REFUSALS = {
-    Refusal.NO_CREDENTIALS: unauthorized("unauthorized", "Unauthorized"),
-    Refusal.NO_NAME: unauthorized("missing_authentication", "Please provide a user name"),
-    Refusal.UNKNOWN_USER: forbidden("forbidden", "Username or password are invalid"),
-    Refusal.WRONG_TOKEN: forbidden("forbidden", "The token is invalid"),
-    Refusal.TOO_MANY_FAILURES: RestError(
-        HTTPStatus.TOO_MANY_REQUESTS,
+    Refusal.NO_CREDENTIALS: partial(unauthorized, "unauthorized", "Unauthorized"),
+    Refusal.NO_NAME: partial(unauthorized, "missing_authentication", "Please give a user name"),
+    Refusal.UNKNOWN_USER: partial(forbidden, "forbidden", "Username or password are invalid"),
+    Refusal.WRONG_TOKEN: partial(forbidden, "forbidden", "The token is invalid"),
+    Refusal.TOO_MANY_FAILURES: partial(
+        RestError,
+        429,
         "too_many_requests",
         "Too many failures from this address; try again in a minute",
         headers={"Retry-After": str(FAILURES_SECONDS)},
@@ -241,7 +258,7 @@ _REFUSALS = {
 def _refusal_of(refused: Refused) -> RestError:
     if refused.why is Refusal.WRONG_PASSWORD:
         return forbidden("incorrect_password", f"Incorrect password for user {refused.user}")
-    return _REFUSALS[refused.why]
+    return _REFUSALS[refused.why]()
 
 
 def _log_refusal(request: web.Request, user: str, why: str) -> None:

@@ -16,7 +16,9 @@ import msgspec
 from msgspec import Meta, Raw
 
 from pinlaterd.config.schema import JobType
+from pinlaterd.http.bodies import content, instant
 from pinlaterd.http.v1_errors import bad_json
+from pinlaterd.model import EXPIRED, JobDescriptor, JobOptions, JobRecord, JobState
 
 T = TypeVar("T")
 
@@ -78,6 +80,40 @@ def shown(time: datetime) -> str:
     """Write a time in UTC, its fraction as short as it can be."""
     text = time.astimezone(UTC).replace(tzinfo=None).isoformat()
     return f"{text.rstrip('0') if '.' in text else text}Z"
+
+
+_STATES = {
+    JobState.PENDING: "queued",
+    JobState.IN_PROGRESS: "in-progress",
+    JobState.SUCCEEDED: "succeeded",
+    JobState.FAILED: "failed",
+}
+
+
+def job_answer(record: JobRecord, name: str) -> Mapping[str, object]:
+    """Show a job of the type `name`; once it has ended, as an archived job."""
+    options = record.options or JobOptions()
+    expires_at_ms, body = options.expires_at_ms, record.body or b""
+    parsed = JobDescriptor.parse(record.descriptor)
+    is_queued = record.state in (JobState.PENDING, JobState.IN_PROGRESS)
+    status = _STATES[record.state]
+    if record.state is JobState.FAILED and record.end_reason == EXPIRED:
+        status = EXPIRED
+    shown_later = {
+        "expires_at": None if expires_at_ms is None else shown(instant(expires_at_ms)),
+        "data": content(body).get("data", body),
+        "auto_id": parsed.local_id if parsed is not None else 0,
+    }
+    answer = {"id": options.key, "name": name, "attempts": record.attempts_remaining}
+    updated_at = shown(instant(record.updated_at_ms))
+    if not is_queued:
+        return {**answer, "status": status, "created_at": updated_at, **shown_later}
+    times = {
+        "run_after": shown(instant(record.run_after_ms)),
+        "created_at": shown(instant(record.created_at_ms)),
+        "updated_at": updated_at,
+    }
+    return {**answer, **times, "status": status, **shown_later}
 
 
 def job_type_answer(job_type: JobType) -> Mapping[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from http import HTTPStatus
 
 import msgspec
@@ -17,118 +18,74 @@ from pinlaterd.http.problems import of_aiohttp, problem_of
 
 log = logging.getLogger(__name__)
 
-CONTENT_TYPE = "application/json; charset=utf-8"
-_BAD_JSON = "Invalid request: bad JSON. Double check the types of the fields you sent"
+_HEADERS = {"Content-Type": "application/json; charset=utf-8"}
+_CHALLENGE = {"WWW-Authenticate": 'Basic realm="rickover"'}
+_HERE = "the request's path"
+# Of what the service or the port refuses, by status.
+_IDS = {400: "invalid_parameter", 413: "entity_too_large", 500: "server_error"}
 
 
 class RestError(Exception):
-    """An answer that says why a request was not carried out. `has_instance`, `has_status`: whether
-    the document names the request's path, and repeats the status."""
+    """An answer that says why a request was not carried out. `instance`: the path that it names, ""
+    for none; `has_status`: whether it repeats the status."""
 
     def __init__(
         self,
-        status: HTTPStatus,
+        status: int,
         id_: str,
         title: str,
         *,
-        detail: str = "",
-        instance: str | None = None,
-        has_instance: bool = True,
+        instance: str = _HERE,
         has_status: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(title)
-        self.status = status
-        self.id = id_
-        self.title = title
-        self.detail = detail
-        self.instance = instance  # if it is not the request's path
-        self.has_instance = has_instance
-        self.has_status = has_status
-        self.headers = dict(headers or {})
+        self._status = status
+        self._headers = headers or {}
+        self._document = {"title": title, "id": id_}
+        self._instance = instance
+        self._has_status = has_status
 
     def response(self, path: str) -> web.Response:
-        document: dict[str, object] = {"title": self.title, "id": self.id}
-        if self.detail:
-            document["detail"] = self.detail
-        if self.has_instance:
-            document["instance"] = self.instance or path
-        if self.has_status:
-            document["status"] = self.status.value
-        return json_response(document, self.status, self.headers)
+        document: dict[str, object] = {**self._document}
+        if self._instance:
+            document["instance"] = path if self._instance is _HERE else self._instance
+        if self._has_status:
+            document["status"] = self._status
+        return json_response(document, self._status, self._headers)
 
 
 def json_response(
-    answer: object,
-    status: HTTPStatus = HTTPStatus.OK,
-    headers: Mapping[str, str] | None = None,
+    answer: object, status: int = HTTPStatus.OK, headers: Mapping[str, str] = _HEADERS
 ) -> web.Response:
-    return web.Response(
-        status=status,
-        body=msgspec.json.encode(answer),
-        headers={"Content-Type": CONTENT_TYPE, **(headers or {})},
-    )
+    body = msgspec.json.encode(answer)
+    return web.Response(status=status, body=body, headers={**_HEADERS, **headers})
 
 
-# --- callers' mistakes ----------------------------------------------------------------------
-
-
-def bad_request(id_: str, title: str, *, detail: str = "", has_instance: bool = True) -> RestError:
-    return RestError(
-        HTTPStatus.BAD_REQUEST,
-        id_,
-        title,
-        detail=detail,
-        has_instance=has_instance,
-        has_status=True,
-    )
-
-
-def bad_json() -> RestError:
-    return bad_request("invalid_request", _BAD_JSON, has_instance=False)
+# Each takes what it lacks: id and title.
+bad_request = partial(RestError, 400, has_status=True)
+unauthorized = partial(RestError, 401, has_status=True, headers=_CHALLENGE)
+forbidden = partial(RestError, 403, instance="")
+server_error = partial(RestError, 500, "server_error", has_status=True)
+not_found = partial(RestError, 404, "not_found", "Resource not found", has_status=True)
+method_not_allowed = partial(
+    RestError, 405, "method_not_allowed", "Method not allowed", has_status=True
+)
+bad_json = partial(
+    bad_request,
+    "invalid_request",
+    "Invalid request: bad JSON. Double check the types of the fields you sent",
+    instance="",
+)
 
 
 def missing(field: str) -> RestError:
     return bad_request("missing_parameter", f"Missing required field: {field}")
 
 
-def not_found() -> RestError:
-    return RestError(HTTPStatus.NOT_FOUND, "not_found", "Resource not found", has_status=True)
-
-
-def method_not_allowed() -> RestError:
-    status = HTTPStatus.METHOD_NOT_ALLOWED
-    return RestError(status, "method_not_allowed", "Method not allowed", has_status=True)
-
-
-# --- who calls ------------------------------------------------------------------------------
-
-_CHALLENGE = {"WWW-Authenticate": 'Basic realm="rickover"'}
-
-
-def unauthorized(id_: str, title: str) -> RestError:
-    return RestError(HTTPStatus.UNAUTHORIZED, id_, title, has_status=True, headers=_CHALLENGE)
-
-
-def forbidden(id_: str, title: str) -> RestError:
-    return RestError(HTTPStatus.FORBIDDEN, id_, title, has_instance=False)
-
-
-def insecure() -> RestError:
-    title = "Server not available over HTTP"
-    detail = "For your security, please use an encrypted connection"
-    return RestError(HTTPStatus.FORBIDDEN, "insecure_request", title, detail=detail)
-
-
-# --- what else goes wrong -------------------------------------------------------------------
-
-
-# Of what the service or the port refuses, by status.
-_IDS = {
-    HTTPStatus.BAD_REQUEST: "invalid_parameter",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "entity_too_large",
-    HTTPStatus.INTERNAL_SERVER_ERROR: "server_error",
-}
+def unavailable(title: str, retry_seconds: int = 1) -> RestError:
+    headers = {"Retry-After": str(retry_seconds)}
+    return RestError(503, "service_unavailable", title, has_status=True, headers=headers)
 
 
 def rest_error_of(error: Exception) -> RestError:
@@ -138,8 +95,7 @@ def rest_error_of(error: Exception) -> RestError:
     problem = of_aiohttp(error) if isinstance(error, web.HTTPException) else problem_of(error)
     if problem is None:
         log.error("a defect", exc_info=error)
-        status, title = HTTPStatus.INTERNAL_SERVER_ERROR, "Unexpected server error"
-        return RestError(status, "server_error", title, has_status=True)
+        return server_error("Unexpected server error. Please try again")
     status = problem.status
     id_ = _IDS.get(status, status.name.lower())
     return RestError(status, id_, problem.detail, has_status=True, headers=problem.headers)

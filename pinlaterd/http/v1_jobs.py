@@ -1,0 +1,273 @@
+"""The jobs of Rickover's interface, under the ids of their clients.
+
+A job's id is its key, which is held over all queues; `data` is its body, as it was written. The
+states of Rickover are ours but for `expired`, which is FAILED for the reason that it expired.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from functools import partial
+from http import HTTPStatus
+
+from aiohttp import web
+
+from pinlaterd.client import calls
+from pinlaterd.client.calls import EnqueuedJob
+from pinlaterd.config.schema import JobType, UserSettings
+from pinlaterd.errors import QueueNotFound
+from pinlaterd.http.access import may
+from pinlaterd.http.bodies import milliseconds
+from pinlaterd.http.job_types import JobTypes
+from pinlaterd.http.service import RouterClient
+from pinlaterd.http.v1_bodies import INT16, Fields, job_answer
+from pinlaterd.http.v1_errors import (
+    RestError,
+    bad_request,
+    forbidden,
+    json_response,
+    missing,
+    not_found,
+    server_error,
+)
+from pinlaterd.http_port import body_of
+from pinlaterd.model import (
+    FinishInfo,
+    FinishOutcome,
+    Job,
+    JobOptions,
+    JobRecord,
+    JobState,
+    LookupRequest,
+    QueueKey,
+)
+
+Names = Mapping[str, str]  # the parts of a path that differ
+USER = web.RequestKey("rickover_user", UserSettings)
+
+_PREFIX, _RANDOM_ID = "job_", "random_id"
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_UUID_CHARS = 36
+_MOST_DATA_BYTES = 100 * 1024
+_ZERO_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_QUEUED = (JobState.PENDING, JobState.IN_PROGRESS)
+_ENDS = {"succeeded": JobState.SUCCEEDED, "failed": JobState.FAILED}
+_LONGEST_BACKOFF_DOUBLINGS = 31
+_ABSENT = -(1 << 16)  # no int16
+
+_archived_already = partial(bad_request, "job_already_archived", "Job has already been archived")
+_other_name = partial(RestError, 404, "job_not_found", "Job exists, but with a different name")
+_reported_already = partial(
+    bad_request,
+    "duplicate_status_request",
+    "This job has already been archived, or was never queued under this name",
+)
+
+
+class JobHandlers:
+    """The handlers of calls on jobs, on one service."""
+
+    def __init__(self, client: RouterClient, job_types: JobTypes) -> None:
+        self._client = client
+        self._job_types = job_types
+
+    # --- enqueue -----------------------------------------------------------------------------
+
+    async def enqueue(self, request: web.Request, names: Names) -> web.Response:
+        fields = Fields(await body_of(request))
+        run_after, expires_at = fields.time("run_after"), fields.time("expires_at")
+        data = fields.raw("data")
+        if data is None:
+            raise missing("data")
+        given = names["id"]
+        job_id = _new_id() if given == _RANDOM_ID else parse_id(given, may_lack_prefix=True)
+        if len(data) > _MOST_DATA_BYTES:
+            title = "Data parameter is too large (100KB max)"
+            raise RestError(413, "entity_too_large", title, instance="")
+        name = names["name"]
+        job_type = self._job_types.get(name)
+        if job_type is None:
+            title, path = f"Job type {name} not found", f"/v1/jobs/{name}"
+            raise RestError(404, "job_type_not_found", title, instance=path)
+        run_after_ms = None if run_after is None else max(0, milliseconds(run_after))
+        expires_at_ms = None if expires_at is None else max(0, milliseconds(expires_at))
+        stored = await self._find(job_id)
+        if stored is None and _ZERO_CHARACTER.search(data):
+            raise bad_request("invalid_parameter", "data holds the character \\u0000")
+        if stored is not None:
+            enqueued = EnqueuedJob(stored.descriptor, existed=True)
+        else:
+            enqueued = await self._store(job_type, job_id, data, run_after_ms, expires_at_ms)
+        record = await self._record_of(enqueued)
+        if enqueued.existed and record.state not in _QUEUED:
+            raise _archived_already()
+        return self._answer(record, HTTPStatus.ACCEPTED)
+
+    async def _store(
+        self,
+        job_type: JobType,
+        job_id: str,
+        data: bytes,
+        run_after_ms: int | None,
+        expires_at_ms: int | None,
+    ) -> EnqueuedJob:
+        options = JobOptions(job_id, expires_at_ms)
+        job = Job(data, 1, run_after_ms, job_type.attempts, "", options)
+        call = calls.enqueue_keyed(job_type.queue, [job])
+        try:
+            [enqueued] = await self._client.run(call)
+        except QueueNotFound:  # nobody has made it yet, or somebody has deleted it
+            await self._client.run(calls.create_queue(job_type.queue))
+            [enqueued] = await self._client.run(call)
+        return enqueued
+
+    async def _record_of(self, enqueued: EnqueuedJob) -> JobRecord:
+        """Look up a job that was stored, or found, just now."""
+        found = await self._client.run(calls.lookup([enqueued.descriptor], include_body=True))
+        if enqueued.descriptor not in found:
+            raise not_found()  # it has ended, and was removed
+        return found[enqueued.descriptor]
+
+    # --- look-up -----------------------------------------------------------------------------
+
+    async def show(self, request: web.Request, names: Names) -> web.Response:
+        """Show a job by its id, and if it is queued under its name only, if that is given."""
+        name = names.get("name")
+        job_id = parse_id(names["id"], may_lack_prefix=name is not None)
+        record = await self._found(request, job_id, "view")
+        if name is not None and record.state in _QUEUED and self._name_of(record) != name:
+            raise _other_name()
+        return self._answer(record)
+
+    async def replay(self, request: web.Request, names: Names) -> web.Response:
+        name = names.get("name")
+        record = await self._found(request, parse_id(names["id"]), "enqueue")
+        job_type = self._job_types.of_queue(_queue_of(record))
+        if name is not None and self._name_of(record) != name:
+            raise _other_name()
+        if record.state is JobState.PENDING:
+            title = "Cannot replay a queued job. Wait for it to start"
+            raise bad_request("invalid_replay_attempt", title)
+        if job_type is None:
+            raise not_found()
+        expires_at_ms = record.options.expires_at_ms if record.options is not None else None
+        body = record.body or b""
+        enqueued = await self._store(job_type, _new_id(), body, None, expires_at_ms)
+        return self._answer(await self._record_of(enqueued), HTTPStatus.CREATED)
+
+    # --- what became of it -------------------------------------------------------------------
+
+    async def report(self, request: web.Request, names: Names) -> web.Response:
+        """End a job, or have it tried again, as its downstream says."""
+        fields = Fields(await body_of(request))
+        status = fields.get("status", str, "")
+        attempt = fields.get("attempt", INT16, _ABSENT)
+        retryable = fields.get("retryable", bool, default=True)
+        if not status:
+            raise missing("status")
+        if attempt == _ABSENT:
+            raise missing("attempt")
+        if status not in _ENDS:
+            raise bad_request("invalid_status", f"Invalid job status: {status}")
+        job_id = parse_id(names["id"], may_lack_prefix=True)
+        job_type = self._job_types.get(names["name"])
+        if status == "succeeded":
+            await self._end(job_id, job_type, JobState.SUCCEEDED, attempt, expected=attempt)
+        elif job_type is None:
+            raise server_error(f"There is no job type {names['name']}")
+        elif attempt == 1 or not (retryable and job_type.is_retried):
+            await self._end(job_id, job_type, JobState.FAILED, attempt - 1)
+        else:
+            await self._decrement(job_id, job_type, attempt)
+        return web.Response()
+
+    async def _end(
+        self,
+        job_id: str,
+        job_type: JobType | None,
+        state: JobState,
+        attempts_left: int,
+        expected: int | None = None,
+    ) -> None:
+        """End a job with so many attempts left. While it is in progress it must have those that
+        are `expected`; a queued one ends whatever it has."""
+        if attempts_left < 0:
+            raise server_error("A job has at least one attempt left before it fails")
+        record = await self._find(job_id)
+        if record is None or job_type is None or _queue_of(record) != job_type.queue:
+            raise _reported_already()
+        end = FinishInfo(record.descriptor, state, attempts_left, expected, compares_pending=False)
+        if not await self._finish(record, end):
+            raise _reported_already()
+
+    async def _decrement(self, job_id: str, job_type: JobType, attempt: int) -> None:
+        """Have a job tried again that has `attempt` attempts left."""
+        left = attempt - 1
+        doublings = min(job_type.attempts - left, _LONGEST_BACKOFF_DOUBLINGS)
+        record = await self._find(job_id) if left > 0 else None
+        is_done = False
+        if record is not None:
+            delay_ms = round(1000 * 2.0**doublings)
+            again = FinishInfo(
+                record.descriptor, JobState.PENDING, left, attempt, retry_delay_ms=delay_ms
+            )
+            is_done = await self._finish(record, again)
+        if not is_done:
+            title = "The job's attempts could not be decremented: it has ended, or has others left"
+            raise bad_request("decrement_failed", title)
+
+    async def _finish(self, record: JobRecord, finish: FinishInfo) -> bool:
+        call = calls.finish_jobs(_queue_of(record), [finish])
+        [outcome] = await self._client.run(call)
+        return outcome is FinishOutcome.DONE
+
+    # --- all of these ------------------------------------------------------------------------
+
+    async def _find(self, job_id: str, *, include_body: bool = False) -> JobRecord | None:
+        keys = [QueueKey(one.queue, job_id) for one in self._job_types.newest_first]
+        call = calls.lookup_keys("", [job_id])
+        request = LookupRequest((), include_body, keys)
+        return (await self._client.run(call._replace(request=request))).get(job_id)
+
+    async def _found(self, request: web.Request, job_id: str, role: str) -> JobRecord:
+        """Return a job with its body. Raises RestError if it is not there, or not for the user."""
+        record = await self._find(job_id, include_body=True)
+        if record is None:
+            raise not_found()
+        user = request.get(USER)
+        if user is not None and not may(user, role, _queue_of(record)):
+            raise forbidden("forbidden", f"User {user.name} has no role {role} here")
+        return record
+
+    def _name_of(self, record: JobRecord) -> str:
+        """Return the name of a job's type; that of its queue if the type was removed."""
+        queue = _queue_of(record)
+        job_type = self._job_types.of_queue(queue)
+        return queue if job_type is None else job_type.name
+
+    def _answer(self, record: JobRecord, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+        return json_response(job_answer(record, self._name_of(record)), status)
+
+
+# --- ids ------------------------------------------------------------------------------------
+
+
+def parse_id(text: str, *, may_lack_prefix: bool = False) -> str:
+    """Return a job's id as it is stored: with its prefix, in lower case. Raises RestError."""
+    prefix, number = text[:-_UUID_CHARS], text[-_UUID_CHARS:]
+    if _UUID.fullmatch(number) is None:
+        raise bad_request("invalid_uuid", f"Invalid UUID: {text}", instance="")
+    if prefix != _PREFIX and not (may_lack_prefix and not prefix):
+        title = f"Please use {_PREFIX!r} for the ID prefix, not {prefix!r}"
+        raise bad_request("invalid_prefix", title, instance="")
+    return _PREFIX + number.lower()
+
+
+def _new_id() -> str:
+    return f"{_PREFIX}{uuid.uuid4()}"
+
+
+def _queue_of(record: JobRecord) -> str:
+    return record.descriptor.partition(":")[0]
