@@ -15,7 +15,6 @@ from http import HTTPStatus
 from aiohttp import web
 
 from pinlaterd.client import calls
-from pinlaterd.client.calls import EnqueuedJob
 from pinlaterd.config.schema import JobType, UserSettings
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.http.access import may
@@ -34,14 +33,13 @@ from pinlaterd.http.v1_errors import (
 )
 from pinlaterd.http_port import body_of
 from pinlaterd.model import (
+    ALL_QUEUES,
     FinishInfo,
     FinishOutcome,
     Job,
     JobOptions,
     JobRecord,
     JobState,
-    LookupRequest,
-    QueueKey,
 )
 
 Names = Mapping[str, str]  # the parts of a path that differ
@@ -91,29 +89,21 @@ class JobHandlers:
         if job_type is None:
             title, path = f"Job type {name} not found", f"/v1/jobs/{name}"
             raise RestError(404, "job_type_not_found", title, instance=path)
+        if _ZERO_CHARACTER.search(data):  # which counts behind an id that is archived
+            held = await self._find(job_id)
+            is_archived = held is not None and held.state not in _QUEUED
+            zero = bad_request("invalid_parameter", "data holds the character \\u0000")
+            raise _archived_already() if is_archived else zero
         run_after_ms = None if run_after is None else max(0, milliseconds(run_after))
         expires_at_ms = None if expires_at is None else max(0, milliseconds(expires_at))
-        stored = await self._find(job_id)
-        if stored is None and _ZERO_CHARACTER.search(data):
-            raise bad_request("invalid_parameter", "data holds the character \\u0000")
-        if stored is not None:
-            enqueued = EnqueuedJob(stored.descriptor, existed=True)
-        else:
-            enqueued = await self._store(job_type, job_id, data, run_after_ms, expires_at_ms)
-        record = await self._record_of(enqueued)
-        if enqueued.existed and record.state not in _QUEUED:
-            raise _archived_already()
+        options = JobOptions(job_id, expires_at_ms, key_of_all_queues=True)
+        record = await self._store(job_type, data, run_after_ms, options)
         return self._answer(record, HTTPStatus.ACCEPTED)
 
     async def _store(
-        self,
-        job_type: JobType,
-        job_id: str,
-        data: bytes,
-        run_after_ms: int | None,
-        expires_at_ms: int | None,
-    ) -> EnqueuedJob:
-        options = JobOptions(job_id, expires_at_ms)
+        self, job_type: JobType, data: bytes, run_after_ms: int | None, options: JobOptions
+    ) -> JobRecord:
+        """Enqueue a job, and return it, or the queued one that has its id. Raises RestError."""
         job = Job(data, 1, run_after_ms, job_type.attempts, "", options)
         call = calls.enqueue_keyed(job_type.queue, [job])
         try:
@@ -121,14 +111,13 @@ class JobHandlers:
         except QueueNotFound:  # nobody has made it yet, or somebody has deleted it
             await self._client.run(calls.create_queue(job_type.queue))
             [enqueued] = await self._client.run(call)
-        return enqueued
-
-    async def _record_of(self, enqueued: EnqueuedJob) -> JobRecord:
-        """Look up a job that was stored, or found, just now."""
-        found = await self._client.run(calls.lookup([enqueued.descriptor], include_body=True))
-        if enqueued.descriptor not in found:
-            raise not_found()  # it has ended, and was removed
-        return found[enqueued.descriptor]
+        descriptor = enqueued.descriptor
+        record = (await self._client.run(calls.lookup([descriptor], include_body=True)))[descriptor]
+        if record.state in _QUEUED:
+            return record
+        if enqueued.existed:
+            raise _archived_already()
+        return record._replace(state=JobState.PENDING)  # which it was when it was stored
 
     # --- look-up -----------------------------------------------------------------------------
 
@@ -152,10 +141,9 @@ class JobHandlers:
             raise bad_request("invalid_replay_attempt", title)
         if job_type is None:
             raise not_found()
-        expires_at_ms = record.options.expires_at_ms if record.options is not None else None
-        body = record.body or b""
-        enqueued = await self._store(job_type, _new_id(), body, None, expires_at_ms)
-        return self._answer(await self._record_of(enqueued), HTTPStatus.CREATED)
+        options = (record.options or JobOptions(key_of_all_queues=True))._replace(key=_new_id())
+        made = await self._store(job_type, record.body or b"", None, options)
+        return self._answer(made, HTTPStatus.CREATED)
 
     # --- what became of it -------------------------------------------------------------------
 
@@ -226,10 +214,8 @@ class JobHandlers:
     # --- all of these ------------------------------------------------------------------------
 
     async def _find(self, job_id: str, *, include_body: bool = False) -> JobRecord | None:
-        keys = [QueueKey(one.queue, job_id) for one in self._job_types.newest_first]
-        call = calls.lookup_keys("", [job_id])
-        request = LookupRequest((), include_body, keys)
-        return (await self._client.run(call._replace(request=request))).get(job_id)
+        call = calls.lookup_keys(ALL_QUEUES, [job_id], include_body=include_body)
+        return (await self._client.run(call)).get(job_id)
 
     async def _found(self, request: web.Request, job_id: str, role: str) -> JobRecord:
         """Return a job with its body. Raises RestError if it is not there, or not for the user."""
