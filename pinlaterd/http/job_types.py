@@ -37,6 +37,11 @@ class JobTypes:
     def of_queue(self, queue: str) -> JobType | None:
         return self._by_queue.get(queue)
 
+    def name_of(self, queue: str) -> str:
+        """Return the name of the type of a queue's jobs; that of the queue if it was removed."""
+        found = self._by_queue.get(queue)
+        return queue if found is None else found.name
+
     async def create(self, made: JobType, *, seconds: float) -> bool:
         """Add a type, and return once it is active; False if there is one of its name. An edit that
         came second, after one on another server, is made again. Raises ConfigError, and

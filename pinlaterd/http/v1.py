@@ -7,6 +7,7 @@
     POST   /v1/jobs/{name}/{id}           report what became of it
     GET    /v1/jobs/{name}/{id}           a job
     POST   /v1/jobs/{id}/replay           enqueue it once more; also with its name
+    GET    /v1/archived-jobs              jobs that have ended
     GET    /v2/job-types                  all of them; also below /rickover, as the next two
     POST   /v2/job-types                  create one
     GET    /v2/job-types/{name}
@@ -17,7 +18,9 @@ and a method that it does not take are refused before anybody is asked who calls
 
 from __future__ import annotations
 
+import html
 import logging
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -27,6 +30,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from pinlaterd import __version__
 from pinlaterd.client import calls
 from pinlaterd.config.schema import (
     DELIVERY_STRATEGIES,
@@ -39,6 +43,7 @@ from pinlaterd.http.access import FAILURES_SECONDS, Access, Refusal, Refused, ma
 from pinlaterd.http.job_types import JobTypes
 from pinlaterd.http.problems import Handler
 from pinlaterd.http.service import RouterClient
+from pinlaterd.http.v1_archive import Archive
 from pinlaterd.http.v1_bodies import INT16, Fields, job_type_answer
 from pinlaterd.http.v1_errors import (
     RestError,
@@ -91,16 +96,14 @@ class V1:
         job_types: JobTypes,
         *,
         follow_seconds: float,
-        allows_insecure: bool = False,
     ) -> None:
-        """Serve requests. `follow_seconds`: in which a job type that is created has to be active;
-        `allows_insecure`: whether a proxy may say that its client does not use HTTPS."""
+        """Serve requests; a job type that is created has to be active within `follow_seconds`."""
         self._client = client
         self._access = access
         self._job_types = job_types
         self._follow_seconds = follow_seconds
-        self._allows_insecure = allows_insecure
-        jobs = JobHandlers(client, job_types)
+        self._allows_insecure = os.environ.get("ALLOW_UNENCRYPTED_PROXY_TRAFFIC") == "true"
+        jobs, archive = JobHandlers(client, job_types), Archive(client, job_types)
         create, show = _Operation("operate", self._create_type), _Operation("view", self._show_type)
         self._routes = [
             _Route(re.compile(pattern + r"\Z"), operations)
@@ -120,14 +123,22 @@ class V1:
                     f"/v1/jobs(?:/{_NAME})?/{_PREFIXED_ID}/replay",
                     {"POST": _Operation("enqueue", jobs.replay)},
                 ),
+                ("/v1/archived-jobs", {"GET": _Operation("view", archive.show)}),
                 ("/v2/job-types", {"GET": _Operation("view", self._list_types), "POST": create}),
                 (f"/v2/job-types/{_NAME}", {"GET": show}),
+                ("/", {"GET": _Operation("view", self._show_home)}),
             )
         ]
 
     def routes(self) -> list[web.RouteDef]:
         """Return what takes all paths of Rickover's interface."""
-        paths = ("/v1{rest:.*}", f"{_ALIAS}{{rest:/.*}}", "/v2/job-types", "/v2/job-types/{name}")
+        paths = (
+            "/",
+            "/v1{rest:.*}",
+            f"{_ALIAS}{{rest:/.*}}",
+            "/v2/job-types",
+            "/v2/job-types/{name}",
+        )
         return [web.route("*", path, self._serve) for path in paths]
 
     @web.middleware
@@ -183,6 +194,14 @@ class V1:
         except Refused as refused:
             _log_refusal(request, refused.user, refused.why.name.lower())
             raise _refusal_of(refused) from None
+
+    async def _show_home(self, _request: web.Request, _names: Names) -> web.Response:
+        title, frame = os.environ.get("HOMEPAGE_TITLE"), os.environ.get("HOMEPAGE_IFRAME_URL")
+        heading = html.escape(title or "pinlaterd")
+        page = f"<!DOCTYPE html><title>{heading}</title><h1>{heading}</h1><p>{__version__}</p>"
+        if frame:
+            page += f'<iframe src="{html.escape(frame)}" width="100%" height="800"></iframe>'
+        return web.Response(text=page, content_type="text/html", charset="utf-8")
 
     # --- job types ---------------------------------------------------------------------------
 

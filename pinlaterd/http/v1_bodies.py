@@ -90,15 +90,18 @@ _STATES = {
 }
 
 
+def status_of(record: JobRecord) -> str:
+    is_expired = record.state is JobState.FAILED and record.end_reason == EXPIRED
+    return EXPIRED if is_expired else _STATES[record.state]
+
+
 def job_answer(record: JobRecord, name: str) -> Mapping[str, object]:
     """Show a job of the type `name`; once it has ended, as an archived job."""
     options = record.options or JobOptions()
     expires_at_ms, body = options.expires_at_ms, record.body or b""
     parsed = JobDescriptor.parse(record.descriptor)
     is_queued = record.state in (JobState.PENDING, JobState.IN_PROGRESS)
-    status = _STATES[record.state]
-    if record.state is JobState.FAILED and record.end_reason == EXPIRED:
-        status = EXPIRED
+    status = status_of(record)
     shown_later = {
         "expires_at": None if expires_at_ms is None else shown(instant(expires_at_ms)),
         "data": content(body).get("data", body),

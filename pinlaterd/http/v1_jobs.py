@@ -126,15 +126,19 @@ class JobHandlers:
         name = names.get("name")
         job_id = parse_id(names["id"], may_lack_prefix=name is not None)
         record = await self._found(request, job_id, "view")
-        if name is not None and record.state in _QUEUED and self._name_of(record) != name:
+        if (
+            name is not None
+            and record.state in _QUEUED
+            and self._job_types.name_of(queue_of(record)) != name
+        ):
             raise _other_name()
         return self._answer(record)
 
     async def replay(self, request: web.Request, names: Names) -> web.Response:
         name = names.get("name")
         record = await self._found(request, parse_id(names["id"]), "enqueue")
-        job_type = self._job_types.of_queue(_queue_of(record))
-        if name is not None and self._name_of(record) != name:
+        job_type = self._job_types.of_queue(queue_of(record))
+        if name is not None and self._job_types.name_of(queue_of(record)) != name:
             raise _other_name()
         if record.state is JobState.PENDING:
             title = "Cannot replay a queued job. Wait for it to start"
@@ -184,7 +188,7 @@ class JobHandlers:
         if attempts_left < 0:
             raise server_error("A job has at least one attempt left before it fails")
         record = await self._find(job_id)
-        if record is None or job_type is None or _queue_of(record) != job_type.queue:
+        if record is None or job_type is None or queue_of(record) != job_type.queue:
             raise _reported_already()
         end = FinishInfo(record.descriptor, state, attempts_left, expected, compares_pending=False)
         if not await self._finish(record, end):
@@ -207,7 +211,7 @@ class JobHandlers:
             raise bad_request("decrement_failed", title)
 
     async def _finish(self, record: JobRecord, finish: FinishInfo) -> bool:
-        call = calls.finish_jobs(_queue_of(record), [finish])
+        call = calls.finish_jobs(queue_of(record), [finish])
         [outcome] = await self._client.run(call)
         return outcome is FinishOutcome.DONE
 
@@ -223,18 +227,12 @@ class JobHandlers:
         if record is None:
             raise not_found()
         user = request.get(USER)
-        if user is not None and not may(user, role, _queue_of(record)):
+        if user is not None and not may(user, role, queue_of(record)):
             raise forbidden("forbidden", f"User {user.name} has no role {role} here")
         return record
 
-    def _name_of(self, record: JobRecord) -> str:
-        """Return the name of a job's type; that of its queue if the type was removed."""
-        queue = _queue_of(record)
-        job_type = self._job_types.of_queue(queue)
-        return queue if job_type is None else job_type.name
-
     def _answer(self, record: JobRecord, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-        return json_response(job_answer(record, self._name_of(record)), status)
+        return json_response(job_answer(record, self._job_types.name_of(queue_of(record))), status)
 
 
 # --- ids ------------------------------------------------------------------------------------
@@ -255,5 +253,5 @@ def _new_id() -> str:
     return f"{_PREFIX}{uuid.uuid4()}"
 
 
-def _queue_of(record: JobRecord) -> str:
+def queue_of(record: JobRecord) -> str:
     return record.descriptor.partition(":")[0]

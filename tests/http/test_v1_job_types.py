@@ -230,3 +230,20 @@ def test_a_job_type_outlasts_a_restart(tmp_path):
         deployment.up()
 
         assert http_of(deployment).get("/v1/jobs/kept").body == made
+
+
+def test_the_home_page_has_the_frame_of_the_environment(tmp_path):
+    environment = {
+        "HOMEPAGE_TITLE": "Jobs & more",
+        "HOMEPAGE_IFRAME_URL": 'https://example.com/?a=1&b="',
+        "ALLOW_UNENCRYPTED_PROXY_TRAFFIC": "true",
+    }
+    deployment = Deployment(tmp_path / "d", environment=environment)
+    deployment.init(http=True)
+    with deployment.running():
+        answer = http_of(deployment).call("GET", "/", headers={"X-Forwarded-Proto": "http"})
+
+    page = answer.body.decode()
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert "<title>Jobs &amp; more</title>" in page
+    assert 'src="https://example.com/?a=1&amp;b=&quot;"' in page

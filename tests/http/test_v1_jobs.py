@@ -347,6 +347,72 @@ def test_what_is_queued_or_unknown_is_not_replayed(api, jobs):
     assert error(api.get(f"/v1/jobs/{new_id()}/replay")) == (405, "method_not_allowed")
 
 
+# --- archive --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def archived(http_service: Deployment) -> list[str]:
+    """The ids of archived jobs of two types, the most recent end first."""
+    types = [OneType(http_of(http_service)) for _ in range(2)]
+    ended = []
+    for n in range(12):
+        job_id = types[n % 2].new(run_after="2040-01-01T00:00:00Z" if n % 3 else None)
+        fields = {"retryable": False} if n % 4 == 3 else {}
+        status = "failed" if n % 4 == 3 else "succeeded"
+        assert types[n % 2].report(job_id, status, 7, **fields).status == 200
+        ended.append(job_id)
+    return ended[::-1]
+
+
+def ids_of(answer: HttpAnswer) -> list[str]:
+    assert answer.status == 200, answer
+    return [job["id"] for job in answer.body]
+
+
+def test_the_archive_shows_the_most_recent_end_first(api, archived):
+    found = ids_of(api.get("/v1/archived-jobs?limit=12"))
+
+    assert set(found) == set(archived)
+    shown = [api.get(f"/v1/jobs/{job_id}").body for job_id in found]
+    assert api.get("/v1/archived-jobs?limit=12").body == shown
+    ends = [job["created_at"] for job in shown]
+    assert ends == sorted(ends, reverse=True)
+
+
+def test_the_archive_is_read_page_by_page(api, archived):
+    found: list[str] = []
+    path = "/v1/archived-jobs?limit=5"
+    while len(found) < len(archived):
+        answer = api.get(path)
+        found += ids_of(answer)
+        path = answer.headers["Link"].partition("<")[2].partition(">")[0]
+
+    assert found[: len(archived)] == ids_of(api.get(f"/v1/archived-jobs?limit={len(archived)}"))
+
+
+def test_the_archive_by_name_and_status(api, archived):
+    name = api.get(f"/v1/jobs/{archived[0]}").body["name"]
+    of_type = ids_of(api.get(f"/v1/archived-jobs?name={name}"))
+    failed = ids_of(api.get(f"/v1/archived-jobs?name={name}&status=failed"))
+
+    assert set(of_type) == set(archived[::2])
+    assert set(failed) == set(archived[::4])
+    assert ids_of(api.get(f"/v1/archived-jobs?name={name}&status=expired")) == []
+    assert ids_of(api.get("/v1/archived-jobs?name=no-such-type")) == []
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "limit=1.5", "cursor=x"])
+def test_a_query_that_is_wrong(api, query):
+    answer = api.get(f"/v1/archived-jobs?{query}")
+
+    assert error(answer) == (400, "invalid_parameter")
+    assert "instance" not in answer.body
+
+
+def test_a_status_that_there_is_not_is_an_error(api):
+    assert error(api.get("/v1/archived-jobs?status=gone")) == (500, "server_error")
+
+
 # --- faults ---------------------------------------------------------------------------------
 
 
