@@ -44,6 +44,7 @@ from pinlaterd.stats import natural
 from pinlaterd.status import STOPPED, ServerStatus, ShardStatus, Status
 from pinlaterd.wire.control import ProcessState, ShardEntry, Snapshot
 from pinlaterd.wire.curve import ClusterKey
+from pinlaterd.wire.key_placement import KeyPlacement
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Cluster:
         self.place = Place(settings.server, "", ())
         self.members: Mapping[str, Member] = {}  # that live, by node, the oldest first
         self.assigned: Mapping[str, Assigned] = {}  # by shard
+        self.keys = KeyPlacement() if before is None else before.keys
         self.weight = settings.weight
         self.config = 0  # the number of what all processes here follow
         self.leaving = False  # whether this server is about to go: its shards go elsewhere
@@ -166,7 +168,7 @@ class Cluster:
 
     def follow(self, view: View) -> bool:
         """Whether what the snapshot says of this server or of shards has changed."""
-        before = (self.place, self.assigned)
+        before = (self.place, self.assigned, self.keys)
         self._view = view
         if view.connected and view.own:
             found = {node: _decode(data, Member, node) for node, data in view.members.items()}
@@ -181,7 +183,11 @@ class Cluster:
             assignment = _decode(node.data, Assignment, "assignment")
             if assignment is not None:
                 self.assigned, self._version = assignment.shards, node.version
-        return (self.place, self.assigned) != before
+        if (keys := view.nodes.get("keys")) is not None:
+            placement = _decode(keys.data, KeyPlacement, "keys")
+            if placement is not None and placement.number > self.keys.number:
+                self.keys = placement
+        return (self.place, self.assigned, self.keys) != before
 
     def serves(self, shards: Iterable[str]) -> bool:
         """Whether live members are all servers that there are, or say that they serve all `shards`,
@@ -259,6 +265,24 @@ class Cluster:
         for name, to in wanted.shards.items():
             if to != assignment.shards.get(name):
                 log.info("shard-%s: %s", name, to)
+
+    async def place_keys(self, takers: Mapping[str, bool]) -> None:
+        """Write the placement of keys that follows from `takers` (KeyPlacement.followed_by), if
+        this server leads. All follow it once they see it."""
+        view = self._view
+        if view is None or not (view.connected and view.leads):
+            return
+        node = view.nodes.get("keys")
+        wanted = self.keys.followed_by(takers, self._clock.now_ms())
+        if node is not None and (
+            wanted is self.keys or _decode(node.data, KeyPlacement, "keys") is None
+        ):
+            return
+        data, version = msgspec.json.encode(wanted), None if node is None else node.version
+        try:
+            await self._session.write("keys", data, version, as_leader=True)
+        except (Conflict, NotConnected) as error:
+            log.warning("the placement of keys can't be written: %s; trying again", error)
 
     def _in_maintenance(self) -> AbstractSet[str]:
         """Servers that own no shards if others can."""

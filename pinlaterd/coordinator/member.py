@@ -22,7 +22,7 @@ from pinlaterd.config.layout import LEAVING, shard_program
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.cluster import Cluster
 from pinlaterd.coordinator.peers import Peers
-from pinlaterd.coordinator.process import Coordinator
+from pinlaterd.coordinator.process import Coordinator, takers
 from pinlaterd.coordinator.processes import (
     SILENT_SECONDS,
     ProcessView,
@@ -46,6 +46,7 @@ from pinlaterd.wire.control import (
     Snapshot,
     StatusQuestion,
 )
+from pinlaterd.wire.key_placement import KeyPlacement
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class MemberCoordinator(Coordinator):
             self._hear()
             await cluster.register()
             await cluster.lead(config.shards)
+            await cluster.place_keys(takers(self._entries()))
 
     def _knows_processes(self, views: Sequence[ProcessView]) -> bool:
         """Whether the shards' processes here have reported. Until then what a coordinator before
@@ -173,6 +175,9 @@ class MemberCoordinator(Coordinator):
             self._cluster.entry(shard, joining=shard.name in self._joining)
             for shard in self._config.shards.values()
         )
+
+    def _placement_of_keys(self, entries: Sequence[ShardEntry]) -> KeyPlacement:
+        return self._cluster.keys
 
     def _next_snapshot(self) -> Snapshot:
         found, place = super()._next_snapshot(), self._cluster.place

@@ -43,6 +43,11 @@ from pinlaterd.wire.control import (
     unpack,
     write_snapshot,
 )
+from pinlaterd.wire.key_placement import (
+    KeyPlacement,
+    read_key_placement,
+    write_key_placement,
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +67,10 @@ class Coordinator:
         self._started = clock.monotonic()
         self._stats = Stats()
         self._registry = Registry(clock, process_exists)
-        self._joining = self._shards_since(read_snapshot())
+        before = read_snapshot()
+        self._joining = self._shards_since(before)
+        self._keys = read_key_placement() or (before.keys if before else KeyPlacement())
+        self._keys_problem = ""  # why the placement of keys can't be followed
         self._reload = self._new_reload(active)
         self._programs = LivePrograms(clock.monotonic) if _SUPERVISED in os.environ else None
         self._failure = ""  # why the configuration can't be followed
@@ -126,6 +134,8 @@ class Coordinator:
                 await self._reload.step()
                 if self._programs is not None and not self._programs.converged:
                     self._programs.step(self._hosted(self._config))
+                if self._keys_problem:
+                    self._publish()
             except (OSError, ConfigError) as error:
                 failure = f"the configuration can't be activated: {error}; trying again"
                 if failure != self._failure:
@@ -160,7 +170,8 @@ class Coordinator:
 
     def _config_problems(self) -> Sequence[str]:
         programs = "" if self._programs is None else self._programs.problem
-        return [text for text in (*self._reload.problems, programs, self._failure) if text]
+        problems = (*self._reload.problems, programs, self._failure, self._keys_problem)
+        return [text for text in problems if text]
 
     @property
     def _converged(self) -> bool:
@@ -334,7 +345,23 @@ class Coordinator:
         before = read_snapshot()
         now_ms = self._clock.now_ms()
         version = max(now_ms, before.version + 1) if before is not None else now_ms
-        return Snapshot(version, self._entries(), now_ms, self._config_version)
+        entries = self._entries()
+        keys = self._placement_of_keys(entries)
+        return Snapshot(version, entries, now_ms, self._config_version, keys=keys)
+
+    def _placement_of_keys(self, entries: Sequence[ShardEntry]) -> KeyPlacement:
+        """Return the placement with the shards that routers know. It is in its file before anybody
+        follows it; while that can't be written, the one before goes on."""
+        found = self._keys.followed_by(takers(entries), self._clock.now_ms())
+        self._keys_problem = ""
+        if found is not self._keys:
+            try:
+                write_key_placement(found)
+                self._keys = found
+            except OSError as error:
+                self._keys_problem = f"the placement of keys can't be written: {error}"
+                log.error("%s; trying again", self._keys_problem)
+        return self._keys
 
     def _entries(self) -> tuple[ShardEntry, ...]:
         return tuple(
@@ -342,3 +369,8 @@ class Coordinator:
             for shard in self._config.shards.values()
             if shard.name not in self._joining
         )
+
+
+def takers(entries: Sequence[ShardEntry]) -> dict[str, bool]:
+    """Return the shards that routers know, and whether each takes new jobs."""
+    return {entry.name: not entry.dequeue_only for entry in entries if not entry.joining}

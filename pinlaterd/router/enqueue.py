@@ -10,10 +10,11 @@ became of each job is told if not all are stored. Relies on `rpc` to cut calls i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pinlaterd.errors import (
     EnqueuedInPart,
@@ -23,21 +24,28 @@ from pinlaterd.errors import (
     PinLaterError,
     ProtocolError,
     RequestError,
-    ShardConnectionFailed,
 )
 from pinlaterd.lifecycle import aside
 from pinlaterd.model import EnqueueRequest, Job, KeyedEnqueueResult, Method, QueueKey, key_of
-from pinlaterd.router.call import AllRefused, Call, Query, Shared, ask_all, reason_of, results_of
+from pinlaterd.router.call import (
+    AllRefused,
+    Call,
+    Query,
+    Shared,
+    ask_all,
+    failure,
+    reason_of,
+    results_of,
+)
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import UNUSUAL
 from pinlaterd.rpc.tuned import SLICE, EnqueuePart, enqueue_parts
-from pinlaterd.wire.envelope import GiveUp, Op, ReplyEntry, ShardCall, Status
+from pinlaterd.wire.envelope import GiveUp, KeyQuestion, Op, ShardCall, Status, pack_keys
 from pinlaterd.wire.key_placement import KeyHomes
 from pinlaterd.wire.link import ShardLink
 
 _Part = TypeVar("_Part")
-_AGAIN_SECONDS = 0.02  # until a call that met another placement is sent again
 
 
 class KeysFound(Exception):
@@ -158,19 +166,22 @@ class SplitEnqueue:
 
 
 class EnqueueByKey:
-    """One enqueue of which some jobs have keys. All jobs are validated before any is stored."""
+    """One enqueue of which some jobs have keys. All jobs are validated before any is stored. A job
+    whose key no former shard holds is stored by the responsible one, or found to exist there."""
 
     def __init__(self, call: Call, shared: Shared) -> None:
         self._call = call
         self._shared = shared
         self._shards = shared.shards
         self._most = shared.settings.enqueue_split_jobs
+        self._queue = ""
         self._jobs: Sequence[Job] = ()
-        self._outcomes: list[tuple[str, bool] | PinLaterError] = []  # of each job
+        # Of each job: its descriptor and whether it existed, or why it is not stored.
+        self._outcomes: dict[int, tuple[str, bool] | PinLaterError] = {}
 
     async def run(self) -> None:
         """Carry it out and answer it."""
-        call = self._call
+        call, shards = self._call, self._shards
         _, context, request = await call.decode(self._shared)
         request = cast("EnqueueRequest", request)
         query = Query(Method.ENQUEUE, context, call.deadline, len(call.message))
@@ -178,42 +189,52 @@ class EnqueueByKey:
         if not any(key_of(self._queue, job.options) for job in self._jobs):
             await SplitEnqueue(call, self._shared).run()
             return
-        self._outcomes = [PinLaterError("not sent")] * len(self._jobs)
-        left: Sequence[int] = range(len(self._jobs))
-        homes = self._shards.homes
-        await self._validate(homes, self._by_shard(homes, left))
-        while left:
-            stores = [
-                self._store(query, homes, shard, places)
-                for shard, places in self._by_shard(homes, left).items()
-            ]
-            left = [place for stale in await asyncio.gather(*stores) for place in stale]
-            if left:
-                await self._wait(homes, left)
-                homes = self._shards.homes
+        if not shards.homes.placement.enqueueable:
+            raise no_place_to_enqueue(shards, {})
+        await self._validate(shards.homes)
+        while len(self._outcomes) < len(self._jobs):
+            homes = shards.homes
+            await self._for_each(self._ask_former, homes, self._by_former(homes))
+            by_shard = self._by_responsible(homes)
+            await self._for_each(partial(self._store, query), homes, by_shard)
+            if len(self._outcomes) < len(self._jobs):
+                await shards.try_keys_again(call.deadline, by_shard)
         call.reply(codec.encode_reply(call.peek.head, self._result()))
 
-    def _by_shard(self, homes: KeyHomes, places: Iterable[int]) -> dict[str, list[int]]:
+    def _key(self, place: int) -> QueueKey | None:
+        return key_of(self._queue, self._jobs[place].options)
+
+    def _left(self) -> list[int]:
+        """Return the places of the jobs without an outcome."""
+        return [place for place in range(len(self._jobs)) if place not in self._outcomes]
+
+    def _by_former(self, homes: KeyHomes) -> dict[str, list[int]]:
+        """Divide jobs by the former shards of their keys; a job may be asked of several."""
+        found: dict[str, list[int]] = {}
+        for place in self._left():
+            key = self._key(place)
+            for name in homes.of(key).former if key else ():
+                found.setdefault(name, []).append(place)
+        return found
+
+    def _by_responsible(self, homes: KeyHomes) -> dict[str, list[int]]:
         """Divide jobs by the shards that are to store them; those without a key go along with
         others."""
         found: dict[str, list[int]] = {}
         others = []
-        for place in places:
-            key = key_of(self._queue, self._jobs[place].options)
-            home = homes.of(key or QueueKey(self._queue, ""))
-            if home is None:
-                raise no_place_to_enqueue(self._shards, {})
-            if key is None:
-                others.append(place)
+        for place in self._left():
+            if key := self._key(place):
+                found.setdefault(homes.of(key).responsible, []).append(place)
             else:
-                found.setdefault(home.responsible, []).append(place)
+                others.append(place)
         if others:
-            found[next(iter(found))] += others
+            found.setdefault(next(iter(found or homes.placement.enqueueable)), []).extend(others)
         return found
 
-    async def _validate(self, homes: KeyHomes, by_shard: Collection[str]) -> None:
+    async def _validate(self, homes: KeyHomes) -> None:
         """Raise what a shard has against any of the jobs. One that stores all of them says so
         itself."""
+        by_shard = self._by_responsible(homes)
         shards = [link for name in by_shard if (link := self._shards.by_name.get(name))]
         if len(by_shard) == 1:
             return
@@ -222,55 +243,61 @@ class EnqueueByKey:
         for shard, reply in zip(shards, await asyncio.gather(*asked), strict=True):
             results_of(Method.ENQUEUE, [(shard, reply)])
 
-    async def _store(
-        self, query: Query, homes: KeyHomes, name: str, places: Sequence[int]
-    ) -> list[int]:
-        """Store jobs on their shard; return those that met another placement there."""
-        stale: list[int] = []
-        for at in range(0, len(places), self._most):
-            part = places[at : at + self._most]
-            try:
-                shard = self._shard(name)
-                request = EnqueueRequest(self._queue, [self._jobs[place] for place in part])
-                call = await aside(query.size, query.part, request)
-                call.placement, call.give_up = homes.placement.number, GiveUp.NEVER
-                reply = await shard.ask(call)
-                if reply.status is Status.STALE:
-                    stale += part
-                else:
-                    self._take(part, shard, reply)
-            except PinLaterError as error:
-                for place in part:
-                    self._outcomes[place] = error
-        return stale
+    async def _for_each(
+        self,
+        send: Callable[[KeyHomes, ShardLink, Sequence[int]], Coroutine[Any, Any, None]],
+        homes: KeyHomes,
+        by_shard: Mapping[str, Sequence[int]],
+    ) -> None:
+        """Send to all shards at once, to each some jobs after the other. A shard that is not known
+        here yet is one of a later snapshot than its placement."""
 
-    def _take(self, part: Sequence[int], shard: ShardLink, reply: ReplyEntry) -> None:
-        """Note the outcomes of jobs that were sent together. Raises PinLaterError."""
+        async def send_all(shard: ShardLink, places: Sequence[int]) -> None:
+            for at in range(0, len(places), self._most):
+                part = places[at : at + self._most]
+                try:
+                    await send(homes, shard, part)
+                except PinLaterError as error:
+                    self._outcomes.update(dict.fromkeys(part, error))
+
+        known = self._shards.by_name
+        there = [(known[name], places) for name, places in by_shard.items() if name in known]
+        await asyncio.gather(*(send_all(shard, places) for shard, places in there))
+
+    async def _ask_former(self, homes: KeyHomes, shard: ShardLink, part: Sequence[int]) -> None:
+        """Ask a shard that may hold keys from before, which then takes none of them any more."""
+        keys = [key for place in part if (key := self._key(place))]
+        question = KeyQuestion(homes.placement.number, keys)
+        reply = await shard.ask(ShardCall(pack_keys(question), self._call.deadline, Op.FIND_KEYS))
+        if reply.status is not Status.DONE:
+            raise failure([(shard, reply)])
+        for place, descriptor in zip(part, json.loads(reply.payload), strict=True):
+            if descriptor:
+                self._outcomes[place] = (descriptor, True)
+
+    async def _store(
+        self, query: Query, homes: KeyHomes, shard: ShardLink, part: Sequence[int]
+    ) -> None:
+        """Store jobs; those that meet another placement there are left without an outcome."""
+        request = EnqueueRequest(self._queue, [self._jobs[place] for place in part])
+        call = await aside(query.size, query.part, request)
+        call.placement, call.give_up = homes.placement.number, GiveUp.NEVER
+        reply = await shard.ask(call)
+        if reply.status is Status.STALE:
+            return
         [result] = results_of(Method.ENQUEUE, [(shard, reply)])
         if not isinstance(result, KeyedEnqueueResult):  # none of them has a key
             result = KeyedEnqueueResult(cast("Sequence[str]", result), [False] * len(part))
         for place, descriptor, existed in zip(part, *result, strict=True):
             self._outcomes[place] = (descriptor, existed)
 
-    def _shard(self, name: str) -> ShardLink:
-        shard = self._shards.by_name.get(name)
-        if shard is None:
-            raise ShardConnectionFailed([name], "is not known here yet; nothing was done there")
-        return shard
-
-    async def _wait(self, homes: KeyHomes, left: Sequence[int]) -> None:
-        """Wait until jobs may be sent again. Raises ShardConnectionFailed once it is too late."""
-        if self._shared.clock.monotonic() + _AGAIN_SECONDS >= self._call.deadline:
-            told = "follows another placement of keys than this router; nothing was done there"
-            raise ShardConnectionFailed(list(self._by_shard(homes, left)), told)
-        await asyncio.sleep(_AGAIN_SECONDS)
-
     def _result(self) -> KeyedEnqueueResult:
         """Return the outcomes of all jobs. Raises what says which of them are stored, if some are
         not."""
-        told = [one if isinstance(one, PinLaterError) else [one[0]] for one in self._outcomes]
+        outcomes = [self._outcomes[place] for place in range(len(self._jobs))]
+        told = [one if isinstance(one, PinLaterError) else [one[0]] for one in outcomes]
         descriptors = all_stored([1] * len(told), told)
-        existed = [one[1] for one in self._outcomes if not isinstance(one, PinLaterError)]
+        existed = [one[1] for one in outcomes if not isinstance(one, PinLaterError)]
         return KeyedEnqueueResult(descriptors, existed)
 
 

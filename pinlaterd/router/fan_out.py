@@ -68,7 +68,7 @@ from pinlaterd.model import (
     ScanRequest,
     ScanResult,
 )
-from pinlaterd.router.call import Call, Query, Shared, results_of
+from pinlaterd.router.call import Call, Query, Shared, ask_all, results_of
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.tuned import ack_parts
 from pinlaterd.wire.envelope import Op, ReplyEntry, Status
@@ -290,11 +290,20 @@ class FanOut:
             raise NoHealthyShards  # which shards there are is not known yet
         shards = self._shards.by_name
         by_shard = await aside(query.size, lookups_by_shard, request.descriptors, shards)
-        keys = self._keys_by_shard(request.keys or ())
-        replies = await query.replies(
-            (shard, LookupRequest(by_shard.get(shard, ()), request.include_body, keys.get(shard)))
-            for shard in {**by_shard, **keys}
-        )
+        named = [
+            (shard.name, 0, LookupRequest(descriptors, request.include_body))
+            for shard, descriptors in by_shard.items()
+        ]
+        while True:
+            by_key, asked = self._lookups_by_key(request), []
+            for name, placement, one in (*named, *by_key):
+                call = await aside(query.size, query.part, one)
+                call.placement = placement
+                asked.append((shards[name], call))
+            replies = await ask_all(asked)
+            if all(reply.status is not Status.STALE for _, reply in replies):
+                break
+            await self._shards.try_keys_again(query.deadline, [name for name, *_ in by_key])
         most_bytes = self._shared.settings.max_frame_bytes  # each shard sees to its own part only
         size = sum(len(reply.payload) for _, reply in replies)
         if size > most_bytes:
@@ -304,17 +313,20 @@ class FanOut:
             found.update(cast("Mapping[str, JobRecord]", part))
         return found
 
-    def _keys_by_shard(self, keys: Iterable[QueueKey]) -> Mapping[ShardLink, list[QueueKey]]:
-        """Divide keys by the shards that may hold them. Raises ShardConnectionFailed."""
-        found: dict[ShardLink, list[QueueKey]] = {}
-        for key in dict.fromkeys(keys):
-            home = self._shards.homes.of(key)
-            for name in () if home is None else (home.responsible, *home.former):
-                shard = self._shards.by_name.get(name)
-                if shard is None:
-                    raise ShardConnectionFailed([name], "is not known here yet")
-                found.setdefault(shard, []).append(key)
-        return found
+    def _lookups_by_key(self, request: LookupRequest) -> list[tuple[str, int, LookupRequest]]:
+        """Divide keys by the shards that may hold them, and by the placement under which each is to
+        answer; 0: any. Raises ShardConnectionFailed."""
+        homes, found = self._shards.homes, defaultdict[tuple[str, int], list[QueueKey]](list)
+        for key in dict.fromkeys(request.keys or ()):
+            home = homes.of(key)
+            for name in home.former:
+                found[name, 0].append(key)
+            if home.responsible:
+                found[home.responsible, homes.placement.number].append(key)
+        unknown = {name for name, _ in found} - self._shards.by_name.keys()
+        if unknown:
+            raise ShardConnectionFailed(sorted(unknown), "is not known here yet")
+        return [(*at, LookupRequest((), request.include_body, keys)) for at, keys in found.items()]
 
     # --- jobs by state -------------------------------------------------------------------------
 

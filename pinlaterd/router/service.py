@@ -169,7 +169,7 @@ class RouterService:
             self._enqueue_on_one_of(self._shards.enqueueable(), call)
             return
         home = homes.of(key)
-        shard = None if home is None or home.former else self._shards.by_name.get(home.responsible)
+        shard = None if home.former else self._shards.by_name.get(home.responsible)
         if shard is None:
             self._run(call, EnqueueByKey(call, self._shared).run())
             return

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from pinlaterd.errors import ShardConnectionFailed
 from pinlaterd.wire.control import Snapshot
 from pinlaterd.wire.envelope import (
     GiveUp,
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _ENSURE_QUEUES_SECONDS = 30.0
 _CREATE_AGAIN_SECONDS = 1.0
+_KEYS_AGAIN_SECONDS = 0.02
 _REMOVAL_SECONDS = 2.0  # for the calls that a removed shard has in flight
 
 
@@ -111,6 +113,14 @@ class ShardSet:
         """Return the most queues that a shard has; each is given those of the others."""
         return max((len(queues) for queues in self._queues.values()), default=0)
 
+    async def try_keys_again(self, deadline: float, shards: Iterable[str]) -> None:
+        """Wait until keys that met another placement on `shards` may be sent again. Raises
+        ShardConnectionFailed once it is too late."""
+        if self._monotonic() + _KEYS_AGAIN_SECONDS >= deadline:
+            told = "follows another placement of keys than this router; nothing was done there"
+            raise ShardConnectionFailed(list(shards), told)
+        await asyncio.sleep(_KEYS_AGAIN_SECONDS)
+
     def follow(self, snapshot: Snapshot) -> None:
         """Connect to shards that are new, let go of those that are no more, and follow those that
         have another owner."""
@@ -130,10 +140,8 @@ class ShardSet:
         self._enqueueable = [
             shard for name, shard in self.by_name.items() if not wanted[name].dequeue_only
         ]
-        names = tuple(name for name in self.by_name if not wanted[name].dequeue_only)
-        placement = KeyPlacement(1, dict.fromkeys(wanted, 1), names)
-        if placement != self.homes.placement:
-            self.homes = KeyHomes(placement)
+        if snapshot.keys.number > self.homes.placement.number:
+            self.homes = KeyHomes(snapshot.keys)
         self.assessed()
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ from pinlaterd.shard.operations import (
 )
 from pinlaterd.shard.state import STORE_FAILED, ShardState
 from pinlaterd.shard.tasks import MOST_TASKS, Steps, Tasks
-from pinlaterd.wire.envelope import CallEntry, Op, Status
+from pinlaterd.wire.envelope import CallEntry, Op, Status, unpack_keys
 
 log = logging.getLogger(__name__)
 
@@ -161,8 +161,8 @@ class Batches:
                 # Nothing was done; the router can forget it.
                 replies.refuse(call, _TOO_LATE)
                 continue
-            if (batch.writes or batch.dequeues or self.unfinished) and _changes_queues(call):
-                # These rely on the queues as they are.
+            if (batch.writes or batch.dequeues or self.unfinished) and _goes_alone(call):
+                # These rely on the queues as they are; or it relies on what they will have stored.
                 backlog.appendleft(call)
                 break
             batch.jobs += 1  # so that calls without jobs are bounded, too
@@ -404,10 +404,11 @@ class _Batch:
 # --- a call as it arrives -------------------------------------------------------------------
 
 
-def _changes_queues(entry: CallEntry) -> bool:
-    """Whether it may drop a queue that others in the same batch rely on. A job's body that holds
-    this name only ends a batch early."""
-    return entry.op is Op.CALL and entry.message.find(_DELETE_QUEUE, 0, 40) >= 0
+def _goes_alone(entry: CallEntry) -> bool:
+    """Return whether a call may drop a queue that others in the same batch rely on, or raises the
+    fence of keys. A job's body that holds this name only ends a batch early."""
+    is_call = entry.op is Op.CALL
+    return entry.op is Op.FIND_KEYS or (is_call and entry.message.find(_DELETE_QUEUE, 0, 40) >= 0)
 
 
 class Dispatch:
@@ -431,6 +432,9 @@ class Dispatch:
         if entry.op not in _CALLS:
             return self._take_message(entry)
         state, replies = self._state, self._replies
+        if entry.placement and entry.op is Op.CALL and not state.takes_keys(entry.placement):
+            replies.add(entry, Status.STALE, b"")
+            return None
         try:
             most_jobs = state.config.server.max_jobs_per_call
             call = codec.decode_call(entry.message, most_jobs, state.job_defaults)
@@ -459,6 +463,10 @@ class Dispatch:
         try:
             if entry.op is Op.RELEASE:
                 return ReleaseClaims(entry, self._state)
+            if entry.op is Op.FIND_KEYS:
+                found = self._bulk.find_keys(*unpack_keys(entry.message))
+                self._replies.add(entry, Status.DONE, json.dumps(found).encode())
+                return None
             if entry.op is Op.END_SEARCH:
                 self._bulk.end_search(entry.router, int(entry.message))
             else:
@@ -466,7 +474,7 @@ class Dispatch:
         except (ProtocolError, ValueError) as error:
             log.error("a router sent a message that can't be read: %s", error)
         except StorageNotCommitted as error:
-            log.warning("can't create queues that other shards have: %s", error.message)
+            log.warning("can't do what a router needs: %s", error.message)
             self._replies.refuse(entry, STORE_FAILED)
             return None
         self._replies.add(entry, Status.DONE, b"")
@@ -490,7 +498,7 @@ class Dispatch:
         self, entry: CallEntry, call: Call, state: ShardState, now_ms: int
     ) -> Operation | None:
         # Routers know, too; a call that was on its way when they heard is given to another shard.
-        if state.dequeue_only:
+        if state.dequeue_only and not entry.placement:
             self._replies.refuse(entry, _TAKES_NO_JOBS)
             return None
         request = cast("EnqueueRequest", call.request)

@@ -9,10 +9,10 @@ when the shard stops.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
-from pinlaterd.engines.base import ScanAfter, Search, StoredJob
+from pinlaterd.engines.base import KeyHolder, ScanAfter, Search, StoredJob
 from pinlaterd.errors import (
     LookupTooLarge,
     PinLaterError,
@@ -230,15 +230,29 @@ class BulkCalls:
                 by_queue.setdefault(parsed.queue, []).append(key)
         for queue, named in _by_queue(request.keys or ()).items():
             for part in chunks(named, _LOOKUPS_A_SLICE):
-                if queue == ALL_QUEUES:
-                    for holder in self._engine.find_keys_of_all(part).values():
-                        key = JobKey(holder.priority, holder.local_id)
-                        by_queue.setdefault(holder.queue, []).append(key)
-                elif queue in self._state.ready:
-                    held = self._engine.find_keys(queue, part)
-                    by_queue.setdefault(queue, []).extend(held.values())
+                for holder in self._holders(queue, part).values():
+                    key = JobKey(holder.priority, holder.local_id)
+                    by_queue.setdefault(holder.queue, []).append(key)
                 yield None
         return by_queue
+
+    def find_keys(self, placement: int, keys: Sequence[QueueKey]) -> list[str]:
+        """Take no key any more under an earlier placement; return the descriptors of the jobs that
+        hold keys, "" for each that is free. Raises StorageError."""
+        self._engine.raise_fence(placement)
+        held: dict[QueueKey, str] = {}
+        for queue, named in _by_queue(keys).items():
+            for key, job in self._holders(queue, named).items():
+                place = f"{job.queue}:s{self._state.name}:p{job.priority}:{job.local_id}"
+                held[QueueKey(queue, key)] = place
+        return [held.get(key, "") for key in keys]
+
+    def _holders(self, queue: str, keys: Sequence[str]) -> Mapping[str, KeyHolder]:
+        """Return the jobs that hold keys of a queue, or of all, each with its queue."""
+        if queue == ALL_QUEUES:
+            return self._engine.find_keys_of_all(keys)
+        found = self._engine.find_keys(queue, keys) if queue in self._state.ready else {}
+        return {key: KeyHolder(*job, True, queue) for key, job in found.items()}
 
     def _record(self, queue: str, job: StoredJob) -> JobRecord:
         key = job.key

@@ -80,6 +80,8 @@ class Updates:
 
     def _take(self, snapshot: Snapshot | None) -> None:
         settings = self._settings
+        if snapshot is not None:
+            self._service.follow_keys(snapshot.keys)
         if not settings.server:
             return
         self.members = frozenset(() if snapshot is None else snapshot.members)

@@ -36,6 +36,7 @@ from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import PermitGrant, PermitReport
 from pinlaterd.wire.envelope import CallEntry, Op, ReadyCounts, ReplyEntry, ShardFacts
+from pinlaterd.wire.key_placement import KeyPlacement
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class ShardService:
         self._batches = Batches(state, self._bulk, tasks)
         self.backlog = self._batches.backlog  # calls that have arrived, to which the loop adds
         self._maintenance = Maintenance(state, self.time, pace, rng or Random())
+        self._placement = KeyPlacement()  # of keys, which is followed
         self._reopen_at = 0.0
         self._reopen_seconds = 0.0  # how long the next attempt waits
         self._opened_at = 0.0
@@ -84,6 +86,22 @@ class ShardService:
         """Go by `config` from the next call on, as far as it can change live."""
         self._state.follow(config)
         self._maintenance.follow_state()
+
+    def follow_keys(self, placement: KeyPlacement) -> None:
+        """Take keys under `placement` from the next call on, if this shard takes jobs under it."""
+        if placement != self._placement:
+            self._placement, self._state.keys_under = placement, 0
+            if self.serving:
+                self._guarded(self._take_keys, can_wait=True)
+
+    def _take_keys(self) -> None:
+        """Begin to take keys, once none is taken any more under a placement before the one with
+        which this shard came. Raises StorageError; then it is tried again."""
+        placement, came = self._placement, self._placement.shards.get(self.name)
+        if came is not None:
+            self._engine.raise_fence(came)
+        takes_keys = self.name in placement.enqueueable
+        self._state.keys_under = placement.number if takes_keys else 0
 
     # --- permits -----------------------------------------------------------------------------
 
@@ -116,6 +134,7 @@ class ShardService:
         self._state.is_shared, self._state.heard_at = self.term.epoch > 0, self._clock.monotonic()
         try:
             self._load()
+            self._take_keys()
             self.durability = self._engine.durability()
         except StorageError:
             self._engine.close()
@@ -301,7 +320,7 @@ class ShardService:
 
     def tick(self) -> None:
         """Do what is due once a second: keep the ownership of the store, and refresh figures."""
-        for step in self._maintenance.steps_of_tick():
+        for step in (*self._maintenance.steps_of_tick(), self._take_keys):
             if self.serving:
                 self._guarded(step, can_wait=True)
         self._state.stats.gauge("shard_degraded", int(bool(self.warning)))

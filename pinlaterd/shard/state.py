@@ -166,6 +166,7 @@ class ShardState:
         self.clock = clock
         self.stats = stats
         self.dequeue_only = False
+        self.keys_under = 0  # the placement under which keys are taken; 0: none
         self.is_shared = False  # whether other servers may come to own the store
         self.heard_at = 0.0  # when the store last answered its owner, monotonic seconds
         # Of the bodies that one commit may bring, and of the replies that wait.
@@ -212,6 +213,10 @@ class ShardState:
         self.claim_descriptors = ClaimDescriptors(
             self.config.server, incarnation, position=shards.index(self.name)
         )
+
+    def takes_keys(self, placement: int) -> bool:
+        """Return whether keys are stored here, or known not to be held, under this placement."""
+        return placement == self.keys_under and placement >= self.engine.fence
 
     def clear(self) -> None:
         self.ready.clear()

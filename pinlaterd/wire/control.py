@@ -39,6 +39,7 @@ from pinlaterd.config import layout
 from pinlaterd.lifecycle import process_place
 from pinlaterd.stats import Changes, Stats, StatsSnapshot
 from pinlaterd.wire.curve import ClusterKey
+from pinlaterd.wire.key_placement import KeyPlacement
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,7 @@ class Snapshot(_Message):
     server: str = ""  # this server's name in its cluster; empty: there is no other
     member: str = ""  # its member node
     members: tuple[str, ...] = ()  # the member nodes that live
+    keys: KeyPlacement = KeyPlacement()
 
     def endpoint_of(self, entry: ShardEntry) -> str:
         """The address of the shard's owner for processes of this server; "" if there is none."""

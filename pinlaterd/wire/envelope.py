@@ -33,6 +33,7 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 import zmq
 
+from pinlaterd.model import QueueKey
 from pinlaterd.wire.curve import ClusterKey
 
 
@@ -46,6 +47,7 @@ class Op(IntEnum):
     VALIDATE = 4  # an enqueueJobs call: DONE if it would be accepted, else FAILED; store nothing
     ACK_SCHEDULED = 5  # an ackDequeuedJobs call: claim its jobs first, where they are not due soon
     END_SEARCH = 6  # the id of an earlier call of this router, in digits: nobody waits for it
+    FIND_KEYS = 7  # a KeyQuestion: raise the fence, then answer the descriptors, "" for none
 
 
 # How often a shard pulses; and how often, to spare the processor, once no router has sent anything
@@ -137,6 +139,17 @@ class ShardCall:
         self.whole = whole
         self.patient = patient
         self.give_up = give_up
+
+
+class KeyQuestion(NamedTuple):
+    """A question for the jobs that hold keys, on behalf of enqueues under a placement."""
+
+    placement: int
+    keys: Sequence[QueueKey]
+
+
+pack_keys: Callable[[KeyQuestion], bytes] = msgspec.msgpack.Encoder().encode
+unpack_keys: Callable[[bytes], KeyQuestion] = msgspec.msgpack.Decoder(KeyQuestion).decode
 
 
 class ReplyEntry(NamedTuple):

@@ -2,7 +2,14 @@
 
 A key belongs to a slot. Of a slot the best enqueueable shard by rendezvous hash is responsible
 (Thaler and Ravishankar, 1998): so a shard that comes or goes moves no slot but its own. Shards that
-were responsible before may hold keys still, as jobs never move. Pure, but for what it remembers.
+were responsible before may hold keys still, as jobs never move.
+
+An enqueue under placement v first asks the former shards of its keys. A shard that is asked stores
+v, its fence, before it answers: whatever it is restarted with, it never again takes a key under an
+earlier placement. Then the responsible shard stores the job, which it does only while it follows
+exactly v, and v is not below its fence. A shard begins with the placement with which it came, or
+came back, as its fence. What is refused as stale begins again. So no two shards hold a key, and no
+two answers say that they stored it, whatever a process follows, and however late calls are.
 """
 
 from __future__ import annotations
@@ -10,10 +17,12 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from pinlaterd.config import layout
 from pinlaterd.model import QueueKey
 
 _SLOTS = 4096  # for each of which a process remembers a Home
@@ -29,12 +38,42 @@ class KeyPlacement(msgspec.Struct, frozen=True, omit_defaults=True):
     enqueueable: tuple[str, ...] = ()
     earlier: tuple[tuple[str, ...], ...] = ()
 
+    def followed_by(self, shards: Mapping[str, bool], now_ms: int) -> KeyPlacement:
+        """Return the placement once there are `shards`, each with whether it takes new jobs; this
+        one if they are the same.
+
+        Sets are kept as long as a shard of theirs is there: jobs, and their keys, may be kept for
+        any time. The number is a time, so that it grows even if the last one was lost."""
+        enqueueable = tuple(sorted(name for name, takes_jobs in shards.items() if takes_jobs))
+        if (shards.keys(), enqueueable) == (self.shards.keys(), self.enqueueable):
+            return self
+        number = max(now_ms, self.number + 1)
+        since = number if self.number else 0  # at first there is no earlier one to refuse
+        came = {name: self.shards.get(name, since) for name in shards}
+        sets = dict.fromkeys((*self.earlier, self.enqueueable))
+        sets.pop(enqueueable, None)
+        earlier = tuple([names for names in sets if not came.keys().isdisjoint(names)])
+        return KeyPlacement(number, came, enqueueable, earlier)
+
+
+def read_key_placement(path: Path = layout.KEY_PLACEMENT_FILE) -> KeyPlacement | None:
+    """Read the placement that was written last; None if there is none that can be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=KeyPlacement)
+    except (OSError, ValueError):
+        return None
+
+
+def write_key_placement(placement: KeyPlacement, path: Path = layout.KEY_PLACEMENT_FILE) -> None:
+    layout.replace_file(path, msgspec.json.encode(placement), durably=True)
+    layout.sync_folder(path.parent)
+
 
 class Home(NamedTuple):
     """The shards of a slot: `former` are those, other than the one that is `responsible`, that may
     hold keys from before."""
 
-    responsible: str
+    responsible: str  # "": no shard takes new jobs
     former: tuple[str, ...]
 
 
@@ -45,20 +84,23 @@ class KeyHomes:
         self.placement = placement
         self._homes: dict[int, Home] = {}  # by slot
 
-    def of(self, key: QueueKey) -> Home | None:
-        """Return where a key is; None if no shard takes new jobs."""
+    def of(self, key: QueueKey) -> Home:
+        """Return where a key is."""
         slot = zlib.crc32("\0".join(key).encode()) % _SLOTS
         home = self._homes.get(slot)
-        if home is None and self.placement.enqueueable:
+        if home is None:
             home = self._homes[slot] = self._home(slot)
         return home
 
     def _home(self, slot: int) -> Home:
         present = self.placement.shards
         responsible = _best(slot, self.placement.enqueueable)
-        before = {_best(slot, shards): None for shards in self.placement.earlier if shards}
+        before = dict.fromkeys([_best(slot, shards) for shards in self.placement.earlier])
         return Home(responsible, tuple(s for s in before if s in present and s != responsible))
 
 
 def _best(slot: int, shards: Collection[str]) -> str:
-    return max(shards, key=lambda shard: hashlib.blake2b(f"{slot}/{shard}".encode()).digest())
+    def score(shard: str) -> bytes:
+        return hashlib.blake2b(f"{slot}/{shard}".encode()).digest()
+
+    return max(shards, key=score, default="")

@@ -65,6 +65,7 @@ from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ShardEntry, Snapshot
 from pinlaterd.wire.envelope import Op, ReadyCounts, ReplyEntry, ShardCall, Status
+from pinlaterd.wire.key_placement import KeyPlacement
 from tests.clocks import FakeClock
 from tests.router.local_shard import LocalShard, Tell
 
@@ -132,6 +133,7 @@ class Site:
     def __init__(self, folder: Path, shards: int, settings: ServerSettings) -> None:
         names = [str(number) for number in range(1, shards + 1)]
         self.clock = AdvancingClock()
+        self.placement = KeyPlacement()
         config = Config(
             server=settings,
             shards={
@@ -170,7 +172,10 @@ class Site:
     def follow(self, names: Iterable[str]) -> None:
         """There are these shards."""
         entries = [ShardEntry(name, dequeue_only=False) for name in names]
-        self.shards.follow(Snapshot(1, tuple(entries), 0))
+        self.placement = self.placement.followed_by({entry.name: True for entry in entries}, 1)
+        for service in self.services.values():
+            service.follow_keys(self.placement)
+        self.shards.follow(Snapshot(1, tuple(entries), 0, keys=self.placement))
 
     def fill(self, tokens: float) -> None:
         """From now on the queue has a limit, and so many tokens; no others come."""
