@@ -32,12 +32,21 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ApiCall(NamedTuple):
-    """One call of the interface: where it is, which role it takes, and what carries it out."""
+    """One call of the interface: where it is, which role it takes, what carries it out; and for its
+    description what it is called, takes and gives."""
 
     method: str
     path: str
     role: str
     handler: Handler
+    operation: str
+    summary: str
+    gives: type | None = None
+    takes: type | None = None
+    query: type | None = None
+    statuses: tuple[HTTPStatus, ...] = (HTTPStatus.OK,)
+    media: str = "application/json"
+    gives_for_many: type | None = None  # of a call that takes one job, many, or a job a line
 
 
 async def read_body(request: web.Request, of: type[T]) -> T:
@@ -58,7 +67,7 @@ def read_query(request: web.Request, of: type[T]) -> T:
         raise invalid_body(error) from None
 
 
-def answer_json(answer: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+def answer_json(answer: object, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
     return web.Response(
         status=status,
         body=_encode(answer),

@@ -89,7 +89,7 @@ class HttpProcess(ReportingProcess):
         self._port = HttpPort(
             application,
             self._hosts,
-            lambda: self._v2.config.server.http_cors_origins.split(","),
+            self._origins,
             most_connections=max(1, files - _SPARE_FILES),
             ends_with_client=True,  # so that no job is claimed for nobody
         )
@@ -140,6 +140,10 @@ class HttpProcess(ReportingProcess):
         """Return the names that this server may be called by."""
         settings = self._v2.config.server
         return {settings.http_host, settings.advertised_host, *settings.http_hosts.split(",")}
+
+    def _origins(self) -> Collection[str]:
+        """Return the origins of web pages that may call this server."""
+        return list(filter(None, self._v2.config.server.http_cors_origins.split(",")))
 
     # --- the coordinator ---------------------------------------------------------------------
 

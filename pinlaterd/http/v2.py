@@ -14,6 +14,7 @@
     POST   /v2/jobs/acks                 end claimed jobs
     POST   /v2/jobs/checkpoints          renew claims, change claimed jobs
     GET    /v2/jobs/{descriptor}         one job
+    GET    /v2/openapi.json              all of this in OpenAPI (`openapi`); /v2/docs as a page
 
 docs/http.md is the guide. Each handler reads a body (`bodies`), makes a call of the service, and
 writes the answer; errors become problems in `problems.explain`.
@@ -37,6 +38,7 @@ from pinlaterd.client import calls
 from pinlaterd.config import edit
 from pinlaterd.config.load import LIMIT
 from pinlaterd.config.schema import Config, UserSettings
+from pinlaterd.http import openapi
 from pinlaterd.http.access import FAILURES_SECONDS, Access, Refusal, Refused, may
 from pinlaterd.http.api import (
     USER,
@@ -69,8 +71,14 @@ from pinlaterd.http.bodies import (
     QueuesAnswer,
     SucceededBody,
 )
-from pinlaterd.http.changes import JobChanges, PreviewQuery
-from pinlaterd.http.pages import JobPages
+from pinlaterd.http.changes import (
+    ChangedAnswer,
+    DeleteBody,
+    JobChanges,
+    PreviewQuery,
+    RetryBody,
+)
+from pinlaterd.http.pages import JobPages, PageAnswer, PageQuery
 from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
 from pinlaterd.http.service import RouterClient
 from pinlaterd.http.stream import JSON_LINES, JobStreams
@@ -102,24 +110,81 @@ class V2:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of all calls, each behind the check of its caller."""
-        queues, queue = "/v2/queues", "/v2/queues/{queue}"
-        found = (
-            ApiCall("GET", queues, "view", self._queues),
-            ApiCall("PUT", queue, "operate", self._create),
-            ApiCall("GET", queue, "view", self._queue),
-            ApiCall("DELETE", queue, "admin", self._delete),
-            ApiCall("POST", f"{queue}/jobs", "enqueue", self._enqueue),
-            ApiCall("GET", f"{queue}/jobs", "view", self._pages.page),
-            ApiCall("POST", f"{queue}/retry", "operate", self._changes.retry),
-            ApiCall("POST", f"{queue}/delete", "operate", self._changes.delete),
-            ApiCall("POST", f"{queue}/pause", "operate", self._pause),
-            ApiCall("POST", f"{queue}/resume", "operate", self._resume),
-            ApiCall("POST", f"{queue}/claims", "work", self._claim),
-            ApiCall("POST", "/v2/jobs/acks", "work", self._ack),
-            ApiCall("POST", "/v2/jobs/checkpoints", "work", self._checkpoint),
-            ApiCall("GET", "/v2/jobs/{descriptor}", "view", self._job),
-        )
-        return [web.route(call.method, call.path, self._guarded(call)) for call in found]
+        return [web.route(call.method, call.path, self._guarded(call)) for call in self.table()]
+
+    def table(self) -> list[ApiCall]:
+        """Return all calls."""
+        queues, queue, made = "/v2/queues", "/v2/queues/{queue}", HTTPStatus.CREATED
+        pages, changes = self._pages, self._changes
+        return [
+            ApiCall("GET", queues, "view", self._queues, "listQueues", "All queues", QueuesAnswer),
+            ApiCall(
+                *("PUT", queue, "operate", self._create, "createQueue"),
+                *("Create a queue, and set its limits", QueueAnswer, QueueBody),
+                statuses=(HTTPStatus.OK, made),
+            ),
+            ApiCall(
+                *("GET", queue, "view", self._queue, "getQueue"),
+                *("A queue with its counts and limits", QueueAnswer),
+            ),
+            ApiCall(
+                *("DELETE", queue, "admin", self._delete, "deleteQueue"),
+                "Delete a queue with all its jobs; takes the admin password in X-Admin-Password",
+                statuses=(HTTPStatus.NO_CONTENT,),
+            ),
+            ApiCall(
+                *("POST", f"{queue}/jobs", "enqueue", self._enqueue, "enqueue"),
+                *("Enqueue a job, or many", EnqueuedAnswer, EnqueueBody),
+                statuses=(HTTPStatus.OK, made),
+                gives_for_many=EnqueuedManyAnswer,
+            ),
+            ApiCall(
+                *("GET", f"{queue}/jobs", "view", pages.page, "listJobs"),
+                *("Jobs of a queue, page by page", PageAnswer),
+                query=PageQuery,
+            ),
+            ApiCall(
+                *("POST", f"{queue}/retry", "operate", changes.retry, "retryJobs"),
+                *("Make failed jobs pending again", ChangedAnswer, RetryBody, PreviewQuery),
+            ),
+            ApiCall(
+                *("POST", f"{queue}/delete", "operate", changes.delete, "deleteJobs"),
+                *("Delete jobs of a state", ChangedAnswer, DeleteBody, PreviewQuery),
+            ),
+            ApiCall(
+                *("POST", f"{queue}/pause", "operate", self._pause, "pauseQueue"),
+                *("Hand out no jobs of a queue", QueueAnswer, PreviewQuery, PreviewQuery),
+            ),
+            ApiCall(
+                *("POST", f"{queue}/resume", "operate", self._resume, "resumeQueue"),
+                *("Hand out jobs of a queue again", QueueAnswer, PreviewQuery, PreviewQuery),
+            ),
+            ApiCall(
+                *("POST", f"{queue}/claims", "work", self._claim, "claim"),
+                *("Claim jobs that are ready", ClaimsAnswer, ClaimsBody),
+            ),
+            ApiCall(
+                *("POST", "/v2/jobs/acks", "work", self._ack, "ack"),
+                *("End claimed jobs", AcksAnswer, AcksBody),
+            ),
+            ApiCall(
+                *("POST", "/v2/jobs/checkpoints", "work", self._checkpoint, "checkpoint"),
+                *("Renew claims, change claimed jobs", CheckpointsAnswer, CheckpointsBody),
+            ),
+            ApiCall(
+                *("GET", "/v2/jobs/{descriptor}", "view", self._job, "getJob"),
+                *("A job", JobAnswer),
+            ),
+            ApiCall(
+                *("GET", "/v2/openapi.json", "view", self._openapi, "getDescription"),
+                *("This description", dict),
+            ),
+            ApiCall(
+                *("GET", "/v2/docs", "view", self._docs, "getDocs"),
+                *("This description as a page", str),
+                media="text/html",
+            ),
+        ]
 
     def _guarded(self, call: ApiCall) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -151,6 +216,16 @@ class V2:
             raise Problem(HTTPStatus.TOO_MANY_REQUESTS, Code.UNAUTHORIZED, text, headers=headers)
         text = "give the password of a user (Basic) or a token (Bearer) that is valid"
         raise Problem(HTTPStatus.UNAUTHORIZED, Code.UNAUTHORIZED, text, headers=_CHALLENGE)
+
+    # --- its description ---------------------------------------------------------------------
+
+    async def _openapi(self, _request: web.Request) -> web.Response:
+        return answer_json(openapi.describe(self.table()))
+
+    async def _docs(self, _request: web.Request) -> web.Response:
+        text = openapi.page(openapi.describe(self.table()))
+        headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        return web.Response(text=text, content_type="text/html", headers=headers)
 
     # --- queues ------------------------------------------------------------------------------
 

@@ -1,0 +1,47 @@
+"""The description of the interface, and whether the interface is as it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from tests.http.conftest import http_of, serving_http
+
+EXAMPLES = 20  # of requests for each call and check
+
+
+def test_the_description_names_every_call(api):
+    answer = api.get("/v2/openapi.json")
+    page = api.get("/v2/docs")
+
+    assert answer.body["openapi"] == "3.1.0"
+    operations = {(method, path) for path, each in answer.body["paths"].items() for method in each}
+    assert ("post", "/v2/queues/{queue}/jobs") in operations
+    assert len(operations) >= 16
+    text = page.body.decode()
+    assert all(f"{method.upper()} {path}" in text for method, path in operations)
+    assert not re.search(r"(?:src|href)=.(?:https?:)?//", text)  # nothing from elsewhere
+
+
+def test_no_request_finds_an_undocumented_answer(tmp_path):
+    with serving_http(tmp_path / "d", max_dequeue_wait_ms=100) as deployment:
+        http_of(deployment).put("/v2/queues/mail")
+        address = f"http://127.0.0.1:{deployment.http_port}"
+        checks = (
+            "not_a_server_error,status_code_conformance,content_type_conformance,"
+            "response_headers_conformance,response_schema_conformance"
+        )
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "schemathesis.cli", "run", f"{address}/v2/openapi.json"),
+                *("--checks", checks, "--max-examples", str(EXAMPLES), "--seed", "1"),
+                *("--request-timeout", "30", "--no-color", "--exclude-path", "/v2/docs"),
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr
