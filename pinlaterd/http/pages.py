@@ -1,4 +1,4 @@
-"""Jobs of a queue, page by page: by state, or by a text within their bodies.
+"""Jobs of a queue, page by page: by state, by a text within their bodies, or by key.
 
 A scan finds the jobs of a page, and a look-up brings their bodies. Each state is scanned twice, as
 the interface does: jobs whose run-after is still to come, then the others. A cursor says which of
@@ -49,6 +49,7 @@ class PageQuery(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     state: StateName | UnsetType = UNSET
     text: Annotated[str, Meta(min_length=1, max_length=MOST_TEXT_CHARS)] | UnsetType = UNSET
+    key: Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=MOST_JOBS)] = 100
     cursor: str | UnsetType = UNSET
 
@@ -109,12 +110,24 @@ class JobPages:
 
     async def page(self, request: web.Request) -> web.Response:
         """Answer the page that a request asks for. Raises Problem."""
-        query = read_query(request, PageQuery)
+        queue, query = request.match_info["queue"], read_query(request, PageQuery)
+        if not isinstance(query.key, UnsetType):
+            return await self._holder(queue, query, query.key)
         scans = _scans_of(query)
-        found, place = await self._search(request.match_info["queue"], query, scans)
+        found, place = await self._search(queue, query, scans)
         shown, place = await self._with_bodies(found, place)
         jobs = list(map(JobAnswer.of, shown))
         return answer_json(PageAnswer(jobs=jobs, cursor=str(place) if place else None))
+
+    async def _holder(self, queue: str, query: PageQuery, key: str) -> web.Response:
+        """Answer the page of the job that holds a key, if there is one."""
+        if query != PageQuery(key=key, limit=query.limit):
+            raise invalid(
+                "key", "give it without `state`, `text` and `cursor`: one job may hold it"
+            )
+        found = await self._client.run(calls.lookup_keys(queue, [key], include_body=True))
+        jobs = list(map(JobAnswer.of, found.values()))
+        return answer_json(PageAnswer(jobs=jobs, cursor=None))
 
     async def first(
         self,

@@ -91,6 +91,16 @@ def test_a_text_is_found_letter_by_letter(api, mail, http_service, text):
     assert listed == [found]
 
 
+def test_the_job_that_holds_a_key_is_found_by_it(api, mail):
+    key = "order 17/ä&b"
+    descriptor = api.post(f"{mail}/jobs", {"data": 1, "key": key}).body["descriptor"]
+    [[job]] = _pages(api, mail, key=key)
+
+    assert job == api.get(f"/v2/jobs/{descriptor}").body
+    assert job["key"] == key
+    assert list(_pages(api, mail, key="order 18")) == [[]]
+
+
 def test_a_page_of_large_bodies_is_shorter(api, mail):
     for n in range(12):
         api.post(f"{mail}/jobs", {"data": [n, "x" * 900_000]})
@@ -109,6 +119,7 @@ def test_a_page_of_large_bodies_is_shorter(api, mail):
         ("state=done", "state", "Invalid enum value 'done'"),
         ("text=", "text", "length >= 1"),
         ("colour=red", "", "colour"),
+        ("key=7&state=failed", "key", "without `state`"),
         ("cursor=7", "cursor", "give the one of the page before"),
         ("cursor=failed-due.x", "cursor", "give the one of the page before"),
         ("state=pending&cursor=failed-due.0", "cursor", "with the same state"),
