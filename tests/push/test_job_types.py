@@ -113,3 +113,35 @@ def test_a_refused_attempt_is_repeated_with_rickovers_backoff(
     times = [one.at for one in rickover.received(job_id)]
     assert times[1] - times[0] == pytest.approx(2, abs=0.5)
     assert times[2] - times[1] == pytest.approx(4, abs=0.5)
+
+
+def test_rickovers_example(rickover: Rickover, wait_until: WaitUntil) -> None:
+    """Its README from top to bottom, with a downstream that calls back."""
+    name = "invoice-shipped"
+
+    def call_back(received: Received) -> Reply:
+        is_first = received.body["attempts"] == 3
+        report = {"status": "failed" if is_first else "succeeded", "retryable": True}
+        attempt = received.body["attempts"]
+        answer = rickover.api.post(received.path, {**report, "attempt": attempt})
+        assert answer.status == 200
+        return Reply(202, {})
+
+    rickover.there.act = call_back
+    rickover.create(name)
+    data = {"invoice_id": 4}
+    enqueued = rickover.api.put(f"/v1/jobs/{name}/random_id", {"data": data})
+    job = f"/v1/jobs/{name}/job_{enqueued.body['id'].removeprefix('job_')}"
+    wait_until(lambda: rickover.api.get(job).body["status"] == "succeeded", seconds=30)
+    rickover.there.act = lambda _: None
+    received = [one for one in rickover.there.received if one.path == job]
+    again = rickover.api.post(job, {"status": "succeeded", "attempt": 2})
+
+    assert enqueued.status == 202
+    assert [one.body for one in received] == [
+        {"data": data, "attempts": 3},
+        {"data": data, "attempts": 2},
+    ]
+    assert received[1].at - received[0].at == pytest.approx(2, abs=0.5)
+    assert rickover.api.get(job).body["attempts"] == 2
+    assert (again.status, again.body["id"]) == (400, "duplicate_status_request")
