@@ -148,6 +148,8 @@ def enqueue_keyed(queue: str, jobs: Iterable[Job]) -> PreparedCall[list[Enqueued
     """
 
     def result(answer: object) -> list[EnqueuedJob]:
+        if not answer:
+            return []  # no jobs were sent
         if not isinstance(answer, KeyedEnqueueResult):
             raise ProtocolError("it does not say which jobs existed; the server knows no keys")
         return list(map(EnqueuedJob, *answer))

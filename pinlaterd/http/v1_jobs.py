@@ -113,11 +113,11 @@ class JobHandlers:
             [enqueued] = await self._client.run(call)
         descriptor = enqueued.descriptor
         record = (await self._client.run(calls.lookup([descriptor], include_body=True)))[descriptor]
-        if record.state in _QUEUED:
-            return record
-        if enqueued.existed:
+        if not enqueued.existed:
+            return _as_stored(record)
+        if record.state not in _QUEUED:
             raise _archived_already()
-        return record._replace(state=JobState.PENDING)  # which it was when it was stored
+        return record
 
     # --- look-up -----------------------------------------------------------------------------
 
@@ -251,6 +251,15 @@ def parse_id(text: str, *, may_lack_prefix: bool = False) -> str:
 
 def _new_id() -> str:
     return f"{_PREFIX}{uuid.uuid4()}"
+
+
+def _as_stored(record: JobRecord) -> JobRecord:
+    """Return a new job as it was when it was stored, though it may have been handed out since."""
+    return record._replace(
+        state=JobState.PENDING,
+        attempts_remaining=record.attempts_allowed,
+        updated_at_ms=record.created_at_ms,
+    )
 
 
 def queue_of(record: JobRecord) -> str:

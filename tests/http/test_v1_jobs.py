@@ -84,6 +84,18 @@ def test_a_job_that_is_enqueued_is_shown_as_rickover_does(api, jobs):
         assert api.get(path).body == job
 
 
+def test_a_new_job_is_answered_as_queued_though_it_runs_by_then(http_service):
+    jobs = OneType(http_of(http_service))
+    [row] = [row for row in listed(http_service) if row["name"] == jobs.name]
+    with http_service.client() as client, ThreadPoolExecutor(1) as pool:
+        for _ in range(10):
+            handed_out = pool.submit(client.dequeue, row["queue"], limit=1, max_wait_ms=20_000)
+            job = jobs.put().body
+            assert (job["status"], job["attempts"]) == ("queued", 7)
+            assert job["updated_at"] == job["created_at"]
+            assert len(handed_out.result()) == 1
+
+
 def test_data_is_kept_as_it_was_written(jobs):
     text = '{"b": 1.50, "a": 123456789012345678901234567890, "b": "\\u00e9"}'
     job_id = new_id()
