@@ -43,7 +43,7 @@ _EXPOSED = "ETag, Retry-After"
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PORT = web.AppKey["HttpPort"]("port")
 # Of an answer: called if the client can't have received all of it.
-UNDELIVERED = web.ResponseKey[Callable[[], None]]("undelivered")
+UNDELIVERED = web.ResponseKey[Callable[[bool], None]]("undelivered")
 
 
 async def body_of(request: web.Request) -> bytearray:
@@ -148,7 +148,7 @@ class HttpPort:
         if connection is None:  # it has ended meanwhile
             raise _error(web.HTTPBadRequest, "the connection has ended")
         connection.work()
-        undelivered = None
+        undelivered, may_have_left = None, False
         try:
             answer = await handler(request)
             undelivered = answer.get(UNDELIVERED)
@@ -156,6 +156,7 @@ class HttpPort:
                 connection.body_bytes += len(answer.body)
                 self._buffered_bytes += len(answer.body)
             # Here rather than after this: its time is bounded by what the client takes.
+            may_have_left = not connection.transport.is_closing()
             await answer.prepare(request)
             await answer.write_eof()
             if undelivered is not None and await connection.is_delivered():
@@ -167,7 +168,7 @@ class HttpPort:
             connection.wait()
             if undelivered is not None:
                 connection.transport.abort()  # so that the client does not receive it after all
-                undelivered()
+                undelivered(may_have_left)
             elif not request.content.is_eof() and "Content-Encoding" in request.headers:
                 request.protocol.force_close()  # else aiohttp would inflate the rest to skip it
 

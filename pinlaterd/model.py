@@ -172,7 +172,7 @@ class ClaimedJob(NamedTuple):
 
 class JobRecord(NamedTuple):
     """All that is known of a job. `claim_descriptor` and `body` are None where there is none.
-    `end_reason` is EXPIRED, or empty: of a job that its last ack or claim has ended."""
+    `end_reason` is EXPIRED, or None: of a job that its last ack or claim has ended."""
 
     descriptor: str
     state: JobState
@@ -185,7 +185,7 @@ class JobRecord(NamedTuple):
     claim_descriptor: str | None
     body: bytes | None
     options: JobOptions | None = None
-    end_reason: str = ""
+    end_reason: str | None = None
 
 
 class JobDescriptor(NamedTuple):

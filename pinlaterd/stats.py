@@ -41,6 +41,7 @@ COUNTERS = (
     "checkpoint_noop",
     "timeout_done",
     "timeout_retry",
+    "expired",
     "succeeded_gc",
     "failed_gc",
     "pushed",

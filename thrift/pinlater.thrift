@@ -283,6 +283,10 @@ struct PinLaterJob {
   /** The key is held once in all queues of the service together, apart from those of single queues. The
       holder may be of another queue. */
   101: optional bool keyOfAllQueues
+  /** From then on the job is not handed out any more. It is FAILED, with `expired` as the end of its
+      custom status and as its endReason, once a dequeue or maintenance finds it. A run that has begun
+      goes on; a retry meets the expiry again. */
+  102: optional i64 expiresAtTimestampMillis
 }
 
 struct PinLaterEnqueueRequest {
@@ -461,6 +465,9 @@ struct PinLaterJobInfo {
   9: optional binary body
   /** The key that the job holds, if it has one. */
   100: optional string key
+  101: optional i64 expiresAtTimestampMillis
+  /** Why the job ended, if that was neither an ack nor a time-out: "expired". */
+  102: optional string endReason
   /** Whether it is a key of all queues. */
   103: optional bool keyOfAllQueues
 }

@@ -88,6 +88,9 @@ SINGLE = Term()
 # nothing of what was sent: sooner than it gives up a store that does not answer.
 CUT_SECONDS = 3.0
 
+# A job in progress may be retried: past its expiry it is looked at again after so long.
+CHECK_AGAIN_MS = 10_000
+
 
 class Durability(NamedTuple):
     """How well a commit is kept, for `status`; `warning` is "" when acknowledged means kept."""
@@ -217,6 +220,12 @@ class KeyedEnqueueOp(NamedTuple):
             and options.key_of_all_queues is of_all_queues
         ]
 
+    @property
+    def expires(self) -> bool:
+        """Tell whether any of the jobs has an expiry."""
+        options = [job.options for job in self.jobs]
+        return any(each and each.expires_at_ms is not None for each in options)
+
 
 class Claims(NamedTuple):
     """Jobs of one priority to claim; a payload is given if it is in memory, else it is read, with
@@ -320,7 +329,9 @@ class KeyHolder(NamedTuple):
 class BatchResult(NamedTuple):
     """In the order of the ops. Enqueues: local ids in the order of the jobs, ascending for jobs of
     one queue, priority and run-after. Claims: a Payload for each job, None where it was not PENDING
-    any more; fewer than claims where the next did not fit: those jobs stayed as they were."""
+    any more; fewer than claims where the next did not fit: those jobs stayed as they were.
+    `expired`: of each op of claims, how many jobs were past their expiry, and have failed; empty if
+    none was."""
 
     acks: Sequence[AckResult]
     checkpoints: Sequence[CheckpointResult]
@@ -329,6 +340,7 @@ class BatchResult(NamedTuple):
     claims: Sequence[Sequence[Payload | None]]
     keyed: Sequence[Sequence[KeyHolder]] = ()
     finishes: Sequence[Finished] = ()
+    expired: Sequence[int] = ()
 
 
 class StoredJob(NamedTuple):
@@ -345,7 +357,7 @@ class StoredJob(NamedTuple):
     claim_descriptor: str | None
     body: bytes | None
     options: JobOptions | None = None
-    end_reason: str = ""  # as in JobRecord
+    end_reason: str | None = None  # as in JobRecord
 
 
 class ScanAfter(NamedTuple):
@@ -393,6 +405,13 @@ class Expired(NamedTuple):
 
     retried: Sequence[Requeued]
     failed: int
+
+
+class ExpiredJobs(NamedTuple):
+    """The outcome of `expire_jobs`."""
+
+    failed: Sequence[JobKey]
+    looked_at: int  # of these some were in progress, or had ended
 
 
 class Finding(NamedTuple):
@@ -560,6 +579,17 @@ class StorageEngine(Protocol):
         """End claims last renewed between `claimed_after_ms` and `claimed_before_ms`, both
         excluded: PENDING with one attempt less and run-after `now_ms`, or FAILED with 0 remaining
         (keeping the claim as a record)."""
+
+    @property
+    def expiring(self) -> Collection[str]:
+        """Name the queues that may have jobs with an expiry. From memory: it is asked for often."""
+        return ()
+
+    def expire_jobs(self, queue: str, *, limit: int, now_ms: int) -> ExpiredJobs:
+        """Fail PENDING jobs whose expiry has come, as a claim would; look at `limit` at most. They
+        keep their attempts; their custom status ends in EXPIRED, which is also their end reason
+        until they are retried."""
+        ...
 
     def collect_garbage(
         self, queue: str, state: JobState, *, updated_before_ms: int, limit: int

@@ -23,7 +23,7 @@ from pinlaterd.engines.base import (
     KeyHolder,
     Requeued,
 )
-from pinlaterd.model import Job, JobKey, Payload, new_record
+from pinlaterd.model import EXPIRED, Job, JobKey, Payload, new_record
 
 _NOBODY: frozenset[int] = frozenset()
 _Place = tuple[str, int]  # queue and priority
@@ -279,6 +279,11 @@ def enqueue_keyed(
     return plan.holders(
         {queue: store(queue, jobs) if jobs else () for queue, jobs in plan.free.items()}
     )
+
+
+def expired_status(status: str, most_chars: int) -> str:
+    """Return the custom status of a job that fails since it has expired."""
+    return f"{status[: most_chars - len(EXPIRED) - 1]} {EXPIRED}".lstrip()
 
 
 # --- claims ---------------------------------------------------------------------------------

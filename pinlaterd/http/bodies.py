@@ -58,6 +58,7 @@ class JobBody(_Request, frozen=True, kw_only=True):
     attempts: Annotated[int, Meta(ge=1, le=2**31 - 1)] | UnsetType = UNSET
     status: str = ""
     key: str | None = None
+    expires_at: Time | None = None
 
     def job(self, field: str = "") -> Job:
         """Return the job. Raises Mistake, which names `field`, the job's place."""
@@ -75,12 +76,13 @@ class JobBody(_Request, frozen=True, kw_only=True):
         return Job(body, priority, run_after_ms, attempts, self.status, self._options(field))
 
     def _options(self, field: str) -> JobOptions | None:
-        if self.key is None:
-            return None
-        if not 0 < len(self.key.encode()) <= MOST_KEY_BYTES:
+        if self.key is not None and not 0 < len(self.key.encode()) <= MOST_KEY_BYTES:
             where = f"{field}.key" if field else "key"
             raise Mistake(where, f"expected 1 to {MOST_KEY_BYTES} bytes of UTF-8")
-        return JobOptions(self.key)
+        if self.key is None and self.expires_at is None:
+            return None
+        expires_at = self.expires_at
+        return JobOptions(self.key, None if expires_at is None else milliseconds(expires_at))
 
 
 class EnqueueBody(JobBody, frozen=True, kw_only=True):
@@ -241,11 +243,14 @@ class JobAnswer(_Answer, kw_only=True):
     updated_at: datetime
     claim: str | None
     key: str | None
+    expires_at: datetime | None
+    end_reason: str | None
     data: Raw | UnsetType = UNSET
     body: bytes | UnsetType = UNSET
 
     @classmethod
     def of(cls, record: JobRecord) -> JobAnswer:
+        options = record.options or JobOptions()
         return cls(
             descriptor=record.descriptor,
             queue=record.descriptor.partition(":")[0],
@@ -257,7 +262,9 @@ class JobAnswer(_Answer, kw_only=True):
             run_after=instant(record.run_after_ms),
             updated_at=instant(record.updated_at_ms),
             claim=record.claim_descriptor or None,
-            key=record.options.key if record.options else None,
+            key=options.key,
+            expires_at=None if options.expires_at_ms is None else instant(options.expires_at_ms),
+            end_reason=record.end_reason,
             **({} if record.body is None else content(record.body)),
         )
 

@@ -316,7 +316,7 @@ class V2:
         return answer_json(stored[0], status)
 
     async def _store(self, queue: str, jobs: Sequence[Job]) -> list[EnqueuedAnswer]:
-        if any(job.options for job in jobs):
+        if any(job.options and job.options.key for job in jobs):
             found = await self._client.run(calls.enqueue_keyed(queue, jobs))
         else:
             plain = await self._client.run(calls.enqueue(queue, jobs))
@@ -328,7 +328,13 @@ class V2:
         call = calls.dequeue(queue, limit=body.limit, max_wait_ms=body.wait_ms)
         claimed = await self._client.claim(queue, call)
         answer = answer_json(ClaimsAnswer(jobs=list(map(ClaimAnswer.of, claimed))))
-        answer[UNDELIVERED] = lambda: self._client.release(queue, claimed)
+
+        def release(may_have_left: bool) -> None:  # noqa: FBT001 - as UNDELIVERED
+            """Make jobs pending again; not one to be run at most once that its worker may have."""
+            back = [job for job in claimed if job.attempts_allowed > 1 or not may_have_left]
+            self._client.release(queue, back)
+
+        answer[UNDELIVERED] = release
         return answer
 
     async def _ack(self, request: web.Request) -> web.Response:

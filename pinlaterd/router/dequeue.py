@@ -398,7 +398,7 @@ class Gathering:
         """Answer; what can't be delivered is released."""
         call = self.call
         if self.jobs:
-            call.on_undelivered = lambda _message: self.release()
+            call.on_undelivered = lambda _message, may_have_left: self.release(may_have_left)
         if not call.reply(self._answer()):
             self.release()
 
@@ -416,12 +416,12 @@ class Gathering:
             del jobs[self.request.limit :]
         return codec.encode_reply(head, DequeueResult(jobs))
 
-    def release(self) -> None:
-        """Nobody will get these jobs: end their claims."""
+    def release(self, may_have_left: bool = False) -> None:  # noqa: FBT001, FBT002 - as ShardLink's
+        """End the claims of these jobs, which nobody will get."""
         parts, self._parts = self._parts, []
         if self.jobs:
             for shard, payload in parts:
-                shard.release(payload)
+                shard.release(payload, may_have_left)
         self.jobs = 0
 
 

@@ -67,8 +67,10 @@ class Answer:
     sent: bytes | None = None
     converted: asyncio.Future[bytes] | None = None  # a large one, to compact
     may_wait: bool = False
-    # Called with the answer if the client goes before all of it has arrived.
-    on_undelivered: Callable[[bytes], None] | None = None
+    # Called if the client goes before all of the answer has arrived: with it, and whether any byte
+    # of it may have left.
+    on_undelivered: Callable[[bytes, bool], None] | None = None
+    is_written: bool = False  # of one with `on_undelivered`
     # Called if the client goes before there is an answer.
     on_gone: Callable[[], object] | None = None
 
@@ -109,7 +111,7 @@ class Answer:
             if self.on_gone is not None:
                 self.on_gone()
         elif self.on_undelivered is not None:
-            self.on_undelivered(self.sent)
+            self.on_undelivered(self.sent, self.is_written)
 
 
 class _Progress:
@@ -367,6 +369,7 @@ class Connection(asyncio.Protocol):
             parts.append(message)
             written += len(message)
             if answer.on_undelivered is not None and self._deliveries is not None:
+                answer.is_written = True
                 self._deliveries.written(written, answer)
         if self._retiring and self._is_idle():
             # This is the last answer: it leaves with the end of the connection, as one segment.

@@ -418,6 +418,7 @@ _KEYS: Final = {
     "jobState": "state",
     "runAfterTimestampMillis": "run_after_ms",
     "createdAtTimestampMillis": "created_at_ms",
+    "expiresAtTimestampMillis": "expires_at_ms",
     "updatedAtTimestampMillis": "updated_at_ms",
     "retryDelayMillis": "retry_delay_ms",
     "maxWaitMillis": "max_wait_ms",

@@ -64,7 +64,7 @@ _END_ALL: Final = b"\0\0"  # of the request and of the arguments
 _PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers(
     "PinLaterJob", "priority", "run_after_ms", "attempts_allowed", "custom_status"
 )
-(_KEY_OF_ALL,) = headers("PinLaterJob", "key_of_all_queues")
+_KEY_OF_ALL, _EXPIRES_AT = headers("PinLaterJob", "key_of_all_queues", "expires_at_ms")
 _OPTIONS: Final = JobOptions()
 _END_OF_JOB: Final = 0
 _APPEND_STATUS, _RETRY_DELAY, _CLAIM, _RETRYABLE = headers(
@@ -226,7 +226,7 @@ def _job_rest(message: bytes, at: int, defaults: JobDefaults) -> tuple[tuple[Any
 
 def _job_options(message: bytes, at: int) -> tuple[JobOptions | None, int]:
     """Return the options of a job, which begin at `at`, and where they end."""
-    key, of_all_queues = _OPTIONS.key, _OPTIONS.key_of_all_queues
+    key, expires_at_ms, of_all_queues = _OPTIONS
     if message.startswith(KEY, at):
         begin = at + 7
         at = begin + U32(message, at + 3)[0]
@@ -234,9 +234,12 @@ def _job_options(message: bytes, at: int) -> tuple[JobOptions | None, int]:
     if message.startswith(_KEY_OF_ALL, at):
         of_all_queues = message[at + 3] != 0
         at += 4
+    if message.startswith(_EXPIRES_AT, at):
+        (expires_at_ms,) = _I64(message, at + 3)
+        at += 11
     if message[at] != _END_OF_JOB:
         raise Unusual
-    options = JobOptions(key, key_of_all_queues=of_all_queues)
+    options = JobOptions(key, expires_at_ms, of_all_queues)
     return (None if options == _OPTIONS else options), at
 
 

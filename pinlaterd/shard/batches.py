@@ -55,10 +55,11 @@ from pinlaterd.shard.operations import (
     KeyedEnqueue,
     Operation,
     ReleaseClaims,
+    has_key,
 )
 from pinlaterd.shard.state import STORE_FAILED, ShardState
 from pinlaterd.shard.tasks import MOST_TASKS, Steps, Tasks
-from pinlaterd.wire.envelope import CallEntry, Op, Status, unpack_keys
+from pinlaterd.wire.envelope import RELEASES, CallEntry, Op, Status, unpack_keys
 
 log = logging.getLogger(__name__)
 
@@ -461,7 +462,7 @@ class Dispatch:
     def _take_message(self, entry: CallEntry) -> Operation | None:
         """Something between router and shard, which is no call of a client."""
         try:
-            if entry.op is Op.RELEASE:
+            if entry.op in RELEASES:
                 return ReleaseClaims(entry, self._state)
             if entry.op is Op.FIND_KEYS:
                 found = self._bulk.find_keys(*unpack_keys(entry.message))
@@ -503,15 +504,13 @@ class Dispatch:
             return None
         request = cast("EnqueueRequest", call.request)
         state.queue(request.queue)
-        jobs, keyed = state.rules.enqueue(call.context, request, now_ms)
-        if keyed and not entry.placement:
+        jobs, with_options = state.rules.enqueue(call.context, request, now_ms)
+        if with_options and not entry.placement and any(map(has_key, jobs)):
             raise ForeignError
         if entry.op is Op.VALIDATE or not jobs:
             self._replies.add(entry, Status.DONE, codec.encode_reply(call.head, []))
             return None
-        if not keyed:
-            return Enqueue(entry, call, state, jobs)
-        return KeyedEnqueue(entry, call, state, jobs)
+        return (KeyedEnqueue if with_options else Enqueue)(entry, call, state, jobs)
 
     def _ack(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> Operation:
         kind: type[Ack] = AckJobs if call.head.method_name == Method.ACK_JOBS else Ack

@@ -118,9 +118,11 @@ class Dequeue(Acking):
             op = ClaimOp(self.queue, claims, self._bytes_left, not self._found)
             commit.claims.append((op, self._claimed))
 
-    def _claimed(self, op: ClaimOp, payloads: Sequence[Payload | None], now_ms: int) -> None:
-        """The claims were committed, the first of them, as many as fitted. None stands for a job
-        that was not PENDING in the store: a foreign writer's doing."""
+    def _claimed(
+        self, op: ClaimOp, payloads: Sequence[Payload | None], expired: int, now_ms: int
+    ) -> None:
+        """Take the claims that were committed, the first ones, as many as fitted. None stands for a
+        job that was not PENDING: since it has `expired`, or it is a foreign writer's doing."""
         self.begun = True
         had_jobs, asked, had_room = bool(self._found), self.chosen, self._bytes_left
         all_taken, self._taken, self.chosen = self._taken, [], 0
@@ -136,8 +138,10 @@ class Dequeue(Acking):
         if at < asked and self._leads:
             own_bound = had_room <= self.state.batch_bytes
             self._full = own_bound if handed_out else had_jobs
-        if handed_out < at:
-            self.state.stats.count(f"{self.queue}_claim_mismatch", at - handed_out)
+        if expired:
+            self.state.expired(self.queue, expired)
+        if handed_out + expired < at:
+            self.state.stats.count(f"{self.queue}_claim_mismatch", at - handed_out - expired)
             self.state.suspects.add(self.queue)
 
     def _hand_out(

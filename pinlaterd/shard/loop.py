@@ -27,13 +27,13 @@ from pinlaterd.wire.envelope import (
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
+    RELEASES,
     WIRE_VERSION,
     Calls,
     Frame,
     Goodbye,
     GoodbyeAck,
     Hello,
-    Op,
     Pulse,
     ReadyCounts,
     Received,
@@ -304,7 +304,7 @@ class ShardLoop:
         if not gone:
             return
         backlog = self._service.backlog
-        kept = [call for call in backlog if call.router not in gone or call.op is Op.RELEASE]
+        kept = [call for call in backlog if call.router not in gone or call.op in RELEASES]
         backlog.clear()
         backlog.extend(kept)
         self._routers -= gone

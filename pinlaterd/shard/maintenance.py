@@ -240,6 +240,8 @@ class Maintenance:
             self._state.ready.reread(queue)
 
     def _all_queues(self) -> Steps:
+        for queue in sorted(self._engine.expiring):
+            yield from self._expire_jobs(queue)
         holding = self.gauges.holding
         for number, (queue, states) in enumerate(sorted(holding.items())):
             looked = yield from self._queue(queue, states)
@@ -254,6 +256,24 @@ class Maintenance:
                 self._reread(queue)
             yield None
         while self._vacuum():
+            yield None
+
+    def _expire_jobs(self, queue: str) -> Steps:
+        """Fail the jobs of a queue that have expired, as long as slices come back full."""
+        state = self._state
+        while queue in state.ready and not state.locks.holding((queue,)):
+            limit, now_ms = self._pace.jobs, self._clock.now_ms()
+            try:
+                with self._pace:
+                    found = self._engine.expire_jobs(queue, limit=limit, now_ms=now_ms)
+            except StorageLocked as error:
+                log.warning("expired jobs of queue %s wait: %s", queue, error.message)
+                return
+            if found.failed:
+                state.expired(queue, len(found.failed))
+                state.discard(queue, found.failed)
+            if found.looked_at < limit:
+                return
             yield None
 
     def _vacuum(self) -> bool:

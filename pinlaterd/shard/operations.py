@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any, TypeVar, cast
 
 from pinlaterd.engines.base import (
@@ -64,7 +64,7 @@ from pinlaterd.rpc.codec import Call, Head
 from pinlaterd.rpc.tuned import SLICE, ack_parts
 from pinlaterd.shard.state import STORE_FAILED, QueueFacts, ShardState, is_local_id
 from pinlaterd.shard.validation import check_source
-from pinlaterd.wire.envelope import CallEntry, Status
+from pinlaterd.wire.envelope import CallEntry, Op, Status
 
 # Jobs in a batch: those who come while it is committed wait for all of it, and beyond this a
 # larger one saves nothing on a job.
@@ -106,9 +106,9 @@ class Commit:
         self.finishes: list[FinishJobs] = []
         self.enqueues: dict[str, list[Enqueue]] = {}  # by queue
         self.keyed: dict[str, list[KeyedEnqueue]] = {}  # by queue
-        # Claims, and what takes those that were made.
+        # Claims, and what takes those that were made, and how many jobs have expired.
         self.claims: list[
-            tuple[ClaimOp, Callable[[ClaimOp, Sequence[Payload | None], int], None]]
+            tuple[ClaimOp, Callable[[ClaimOp, Sequence[Payload | None], int, int], None]]
         ] = []
         for operation in operations:
             operation.add_to(self)
@@ -123,7 +123,7 @@ class Commit:
             [op for op, _ in self.claims],
             room,
             [
-                KeyedEnqueueOp(queue, list(chain.from_iterable([call.keyed for call in calls])))
+                KeyedEnqueueOp(queue, calls[0].jobs if len(calls) == 1 else _all_jobs(calls))
                 for queue, calls in self.keyed.items()
             ],
             finishes=[operation.parts[0] for operation in self.finishes],
@@ -146,8 +146,9 @@ class Commit:
             state.stored(op.queue, op.jobs, local_ids, now_ms)
         for keyed_op, holders in zip(self.batch.keyed, result.keyed, strict=True):
             self._hand_over_keyed(keyed_op, holders, state, now_ms)
-        for (claim_op, claimed), payloads in zip(self.claims, result.claims, strict=True):
-            claimed(claim_op, payloads, now_ms)
+        expired = result.expired or repeat(0)
+        for (op_of_claims, claimed), payloads, gone in zip(self.claims, result.claims, expired):  # noqa: B905 - repeat has no end
+            claimed(op_of_claims, payloads, gone, now_ms)
         if self.finishes:
             _hand_over_parts(self.finishes, result.finishes, state.finished, now_ms)
 
@@ -156,7 +157,7 @@ class Commit:
     ) -> None:
         held = iter(holders)
         for call in self.keyed[op.queue]:
-            call.holders = list(islice(held, len(call.keyed)))
+            call.holders = list(islice(held, len(call.jobs)))
         pairs = zip(op.jobs, holders, strict=True)
         new = [(job, holder.local_id) for job, holder in pairs if not holder.existed]
         if new:
@@ -278,39 +279,23 @@ class Enqueue(Operation):
 
 
 class KeyedEnqueue(Enqueue):
-    """An enqueue of jobs of which some have keys. `holders`: of these, once the call is done."""
+    """An enqueue of jobs of which some have options. `holders`: of all, once the call is done."""
 
-    __slots__ = ("_all", "holders", "keyed")
+    __slots__ = ("holders",)
 
-    def __init__(
-        self, entry: CallEntry, call: Call, state: ShardState, jobs: Sequence[Job]
-    ) -> None:
-        """`jobs`: as they are to be stored. Raises QueueNotFound."""
-        super().__init__(entry, call, state, [job for job in jobs if not has_key(job)])
-        self._all = jobs
-        self.keyed = [job for job in jobs if has_key(job)]
-        self.holders: Sequence[KeyHolder] = ()
-
-    @property
-    def rows(self) -> int:
-        return len(self._all)
+    holders: Sequence[KeyHolder]
 
     def add_to(self, commit: Commit) -> None:
-        if self.jobs:
-            super().add_to(commit)
         commit.keyed.setdefault(self.queue, []).append(self)
 
     def reply(self, now_ms: int) -> bool:
-        local_ids, holders = iter(self.local_ids), iter(self.holders)
-        told = [
-            next(holders) if has_key(job) else KeyHolder(job.priority, next(local_ids), False)
-            for job in self._all
-        ]
         descriptors = [
             f"{held.queue or self.queue}:s{self.state.name}:p{held.priority}:{held.local_id}"
-            for held in told
+            for held in self.holders
         ]
-        result = KeyedEnqueueResult(descriptors, [held.existed for held in told])
+        result: Result = descriptors
+        if any(map(has_key, self.jobs)):
+            result = KeyedEnqueueResult(descriptors, [held.existed for held in self.holders])
         payload = codec.encode_reply(self.head, result)
         self.state.replies.add(self.call, Status.DONE, payload)
         return True
@@ -593,7 +578,8 @@ class FinishJobs(Operation):
 
 class ReleaseClaims(Operation):
     """Claims of a dequeue's answer that could not be delivered. There may be nobody left to reply
-    to; what can't be released ends by its time-out."""
+    to; what can't be released ends by its time-out. So does a job that is to run at most once, if
+    its worker may have it."""
 
     __slots__ = ()
 
@@ -603,6 +589,8 @@ class ReleaseClaims(Operation):
         by_queue: dict[str, list[Release]] = {}
         for job in _claimed_jobs(entry.message).jobs:
             named = JobDescriptor.parse(job.descriptor)
+            if entry.op is Op.RELEASE_SENT and job.attempts_allowed == 1:
+                continue
             if named is not None and named.shard == state.name and job.claim_descriptor:
                 key = JobKey(named.priority, named.local_id)
                 by_queue.setdefault(named.queue, []).append(Release(key, job.claim_descriptor))

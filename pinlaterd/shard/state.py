@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress, repeat
 from typing import Any
@@ -323,6 +323,15 @@ class ShardState:
         for priority, keys in by_priority.items():
             self.ready.add(queue, priority, sorted(keys), now_ms)
 
+    def discard(self, queue: str, keys: Iterable[JobKey]) -> None:
+        """Take jobs that are PENDING no more out of the ready index."""
+        by_priority: dict[int, list[int]] = {}
+        for key in keys:
+            by_priority.setdefault(key.priority, []).append(key.local_id)
+            self.touched.add(queue)
+        for priority, local_ids in by_priority.items():
+            self.ready.discard(queue, priority, local_ids)
+
     # --- what is counted: once a call or a batch, never once a job ------------------------------
 
     def acked(self, queue: str, result: AckResult, now_ms: int) -> None:
@@ -351,11 +360,12 @@ class ShardState:
             self.stats.count(f"{queue}_finish", done)
         if done < len(result.outcomes):
             self.stats.count(f"{queue}_finish_noop", len(result.outcomes) - done)
-        if result.left_pending:
-            self.touched.add(queue)
-            for key in result.left_pending:
-                self.ready.discard(queue, key.priority, [key.local_id])
+        self.discard(queue, result.left_pending)
         self.requeue(queue, result.requeued, now_ms)
+
+    def expired(self, queue: str, jobs: int) -> None:
+        self.changed.add(queue)
+        self.stats.count(f"{queue}_expired", jobs)
 
     def released(self, queue: str, requeued: Sequence[Requeued], now_ms: int) -> None:
         self.stats.count("shard_claims_released", len(requeued))

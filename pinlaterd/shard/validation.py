@@ -31,6 +31,7 @@ from pinlaterd.model import (
     DequeueRequest,
     EnqueueRequest,
     Job,
+    JobOptions,
     JobState,
     RetryFailedRequest,
     ScanKey,
@@ -76,12 +77,12 @@ class Rules:
     def enqueue(
         self, context: CallContext, request: EnqueueRequest, now_ms: int
     ) -> tuple[Sequence[Job], bool]:
-        """Return the jobs as they are to be stored, and whether any has a key. Custom statuses and
-        times are cut to what the store holds, so that the order in memory is that of the store."""
+        """Return the jobs as they are to be stored, and whether any has options. Custom statuses
+        and times are cut to what the store holds, so that the order in memory is the store's."""
         check_source(context.source, InvalidEnqueue)
         most_body, levels = self._body_bytes, self._levels
         latest, most_status = self._limits.run_after_ms, self._limits.custom_status_chars
-        too_long = keyed = False
+        too_long = with_options = False
         for _, group in groupby(request.jobs, all_but_first):
             alike = list(group)
             job = alike[0]
@@ -90,12 +91,12 @@ class Rules:
                 or not 0 < job.priority <= levels
                 or not 0 < job.attempts_allowed <= _LARGEST_I32
                 or not 0 <= (job.run_after_ms or 0) <= latest
-                or not (job.options is None or _is_key(job.options.key))
+                or not (job.options is None or self._can_be(job.options))
             ):
                 for index, each in enumerate(request.jobs):
                     self._explain(f"jobs[{index}]", each)
             too_long = too_long or len(job.custom_status) > most_status
-            keyed = keyed or job.options is not None
+            with_options = with_options or job.options is not None
         jobs = request.jobs
         if too_long:
             jobs = [job._replace(custom_status=job.custom_status[:most_status]) for job in jobs]
@@ -105,7 +106,7 @@ class Rules:
                 _fitted(f"jobs[{index}]", job, narrower.get(job.priority), now_ms)
                 for index, job in enumerate(jobs)
             ]
-        return jobs, keyed
+        return jobs, with_options
 
     def _explain(self, where: str, job: Job) -> None:
         """Raise what is wrong with a job of an enqueue, if anything is."""
@@ -118,11 +119,19 @@ class Rules:
         _check_range(f"{where}.numAttemptsAllowed", attempts, 1, _LARGEST_I32, InvalidEnqueue)
         run_after = f"{where}.runAfterTimestampMillis"
         _check_range(run_after, job.run_after_ms, 0, latest, InvalidEnqueue)
-        if job.options is not None and not _is_key(job.options.key):
-            raise InvalidEnqueue(
-                f"{where}.key has {len((job.options.key or '').encode())} bytes; "
-                f"a key has 1 to {MOST_KEY_BYTES}"
-            )
+        if job.options is not None:
+            expires_at = f"{where}.expiresAtTimestampMillis"
+            _check_range(expires_at, job.options.expires_at_ms, 0, latest, InvalidEnqueue)
+            if not self._can_be(job.options):
+                raise InvalidEnqueue(
+                    f"{where}.key has {len((job.options.key or '').encode())} bytes; "
+                    f"a key has 1 to {MOST_KEY_BYTES}"
+                )
+
+    def _can_be(self, options: JobOptions) -> bool:
+        key, expires_at_ms, of_all_queues = options
+        is_key = not of_all_queues if key is None else 0 < len(key.encode()) <= MOST_KEY_BYTES
+        return is_key and 0 <= (expires_at_ms or 0) <= self._limits.run_after_ms
 
     # --- dequeue, ack, checkpoint ------------------------------------------------------------
 
@@ -208,10 +217,6 @@ class Rules:
     def _latest(self, queue: str, priority: int) -> int:
         table = self._narrower(queue).get(priority)
         return self._limits.run_after_ms if table is None else table.run_after.latest_ms
-
-
-def _is_key(key: str | None) -> bool:
-    return key is not None and 0 < len(key.encode()) <= MOST_KEY_BYTES
 
 
 def _fitted(where: str, job: Job, table: TableLimits | None, now_ms: int) -> Job:

@@ -48,8 +48,10 @@ class Op(IntEnum):
     ACK_SCHEDULED = 5  # an ackDequeuedJobs call: claim its jobs first, where they are not due soon
     END_SEARCH = 6  # the id of an earlier call of this router, in digits: nobody waits for it
     FIND_KEYS = 7  # a KeyQuestion: raise the fence, then answer the descriptors, "" for none
+    RELEASE_SENT = 8  # RELEASE, but a byte may have left: jobs with one attempt stay claimed
 
 
+RELEASES = (Op.RELEASE, Op.RELEASE_SENT)
 # How often a shard pulses; and how often, to spare the processor, once no router has sent anything
 # for so many pulses.
 PULSE_SECONDS, QUIET_PULSE_SECONDS, PULSES_UNTIL_QUIET = 0.25, 1.0, 40

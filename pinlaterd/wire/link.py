@@ -230,12 +230,14 @@ class ShardLink:
         future.add_done_callback(ended)
         return future
 
-    def release(self, dequeue_reply: bytes) -> None:
-        """End the claims in a dequeue's answer that could not be delivered.
+    def release(self, dequeue_reply: bytes, may_have_left: bool = False) -> None:  # noqa: FBT001, FBT002 - as a callback
+        """End the claims in a dequeue's answer that could not be delivered; `may_have_left`: a byte
+        of it.
 
         If the shard has gone meanwhile and does not come back soon, they end by their time-out."""
         deadline = self._clock.monotonic() + _RELEASE_SECONDS
-        self.call(ShardCall(dequeue_reply, deadline, Op.RELEASE), _ignore)
+        op = Op.RELEASE_SENT if may_have_left else Op.RELEASE
+        self.call(ShardCall(dequeue_reply, deadline, op), _ignore)
 
     # --- messages -----------------------------------------------------------------------
 

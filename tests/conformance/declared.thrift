@@ -45,6 +45,7 @@ struct PinLaterJob {
   5: optional string customStatus = ""
   100: optional string key
   101: optional bool keyOfAllQueues
+  102: optional i64 expiresAtTimestampMillis
 }
 
 struct PinLaterEnqueueRequest {
@@ -139,6 +140,8 @@ struct PinLaterJobInfo {
   8: optional string claimDescriptor
   9: optional binary body
   100: optional string key
+  101: optional i64 expiresAtTimestampMillis
+  102: optional string endReason
   103: optional bool keyOfAllQueues
 }
 

@@ -22,6 +22,7 @@ from pinlaterd.engines.base import (
     ClaimOp,
     EnqueueOp,
     Expired,
+    ExpiredJobs,
     KeyedEnqueueOp,
     KeyHolder,
     Limits,
@@ -353,6 +354,13 @@ class ModelEngine:
         ][:limit]
         retried = [requeued for row in expired for requeued in row.end_attempt(now_ms, now_ms)]
         return Expired(retried, len(expired) - len(retried))
+
+    @property
+    def expiring(self) -> Collection[str]:
+        return ()
+
+    def expire_jobs(self, queue: str, *, limit: int, now_ms: int) -> ExpiredJobs:
+        return ExpiredJobs((), 0)
 
     def ended_before(self, queue: str, state: JobState, before_ms: int) -> list[JobKey]:
         return [row.key for row in self.rows(queue, state) if row.updated_at_ms < before_ms]

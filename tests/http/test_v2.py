@@ -97,6 +97,7 @@ def test_options_of_a_job_are_kept(api, mail):
         "attempts": 7,
         "status": "new",
         "run_after": 4_102_444_800_000,
+        "expires_at": "2101-01-01T01:00:00+01:00",
     }
 
     descriptor = api.post(f"{mail}/jobs", sent).body["descriptor"]
@@ -105,7 +106,18 @@ def test_options_of_a_job_are_kept(api, mail):
     assert ":p2:" in descriptor
     assert (job["state"], job["attempts_allowed"], job["status"]) == ("pending", 7, "new")
     assert job["run_after"] == "2100-01-01T00:00:00Z"
+    assert (job["expires_at"], job["end_reason"]) == ("2101-01-01T00:00:00Z", None)
     assert job["body"] == "AAE="
+
+
+def test_an_expired_job_is_not_claimed(api, mail):
+    descriptor = api.post(f"{mail}/jobs", {"data": 1, "expires_at": 1_000}).body["descriptor"]
+
+    assert api.post(f"{mail}/claims", {}).body == {"jobs": []}
+
+    job = api.get(f"/v2/jobs/{descriptor}").body
+    assert (job["state"], job["status"], job["end_reason"]) == ("failed", "expired", "expired")
+    assert job["expires_at"] == "1970-01-01T00:00:01Z"
 
 
 def test_a_failed_job_is_retried_unless_it_is_not_retryable(api, mail):

@@ -346,7 +346,9 @@ async def test_what_several_shards_gave_a_client_that_did_not_read_it_is_there_f
 
     [answer] = client.slots
     assert answer.on_undelivered is not None
-    answer.on_undelivered(client.message.result())  # as its connection does when that is lost
+    answer.on_undelivered(
+        client.message.result(), False
+    )  # as its connection does when that is lost
 
     jobs = [*await site.dequeue(5, max_wait_ms=9_000)]
     while len(jobs) < 2:

@@ -406,8 +406,8 @@ def test_an_answer_to_a_client_that_has_gone_is_not_sent(start, wait_until):
     client.sendall(framed(queue_names(seqid=1)) + framed(queue_names(seqid=2)))
     wait_until(lambda: len(calls.calls) == 2)
     assert not calls.calls[0][1].client_gone
-    undelivered: list[bytes] = []
-    calls.calls[1][1].on_undelivered = undelivered.append
+    undelivered: list[tuple[bytes, bool]] = []
+    calls.calls[1][1].on_undelivered = lambda *told: undelivered.append(told)
     assert server.call(calls.answer, 1)  # waits for the first one
 
     client.close()
@@ -416,7 +416,7 @@ def test_an_answer_to_a_client_that_has_gone_is_not_sent(start, wait_until):
     assert not server.call(calls.answer, 0)
     wait_until(lambda: undelivered)
     assert not calls.calls[0][1].is_next
-    assert [codec.peek_seqid(message) for message in undelivered] == [2]
+    assert [(codec.peek_seqid(message), left) for message, left in undelivered] == [(2, False)]
 
 
 BIG = 4 << 20
@@ -430,10 +430,10 @@ AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: the end is a reset
 def test_an_answer_counts_as_delivered_once_all_of_it_has_arrived(
     start, wait_until, read_bytes, resets, arrived
 ):
-    undelivered: list[bytes] = []
+    undelivered: list[bool] = []
 
     def handle(message: bytes, answer: Answer) -> None:
-        answer.on_undelivered = undelivered.append
+        answer.on_undelivered = lambda _, may_have_left: undelivered.append(may_have_left)
         answer_with_much(message, answer)
 
     server = start(handle)
@@ -448,7 +448,7 @@ def test_an_answer_counts_as_delivered_once_all_of_it_has_arrived(
 
     wait_until(lambda: server.stats.snapshot()["gauges"]["connections"] == 0)
     server.call(lambda: None)  # what the end has led to is done
-    assert [codec.peek_seqid(message) for message in undelivered] == [1000] * (not arrived)
+    assert undelivered == [True] * (not arrived)
 
 
 def can_read_to_end(client: socket.socket) -> bool:

@@ -382,6 +382,22 @@ def test_released_claims_are_pending_again_at_no_attempts_cost(shard):
     assert shard.state(descriptor) is JobState.IN_PROGRESS
 
 
+def test_a_job_that_is_to_run_at_most_once_is_released_only_while_no_byte_has_left(shard):
+    (once, more) = shard.enqueue(Job(b"a", attempts_allowed=1), b"b")
+    for op, again in ((Op.RELEASE, {once, more}), (Op.RELEASE_SENT, {more})):
+        reply = codec.encode_reply(HEAD, DequeueResult(shard.dequeue()))
+        shard.replies(shard.raw(reply, op))
+        released = {job for job in (once, more) if shard.state(job) is JobState.PENDING}
+        assert released == again
+
+    shard.clock.advance(700)
+    shard.turn()
+    while shard.service.busy:
+        shard.turn()
+
+    assert shard.state(once) is JobState.FAILED
+
+
 def test_a_release_that_means_nothing_is_harmless(shard):
     job = ClaimedJob("nonsense", b"", 1, 1, "claim", 1)
     other = job._replace(descriptor="gone:ss1:p1:1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from pinlaterd.model import Job, JobState
+from pinlaterd.model import Job, JobOptions, JobState
 from tests.shard.conftest import SHARD
 
 INTERVAL = 10.0
@@ -110,3 +110,32 @@ def test_a_gauge_that_is_wrong_after_a_stray_insert_rights_itself(shard, tmp_pat
     maintain(shard)
 
     wait_until(lambda: gauge() == 1)
+
+
+def test_expired_jobs_leave_the_ready_index(shard):
+    soon_ms = shard.clock.now_ms() + 5_000
+    jobs = [Job(b"%d" % n, options=JobOptions(expires_at_ms=soon_ms)) for n in range(3)]
+    expired = shard.enqueue(*jobs)
+    [stays] = shard.enqueue(b"stays")
+    assert sum(shard.counts()) == 4
+
+    maintain(shard)
+
+    assert sum(shard.counts()) == 1
+    assert [job.descriptor for job in shard.dequeue()] == [stays]
+    assert {shard.state(job) for job in expired} == {JobState.FAILED}
+    assert shard.counters()["mail_expired"] == 3
+    assert "mail_claim_mismatch" not in shard.counters()
+
+
+def test_a_dequeue_passes_over_expired_jobs(shard):
+    soon_ms = shard.clock.now_ms() + 1
+    expired = shard.enqueue(*[Job(b"x", options=JobOptions(expires_at_ms=soon_ms))] * 3)
+    [stays] = shard.enqueue(b"stays")
+    shard.clock.advance(1)
+
+    assert [job.descriptor for job in shard.dequeue(1)] == [stays]
+
+    assert {shard.state(job) for job in expired} == {JobState.FAILED}
+    assert shard.counters()["mail_expired"] == 3
+    assert shard.count(JobState.FAILED) == 3

@@ -291,7 +291,7 @@ class _ClientConnection:
 
     def _undelivered(self, answer: Answer, message: bytes) -> None:
         if answer.on_undelivered is not None:
-            self._loop.call_soon(answer.on_undelivered, message)
+            self._loop.call_soon(answer.on_undelivered, message, True)
 
 
 class ClientPort:

@@ -44,7 +44,7 @@ from pinlaterd.engines.batches import (
     fitting_payloads,
     local_ids_of,
 )
-from pinlaterd.engines.mysql.connection import LATEST_MS, escaped, pieces, quote_bytes
+from pinlaterd.engines.mysql.connection import LATEST_MS, escaped, pieces, quote_bytes, quote_text
 from pinlaterd.engines.mysql.statements import (
     LISTED_IDS,
     RUN_AFTER_MS,
@@ -52,17 +52,20 @@ from pinlaterd.engines.mysql.statements import (
     ClaimName,
     Each,
     Transaction,
+    change_options,
     claim_of,
     claims_of,
+    expired,
     find_keys,
     find_keys_of_all,
-    put_keys,
+    put_options,
     read_payloads,
     select,
 )
 from pinlaterd.engines.mysql.store import Store
 from pinlaterd.engines.mysql.tables import STATUS_CHARS, Table
 from pinlaterd.model import (
+    EXPIRED,
     FinishOutcome,
     Job,
     JobKey,
@@ -70,18 +73,19 @@ from pinlaterd.model import (
     Payload,
     PendingKey,
     claim_source,
-    key_of,
 )
 
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
+    gone: _Places = {}  # jobs to be claimed that are past their expiry
     return BatchResult(
         acks=apply_acks(batch.acks, _ack_actions(store, tx)) if batch.acks else (),
         checkpoints=[_checkpoint(store, tx, op) for op in batch.checkpoints],
         releases=[_release(store, tx, op) for op in batch.releases],
         enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),
         keyed=_enqueue_keyed(store, tx, batch.keyed) if batch.keyed else (),
-        claims=_claim(store, tx, batch) if batch.claims else (),
+        expired=_expire_claimed(store, tx, batch.claims, gone) if store.expiring_queues else (),
+        claims=_claim(store, tx, batch, gone) if batch.claims else (),
         finishes=[_finish(store, tx, op) for op in batch.finishes],
     )
 
@@ -424,17 +428,58 @@ def _enqueue_keyed(
 
     def put(queue: str, jobs: Sequence[Job]) -> Sequence[int]:
         [local_ids] = _enqueue(store, tx, [EnqueueOp(queue, jobs)])
-        job_keys = {
-            key: JobKey(job.priority, local_id)
+        options = {
+            JobKey(job.priority, local_id): job.options
             for job, local_id in zip(jobs, local_ids, strict=True)
-            if (key := key_of(queue, job.options))
+            if job.options
         }
         table = next(iter(store.tables.of(queue).values()))
-        for statement in put_keys(table, job_keys):
+        for statement in put_options(table, options):
             tx.run(statement)
         return local_ids
 
     return enqueue_keyed(ops, FindKeys(find, find_of_all), put)
+
+
+# --- expiry ---------------------------------------------------------------------------------
+
+_Places = dict[tuple[str, int], set[int]]
+"""By queue and priority: jobs."""
+
+
+def fail_expired(tx: Transaction, table: Table, local_ids: Sequence[int]) -> list[int]:
+    """Fail those of the jobs that are PENDING, and past their expiry; returns which."""
+    past = [local_id for (local_id,) in tx.read(expired(table, local_ids, tx.now_ms))]
+    failed = [local_id for (local_id,) in tx.lock(table, b"local_id", past, JobState.PENDING)]
+    if failed:
+        text = quote_text(f" {EXPIRED}")
+        room = table.status_chars - len(EXPIRED) - 1
+        status = b"LTRIM(CONCAT(LEFT(%b, %d), %b))" % (_OLD_STATUS, room, text)
+        now = table.updated_at.literal(tx.now_ms)
+        common = b"state = 3, updated_at = %b%b, custom_status = %b" % (now, table.pins, status)
+        tx.update(table, failed, JobState.PENDING, JobState.FAILED, common)
+        ended = b"check_at = NULL, end_reason = " + quote_text(EXPIRED)
+        for statement in change_options(table, failed, ended):
+            tx.run(statement)
+    return failed
+
+
+def _expire_claimed(
+    store: Store, tx: Transaction, ops: Sequence[ClaimOp], gone: _Places
+) -> list[int]:
+    """Fail jobs that are to be claimed and are past their expiry; returns how many of each op, and
+    adds them to `gone`."""
+    counts = []
+    for op in ops:
+        tables, failed = store.tables.of(op.queue), 0
+        for claims in op.claims if op.queue in store.expiring_queues else ():
+            table = tables.get(claims.priority)
+            if table is not None and table.options:
+                found = fail_expired(tx, table, claims.local_ids)
+                gone.setdefault((op.queue, claims.priority), set()).update(found)
+                failed += len(found)
+        counts.append(failed)
+    return counts if any(counts) else []
 
 
 # --- claims ---------------------------------------------------------------------------------
@@ -448,7 +493,11 @@ def _named(claims: Claims) -> Iterator[tuple[int, ClaimName]]:
     return zip(claims.local_ids, names)  # noqa: B905
 
 
-def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Payload | None]]:
+def _claim(
+    store: Store, tx: Transaction, batch: Batch, gone: _Places
+) -> Sequence[Sequence[Payload | None]]:
+    """Claim jobs, but those that are `gone`."""
+
     def read(
         queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
@@ -466,6 +515,9 @@ def _claim(store: Store, tx: Transaction, batch: Batch) -> Sequence[Sequence[Pay
             by_id = wanted[op.queue, claims.priority]
             for local_id, name in _named(claims):
                 by_id.setdefault(local_id, name)
+    for place, local_ids in gone.items():
+        for local_id in local_ids:
+            wanted[place].pop(local_id, None)
     made: _ClaimsMade = {}
     for (queue, priority), by_id in wanted.items():
         table = store.tables.of(queue).get(priority)

@@ -16,6 +16,7 @@ from functools import partial
 
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
+    CHECK_AGAIN_MS,
     NO_TIME_MS,
     TRIED_BYTES,
     Batch,
@@ -23,6 +24,7 @@ from pinlaterd.engines.base import (
     Durability,
     EnqueueOp,
     Expired,
+    ExpiredJobs,
     Finding,
     KeyHolder,
     Requeued,
@@ -32,12 +34,21 @@ from pinlaterd.engines.base import (
     TableLimits,
 )
 from pinlaterd.engines.counts import Depths
-from pinlaterd.engines.mysql.batch import HELD, FailedAttempt, apply_batch, fail_attempts, held_in
+from pinlaterd.engines.mysql.batch import (
+    HELD,
+    FailedAttempt,
+    apply_batch,
+    fail_attempts,
+    fail_expired,
+    held_in,
+)
 from pinlaterd.engines.mysql.connection import WAIT_FOR_LOCKS, MysqlAddress, quote_name, quote_text
 from pinlaterd.engines.mysql.searcher import MysqlSearcher
 from pinlaterd.engines.mysql.statements import (
     UPDATED_AT_MS,
     Transaction,
+    change_options,
+    check_again,
     find_keys,
     find_keys_of_all,
     in_ms,
@@ -102,7 +113,8 @@ class MysqlEngine(Store, StorageEngine):
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         for op in batch.keyed:
             with self.reading():
-                self.tables.make_keys(self.db, op.queue)
+                self.tables.make_options(self.db, op.queue)
+        self.expiring_queues.update(op.queue for op in batch.keyed if op.expires)
         return self.transact(now_ms, lambda tx: apply_batch(self, tx, batch))
 
     def try_enqueue(self, queue: str) -> None:
@@ -146,11 +158,12 @@ class MysqlEngine(Store, StorageEngine):
             # second after the last of many changes.
             statement = WAIT_FOR_LOCKS + statement
         with self.guarded(), db.patiently(_DROP_SECONDS):
-            if self.tables.has_keys:
+            if self.tables.has_options:
                 of_queue = b" WHERE queue = " + quote_text(queue)
                 db.execute(b"DELETE FROM " + self.tables.keys_of_all + of_queue)
             db.execute(statement)
         self.tables.drop(queue)
+        self.expiring_queues.discard(queue)
         self.counts.drop_queue(queue)
         for state in JobState:
             self.sweeps_due.pop((queue, state), None)
@@ -209,7 +222,7 @@ class MysqlEngine(Store, StorageEngine):
 
     def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
         tables = self.tables.of(queue)
-        if not all(table.keys for table in tables.values()):
+        if not self.tables.options_of(queue):
             return {}
         with self.reading():
             return find_keys(self.db.rows, tables, keys)
@@ -275,10 +288,15 @@ class MysqlEngine(Store, StorageEngine):
                 % (attempts, attempts, table.run_after.literal(run_after_ms))
             )
             tx.update(table, local_ids, JobState.FAILED, JobState.PENDING, common)
+            retried = b"check_at = expires_at, end_reason = NULL"
+            for statement in change_options(table, local_ids, retried):
+                tx.run(statement)
             return local_ids
 
         at_ms = table.run_after.floor(run_after_ms)
         local_ids = self.transact(now_ms, retry)
+        if table.options:
+            self.expiring_queues.add(queue)
         return [Requeued(priority, PendingKey(at_ms, local_id)) for local_id in local_ids]
 
     def delete_jobs(
@@ -338,6 +356,37 @@ class MysqlEngine(Store, StorageEngine):
             return Expired(retried, failed=done - len(retried))
 
         return self.transact(now_ms, release)
+
+    @property
+    def expiring(self) -> Collection[str]:
+        return self.expiring_queues
+
+    def expire_jobs(self, queue: str, *, limit: int, now_ms: int) -> ExpiredJobs:
+        tables, options = self.tables.of(queue), self.tables.options_of(queue)
+        if not options:
+            return ExpiredJobs([], 0)
+        due = b"SELECT priority, local_id FROM %b WHERE check_at <= %d ORDER BY check_at LIMIT %d"
+        with self.reading():
+            rows = [JobKey(*row) for row in self.db.rows(due % (options, now_ms, limit))]
+
+        def expire(tx: Transaction) -> list[JobKey]:
+            failed: list[JobKey] = []
+            for priority in {key.priority for key in rows} & tables.keys():
+                table = tables[priority]
+                local_ids = [key.local_id for key in rows if key.priority == priority]
+                ended = fail_expired(tx, table, local_ids)
+                failed += [JobKey(priority, local_id) for local_id in ended]
+                left = set(local_ids).difference(ended)
+                held = tx.lock(table, b"local_id", sorted(left), JobState.IN_PROGRESS)
+                running = {local_id for (local_id,) in held}
+                for statement in (
+                    *check_again(table, sorted(running), now_ms + CHECK_AGAIN_MS),
+                    *check_again(table, sorted(left - running), None),
+                ):
+                    tx.run(statement)
+            return failed
+
+        return ExpiredJobs(self.transact(now_ms, expire) if rows else [], len(rows))
 
     def collect_garbage(
         self, queue: str, state: JobState, *, updated_before_ms: int, limit: int

@@ -17,7 +17,7 @@ from pinlaterd.engines.mysql.connection import (
     quote_text,
 )
 from pinlaterd.engines.mysql.tables import ShardTables, Table
-from pinlaterd.model import ALL_QUEUES, JobKey, JobOptions, JobState, Payload, QueueKey
+from pinlaterd.model import JobKey, JobOptions, JobState, Payload
 
 LISTED_IDS = 800  # servers plan longer lists badly
 STATUS = b"COALESCE(custom_status, '')"
@@ -163,29 +163,33 @@ _ATTEMPTS = b"COALESCE(attempts_allowed, 1), COALESCE(attempts_remaining, 1)"
 
 def whole_job(table: Table, *, with_body: bool) -> bytes:
     """Return the columns of a job, for `stored_job`."""
-    body, key = b"COALESCE(body, '')" if with_body else b"NULL", b", NULL"
-    if table.keys:
-        key = (
-            b", (SELECT CONCAT(of_all, name) FROM %b AS held"
-            b" WHERE held.local_id = jobs_p%d.local_id AND held.priority = %d LIMIT 1)"
-            % (table.keys, table.priority, table.priority)
+    body, options = b"COALESCE(body, '')" if with_body else b"NULL", b", NULL"
+    if table.options:
+        options = (
+            b", (SELECT CONCAT(of_all, COALESCE(expires_at, ''), ' ', COALESCE(end_reason, ''),"
+            b" ' ', COALESCE(name, '')) FROM %b AS options"
+            b" WHERE options.local_id = jobs_p%d.local_id"
+            b" AND options.priority = %d)" % (table.options, table.priority, table.priority)
         )
-    return _BESIDE_BODY + body + key
+    return _BESIDE_BODY + body + options
 
 
 def stored_job(priority: int, row: tuple[Any, ...]) -> StoredJob:
-    local_id, state, *rest, key = row
-    rest.append(None if key is None else _options(key))
-    return StoredJob(JobKey(priority, local_id), JobState(state), *rest)
+    local_id, state, *rest, texts = row
+    job = StoredJob(JobKey(priority, local_id), JobState(state), *rest)
+    if texts is None:
+        return job
+    expires_at, end_reason, name = texts.split(b" ", 2)
+    key = name.decode(errors="replace") or None
+    options = JobOptions(
+        key,
+        key_of_all_queues=expires_at.startswith(b"1"),
+        expires_at_ms=int(expires_at[1:]) if expires_at[1:] else None,
+    )
+    return job._replace(options=options, end_reason=end_reason.decode() or None)
 
 
-def _options(key: bytes) -> JobOptions:
-    """Return the options of a job with a key, in front of which 1 says that it is of all queues."""
-    text = key[1:].decode(errors="replace")
-    return JobOptions(text, key_of_all_queues=key.startswith(b"1"))
-
-
-# --- keys -----------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------
 
 _LISTED_KEYS = 200
 
@@ -197,13 +201,13 @@ def find_keys(
     *,
     of_all_queues: bool = False,
 ) -> dict[str, JobKey]:
-    """Find keys as StorageEngine.find_keys does, in a queue that has a table of them. `rows`: what
-    a statement reads. A job has to be there: a PinLater server deletes it without its key."""
+    """Find keys as StorageEngine.find_keys does, in a queue that has a table of options. `rows`:
+    what a statement reads. A job has to be there: a PinLater server deletes it without its key."""
     found: dict[str, JobKey] = {}
-    names = next(table.keys for table in tables.values())
+    options = next(table.options for table in tables.values())
     for part in pieces([quote_bytes(key.encode()) for key in keys], _LISTED_KEYS):
         statement = b"SELECT name, priority, local_id FROM %b WHERE of_all = %d AND name IN (%b)"
-        for name, *job_key in rows(statement % (names, of_all_queues, b", ".join(part))):
+        for name, *job_key in rows(statement % (options, of_all_queues, b", ".join(part))):
             found[name.decode()] = JobKey(*job_key)
     there: set[JobKey] = set()
     for priority in {key.priority for key in found.values()} & tables.keys():
@@ -218,7 +222,7 @@ def find_keys_of_all(
 ) -> dict[str, KeyHolder]:
     """Find keys as StorageEngine.find_keys_of_all does. `rows`: what a statement reads."""
     queues: defaultdict[str, list[str]] = defaultdict(list)
-    listed = [quote_bytes(key.encode()) for key in keys] if tables.has_keys else []
+    listed = [quote_bytes(key.encode()) for key in keys] if tables.has_options else []
     for part in pieces(listed, _LISTED_KEYS):
         statement = b"SELECT name, queue FROM %b WHERE name IN (%b)"
         for name, queue in rows(statement % (tables.keys_of_all, b", ".join(part))):
@@ -226,39 +230,62 @@ def find_keys_of_all(
     found: dict[str, KeyHolder] = {}
     for queue, named in queues.items():
         of_queue = tables.by_queue.get(queue)
-        if of_queue and all(table.keys for table in of_queue.values()):
+        if of_queue and all(table.options for table in of_queue.values()):
             for key, job_key in find_keys(rows, of_queue, named, of_all_queues=True).items():
                 found[key] = KeyHolder(*job_key, True, queue)
     return found
 
 
-def put_keys(table: Table, jobs: Mapping[QueueKey, JobKey]) -> Iterator[bytes]:
-    """Store the keys of jobs of the queue that has `table`. One left without its job gives way."""
-    quoted = [
-        (key.queue == ALL_QUEUES, quote_bytes(key.key.encode()), *job_key)
-        for key, job_key in jobs.items()
-    ]
-    into = b"REPLACE INTO %b (of_all, name, priority, local_id) VALUES " % table.keys
-    for part in pieces([b"(%d, %b, %d, %d)" % row for row in quoted], _LISTED_KEYS):
-        yield into + b", ".join(part)
-    of_all = [
-        b"(%b, %b)" % (name, quote_text(table.queue)) for shared, name, *_ in quoted if shared
-    ]
-    into = b"REPLACE INTO %b (name, queue) VALUES " % table.keys_of_all
+def put_options(table: Table, jobs: Mapping[JobKey, JobOptions]) -> Iterator[bytes]:
+    """Store the options of jobs of the queue of `table`. One left without its job gives way."""
+    rows, of_all = [], []
+    for job, each in jobs.items():
+        name = b"NULL" if each.key is None else quote_bytes(each.key.encode())
+        expiry = b"NULL" if each.expires_at_ms is None else b"%d" % each.expires_at_ms
+        numbers = (job.local_id, job.priority, each.key_of_all_queues)
+        rows.append(b"(%d, %d, %d, %b, %b, %b)" % (*numbers, name, expiry, expiry))
+        if each.key and each.key_of_all_queues:
+            of_all.append(b"(%b, %b)" % (name, quote_text(table.queue)))
+    columns = b" (local_id, priority, of_all, name, expires_at, check_at) VALUES "
+    for part in pieces(rows, _LISTED_KEYS):
+        yield b"REPLACE INTO " + table.options + columns + b", ".join(part)
     for part in pieces(of_all, _LISTED_KEYS):
-        yield into + b", ".join(part)
+        yield b"REPLACE INTO %b (name, queue) VALUES " % table.keys_of_all + b", ".join(part)
 
 
-def delete_keys(table: Table, local_ids: Sequence[int]) -> Iterator[bytes]:
-    """Delete the keys of jobs of a table, if its queue has any."""
-    held, of_all = table.keys, table.keys_of_all
+def change_options(table: Table, local_ids: Sequence[int], assignments: bytes) -> Iterator[bytes]:
+    """Change the options of jobs of a table that have some."""
+    for part in pieces(local_ids, LISTED_IDS) if table.options else ():
+        yield b"UPDATE " + table.options + b" SET " + assignments + _options_of(table, part)
+
+
+def check_again(table: Table, local_ids: Sequence[int], at_ms: int | None) -> Iterator[bytes]:
+    """Have maintenance look at jobs at that time; None: never."""
+    time = b"NULL" if at_ms is None else b"%d" % at_ms
+    return change_options(table, local_ids, b"check_at = " + time)
+
+
+def expired(table: Table, local_ids: Sequence[int], now_ms: int) -> Iterator[bytes]:
+    """Select those of the jobs that are past their expiry."""
+    for part in pieces(local_ids, LISTED_IDS):
+        where = _options_of(table, part) + b" AND expires_at <= %d" % now_ms
+        yield b"SELECT local_id FROM " + table.options + where
+
+
+def _options_of(table: Table, local_ids: Sequence[int]) -> bytes:
+    return b" WHERE priority = %d AND " % table.priority + among(local_ids)
+
+
+def delete_options(table: Table, local_ids: Sequence[int]) -> Iterator[bytes]:
+    """Delete the options of jobs of a table, if its queue has any."""
+    held, of_all = table.options, table.keys_of_all
     names = (held, of_all, held, of_all, held, of_all, held, of_all, quote_text(table.queue))
     what = (
         b"DELETE %b, %b FROM %b LEFT JOIN %b ON %b.of_all = 1 AND %b.name = %b.name"
         b" AND %b.queue = %b" % names
     )
     for part in pieces(local_ids, LISTED_IDS) if held else ():
-        yield what + b" WHERE priority = %d AND " % table.priority + among(part)
+        yield what + _options_of(table, part)
 
 
 def read_payloads(
@@ -387,7 +414,7 @@ class Transaction:
         for part in pieces(local_ids, LISTED_IDS):
             statement = b"DELETE FROM " + table.name + _by_ids(part, state)
             self._unsent += (statement, _EXPECT % len(part))
-        self._unsent += delete_keys(table, local_ids)
+        self._unsent += delete_options(table, local_ids)
         self._moved(table, local_ids, state, None)
 
     def read(self, statements: Iterable[bytes]) -> list[tuple[Any, ...]]:

@@ -98,6 +98,7 @@ class Store:
         )
         self.clock = clock or Clock()
         self.counts = Counts(self._snapshot, self.clock, str)
+        self.expiring_queues: set[str] = set()  # queues that may have jobs with an expiry
         self.sweeps_due: dict[tuple[str, JobState], float] = {}  # monotonic seconds
         self._lease_seconds = lease_seconds
         self._answer_seconds = answer_seconds
@@ -141,6 +142,10 @@ class Store:
                 self.sweeps_due = {}
                 for queue, had_tables in self.tables.load(db).items():
                     self.counts.open_queue(queue, None if had_tables else {})
+                queues = self.tables.by_queue
+                self.expiring_queues = {
+                    queue for queue in queues if self.tables.may_expire(db, queue)
+                }
                 return self._take_over(db, now_ms)
         except BaseException:
             self._abandon()

@@ -126,8 +126,8 @@ class Table(NamedTuple):
     ready: Order  # jobs that are PENDING, by run-after
     aged: Order  # others, by their last change
     pins: bytes  # assignments that keep the server from changing times by itself
-    keys: bytes  # the table of the queue's keys, quoted; empty where there is none
-    keys_of_all: bytes = b""  # the shard's table of keys of all queues, there if `keys` is
+    options: bytes  # the table of the queue's options, quoted; empty where there is none
+    keys_of_all: bytes = b""  # the shard's table of keys of all queues, there if `options` is
 
     def to_pending(self, now_ms: int) -> bytes:
         """The assignments by which a job becomes PENDING as from now."""
@@ -200,9 +200,10 @@ def load_tables(db: MysqlConnection, databases: Sequence[str]) -> dict[str, dict
         key, match = (database, table), _TABLE_NAME.match(table)
         if match is not None and key in columns:
             priority = int(match[1])
-            keys = quote_name(database, "keys") if (database, "keys") in columns else b""
+            has_options = (database, "options") in columns
+            options = quote_name(database, "options") if has_options else b""
             made = _table(*key, priority, engine, columns[key], indexes[key])
-            found[database][priority] = made._replace(keys=keys)
+            found[database][priority] = made._replace(options=options)
     return found
 
 
@@ -214,13 +215,13 @@ def tables_of(db: MysqlConnection, database: str) -> dict[int, Table]:
 def _described(
     db: MysqlConnection, columns_from: bytes, databases: Sequence[str]
 ) -> list[tuple[Any, ...]]:
-    """Return rows of information_schema about tables of jobs and keys, behind the names of database
-    and table. Where databases are found whatever their case, one has the name that it was asked for
-    by."""
+    """Return rows of information_schema about tables of jobs and options, behind the names of
+    database and table. Where databases are found whatever their case, one has the name that it was
+    asked for by."""
     name = quote_text(databases[0]) if len(databases) == 1 else b"table_schema"
     rows = db.rows(
         b"SELECT " + name + b", table_name, " + columns_from + b" WHERE table_schema "
-        + _among(databases) + b" AND (table_name LIKE 'jobs\\_p%' OR table_name = 'keys')"
+        + _among(databases) + b" AND (table_name LIKE 'jobs\\_p%' OR table_name = 'options')"
     )  # fmt: skip
     asked = frozenset(databases)
     return [row for row in rows if row[0] in asked]
@@ -280,7 +281,7 @@ def _table(
             for column in ("created_at", "run_after")
             if "on update" in columns[column].extra.lower()
         ),
-        keys=b"",
+        options=b"",
     )
 
 
@@ -406,19 +407,30 @@ class ShardTables:
             return None
         return TableLimits(body_bytes, table.run_after)
 
-    def make_keys(self, db: MysqlConnection, queue: str) -> None:
-        """Make the tables of a queue's keys, unless they are there: it ends a transaction."""
-        tables, database = self.of(queue), self.prefix + queue
-        if not all(table.keys for table in tables.values()):
+    def make_options(self, db: MysqlConnection, queue: str) -> None:
+        """Make the tables of a queue's options, unless they are there: it ends a transaction."""
+        if not self.options_of(queue):
+            database = self.prefix + queue
             db.execute(create_table("keys_of_all.sql", self._owner_database, "keys_of_all"))
-            db.execute(create_table("keys.sql", database, "keys"))
-            name = quote_name(database, "keys")
-            self.by_queue[queue] = {at: table._replace(keys=name) for at, table in tables.items()}
+            db.execute(create_table("options.sql", database, "options"))
+            name, tables = quote_name(database, "options"), self.of(queue)
+            self.by_queue[queue] = {at: t._replace(options=name) for at, t in tables.items()}
+
+    def options_of(self, queue: str) -> bytes:
+        """Return the table of a queue's options, quoted; empty where there is none."""
+        return min(table.options for table in self.of(queue).values())
+
+    def may_expire(self, db: MysqlConnection, queue: str) -> bool:
+        """Return whether a queue has jobs that maintenance has to look at."""
+        options = self.options_of(queue)
+        return bool(options) and bool(
+            db.rows(b"SELECT 1 FROM " + options + b" WHERE check_at IS NOT NULL LIMIT 1")
+        )
 
     @property
-    def has_keys(self) -> bool:
-        """Return whether any queue has a table of keys."""
-        return any(t.keys for tables in self.by_queue.values() for t in tables.values())
+    def has_options(self) -> bool:
+        """Tell whether any queue has a table of options."""
+        return any(t.options for tables in self.by_queue.values() for t in tables.values())
 
     def drop(self, queue: str) -> None:
         del self.by_queue[queue], self.narrower[queue]

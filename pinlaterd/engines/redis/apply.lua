@@ -8,7 +8,7 @@
 --
 -- Arguments: token, lease in ms, '1' if there are enqueues; how many queues and priorities the
 -- batch has to do with, and of each which keys: states of sets, b or u for a lean queue's hashes and
--- x for its runs, k and v for keys; now_ms, most characters of a status; how many queues it enqueues to, and of each how many
+-- x for its runs, k, v, y and c for options; now_ms, most characters of a status; how many queues it enqueues to, and of each how many
 -- jobs; then of each kind how many, and each as it is read below. Returns OK and of each kind a
 -- table of results; or DAMAGED, and then no job has changed. Positions count from 1.
 
@@ -25,6 +25,8 @@ for _ = 1, take_number() do
       problem = damage(set_key(queue, priority, kind), 'zset')
     elseif kind == 'x' then
       problem = damage(runs_key(queue, priority), 'zset')
+    elseif kind == 'c' then
+      problem = damage(checks_key(queue), 'zset')
     else
       problem = damage('pl' .. kind .. '_' .. SHARD .. '_' .. queue, 'hash')
     end
@@ -55,8 +57,8 @@ for _ = 1, take_number() do
     redis.call('SET', counter, string.format('%d', last_ids[queue] + total))
   end
 end
-local MOST_ARGUMENTS = 2000
-local acks, checkpoints, releases, enqueues, claims, finishes = {}, {}, {}, {}, {}, {}
+local MOST_OPTIONS = 1000 -- in one command
+local acks, checkpoints, releases, enqueues, claims, expired, finishes = {}, {}, {}, {}, {}, {}, {}
 local jobs -- made when something needs it
 
 -- Acks of a queue and priority, alike but in their ids, none of which is there twice: when those
@@ -197,20 +199,6 @@ count = take_number()
 if count > 0 then
   jobs = jobs or open_jobs()
 
-  local function cut(text)
-    local chars = 0
-    for at = 1, #text > status_chars and #text or 0 do
-      local byte = string.byte(text, at)
-      if byte < 128 or byte > 191 then -- the first byte of a character in UTF-8
-        chars = chars + 1
-        if chars > status_chars then
-          return string.sub(text, 1, at - 1)
-        end
-      end
-    end
-    return text
-  end
-
   -- nil for '-', else what follows '='
   local function take_optional()
     local value = take()
@@ -228,7 +216,7 @@ if count > 0 then
       checkpoints[at] = 1
       local changes = { ra = run_after, ua = now, bd = body, al = attempts, ar = attempts }
       if text ~= '' then
-        changes.cs = cut(text .. job.cs)
+        changes.cs = jobs.cut(text .. job.cs, status_chars)
       end
       jobs.change(queue, id, job, changes)
       if to_pending then
@@ -283,42 +271,54 @@ for at = 1, take_number() do
   end
 end
 
--- Keys of the last jobs that were enqueued to a queue: which of them has the first, how many; of each
--- key, behind '=' or '*' (of all queues), or '' for a job without one, and priority.
+-- Options of the last jobs that were enqueued to a queue: which of them has the first, how many; of
+-- each priority, key, behind '=' or '*' (of all queues), and expiry in ms, or ''.
 for _ = 1, take_number() do
   local queue = take()
-  local last, count_keys = last_ids[queue] + take_number(), take_number()
-  local holders, of_all, names = {}, {}, {}
-  for nth = 1, count_keys do
-    local key, priority = take(), take()
-    local id, at = string.format('%d', last + nth), #names
-    if key ~= '' then
-      names[at + 1], names[at + 2] = id, key
+  local last, count_jobs = last_ids[queue] + take_number(), take_number()
+  local holders, of_all, names, expiries, checks = {}, {}, {}, {}, {}
+
+  local function put(command, key, fields)
+    if #fields > 0 then
+      redis.call(command, key, unpack(fields))
     end
+  end
+
+  local function add(fields, first, second)
+    fields[#fields + 1] = first
+    fields[#fields + 1] = second
+  end
+
+  for nth = 1, count_jobs do
+    local priority, key, expiry = take(), take(), take()
+    local id = string.format('%d', last + nth)
+    local place = priority .. ' ' .. id
     if string.sub(key, 1, 1) == '*' then
-      of_all[#of_all + 1] = string.sub(key, 2)
-      of_all[#of_all + 1] = priority .. ' ' .. id .. ' ' .. queue
+      add(of_all, string.sub(key, 2), place .. ' ' .. queue)
     elseif key ~= '' then
-      holders[#holders + 1] = string.sub(key, 2)
-      holders[#holders + 1] = priority .. ' ' .. id
+      add(holders, string.sub(key, 2), place)
     end
-    if #names == MOST_ARGUMENTS or nth == count_keys then
-      if #holders > 0 then
-        redis.call('HSET', holders_key(queue), unpack(holders))
-      end
-      if #of_all > 0 then
-        redis.call('HSET', holders_key(''), unpack(of_all))
-      end
-      if #names > 0 then
-        redis.call('HSET', keys_key(queue), unpack(names))
-      end
-      holders, of_all, names = {}, {}, {}
+    if key ~= '' then
+      add(names, id, key)
+    end
+    if expiry ~= '' then
+      add(expiries, id, expiry)
+      add(checks, expiry, place)
+    end
+    if nth % MOST_OPTIONS == 0 or nth == count_jobs then
+      put('HSET', holders_key(queue), holders)
+      put('HSET', holders_key(''), of_all)
+      put('HSET', keys_key(queue), names)
+      put('HSET', expiries_key(queue), expiries)
+      put('ZADD', checks_key(queue), checks)
+      holders, of_all, names, expiries, checks = {}, {}, {}, {}, {}
     end
   end
 end
 
--- Claims of a queue and priority: ranges of jobs, and their claims. Result: the positions of those
--- that were not made, as the job is not PENDING.
+-- Claims of a queue and priority: '1' if it may have jobs with an expiry; ranges of jobs, and their
+-- claims. Results: the positions of those that were not made, as the job is not PENDING; and of
+-- those of them whose job has failed now, since it has expired.
 count = take_number()
 if count > 0 then
   -- The ids of these jobs, if they are the first of a set, in its order; else nil. They mostly are:
@@ -377,9 +377,17 @@ if count > 0 then
   end
 
   for run = 1, count do
-    local queue, priority = take(), take()
+    local queue, priority, may_expire = take(), take(), take() == '1'
     local ranges, size = take_ranges(true)
-    local pending, missed = set_key(queue, priority, PENDING), {}
+    local pending, missed, past = set_key(queue, priority, PENDING), {}, {}
+    if may_expire then
+      jobs = jobs or open_jobs()
+      for at, id in ipairs(ids_of(ranges)) do
+        if jobs.expire(queue, priority, id, now, status_chars) then
+          past[#past + 1] = at
+        end
+      end
+    end
     local note = is_lean(queue) and note_lean or note_plain
     local ids = first_ids(pending, ranges, size)
     if ids and note(queue, priority, ranges, ids) then
@@ -398,7 +406,7 @@ if count > 0 then
         end
       end
     end
-    claims[run] = missed
+    claims[run], expired[run] = missed, past
   end
 end
 
@@ -446,4 +454,4 @@ for at = 1, take_number() do
 end
 
 flush_runs()
-return { 'OK', acks, checkpoints, releases, enqueues, claims, finishes }
+return { 'OK', acks, checkpoints, releases, enqueues, claims, expired, finishes }

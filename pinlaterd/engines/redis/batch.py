@@ -40,7 +40,7 @@ from pinlaterd.model import (
 )
 
 # Keys that a script writes to, or that have to be sound for it to write, by apply.lua's letters.
-_ENQUEUE, _KEYED, _CLAIM, _SUCCESS, _ALL = "0b", "kv", "01bx", "12x", "0123bux"
+_ENQUEUE, _KEYED, _CLAIM, _SUCCESS, _ALL = "0b", "kvyc", "01bx", "12x", "0123bux"
 _HOLDERS = "k"
 _OF_LEAN_QUEUES = frozenset("bux")
 _TEXT_CHARS = LIMITS.custom_status_chars
@@ -62,6 +62,7 @@ class _Head(NamedTuple):
     retry_ms: int | str | None = None
     custom_status: str | None = None
     named: str | None = None
+    may_expire: str | None = None  # of claims only
 
 
 class _Run:
@@ -148,15 +149,18 @@ class Application:
         now_ms: int,
         payloads: Sequence[Sequence[Payload | None]],
         plan: KeyedPlan | None = None,
+        expiring: Collection[str] = (),
     ) -> None:
         """`stored`: the names of queues as they are in keys. `payloads`: of each op that claims,
         those of its first jobs, as many as fit; None: there is no such job. `plan`: of the jobs
-        that have keys, if there are any: they are stored behind the others of their queue."""
+        that have options, if there are any: they are stored behind the others of their queue.
+        `expiring`: as StorageEngine's."""
         self._batch = batch
         self._stored = stored
         self._now_ms = now_ms
         self._payloads = payloads
         self._keys: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+        self._expiring = expiring
         self._acks = self._ack_runs() if batch.acks else ()
         self._claims = self._claim_runs() if batch.claims else ()
         self._plan = plan
@@ -172,7 +176,7 @@ class Application:
             *self._checkpoints(),
             *self._releases(),
             *self._enqueues(),
-            *self._new_keys(),
+            *self._new_options(),
             *_arguments(self._claims),
             *self._finishes(),
         ]
@@ -293,7 +297,7 @@ class Application:
                 jobs.setdefault(self._stored[queue], []).extend(free)
         return jobs
 
-    def _new_keys(self) -> list[Argument]:
+    def _new_options(self) -> list[Argument]:
         """Of the jobs that were enqueued last to each queue."""
         free = (
             {queue: jobs for queue, jobs in self._plan.free.items() if jobs} if self._plan else {}
@@ -307,7 +311,9 @@ class Application:
                 key = key_of(queue, job.options)
                 if key and key.queue == ALL_QUEUES:
                     self._keys[ALL_QUEUES, job.priority].add(_HOLDERS)
-                arguments += (_named(key), job.priority)
+                expires_at_ms = job.options.expires_at_ms if job.options else None
+                expiry = "" if expires_at_ms is None else expires_at_ms
+                arguments += (job.priority, _named(key), expiry)
         return arguments
 
     def _enqueues(self) -> list[Argument]:
@@ -336,11 +342,12 @@ class Application:
             queue, begin = self._stored[op.queue], 0
             for claims in first_claims(op, len(payloads)):
                 ids, claimer, number = claims.local_ids, claims.claimer, claims.first_claim
-                head = _Head(queue, claims.priority)
+                may_expire = op.queue in self._expiring
+                head = _Head(queue, claims.priority, may_expire="1" if may_expire else "0")
                 run = runs.get(head)
                 if run is None:
                     run = runs[head] = _Run(head)
-                    self._keys[queue, claims.priority].add(_CLAIM)
+                    self._keys[queue, claims.priority].add(_ALL if may_expire else _CLAIM)
                 named: Iterable[tuple[str, int]]
                 named = zip(repeat(claimer), range(number, number + len(ids)), strict=False)
                 if number + len(ids) > _NUMBERS_OF_CLAIMS:
@@ -359,7 +366,7 @@ class Application:
     # --- results -----------------------------------------------------------------------------
 
     def result(self, answer: Sequence[Sequence[Any]]) -> BatchResult:
-        acks, checkpoints, releases, first_ids, claims, finishes = answer
+        acks, checkpoints, releases, first_ids, claims, expired, finishes = answer
         finished = iter(finishes)
         applied = _as_given(self._checkpointed, checkpoints)
         run_after_ms = iter(_as_given(self._released, releases))
@@ -378,6 +385,7 @@ class Application:
             keyed=self._holders(first_ids),
             claims=self._claimed(claims) if any(claims) else self._payloads,
             finishes=[self._finished(op.finishes, finished) for op in self._batch.finishes],
+            expired=self._expired(expired) if any(expired) else (),
         )
 
     def _checkpoint_results(self, applied: Iterator[Any]) -> list[CheckpointResult]:
@@ -473,6 +481,13 @@ class Application:
             for at in missed:
                 payloads[run.ops[at - 1]][run.places[at - 1]] = None
         return payloads
+
+    def _expired(self, answer: Sequence[Sequence[int]]) -> list[int]:
+        counts = [0] * len(self._batch.claims)
+        for run, expired in _answers(self._claims, answer):
+            for at in expired:
+                counts[run.ops[at - 1]] += 1
+        return counts
 
 
 def _named(key: QueueKey | None) -> str:

@@ -45,6 +45,12 @@
 --                             no such job: PinLater removes jobs without their keys
 --   plk_SHARD_                hash, of keys of all queues: by key, 'P ID QUEUE'
 --   plv_SHARD_QUEUE           hash, the reverse: keys by ID, each behind '=', or '*' if of all queues
+--   ply_SHARD_QUEUE           hash, of a queue in which a job with an expiry was ever enqueued: by
+--                             ID, from when on the job is not handed out any more, in ms; if it has
+--                             failed since then, ' ' and its end reason behind that
+--   plc_SHARD_QUEUE           sorted set: 'P ID' of those jobs that maintenance has to look at, by
+--                             when, in ms. Of a PENDING job: its expiry. It may name jobs that are
+--                             gone
 --   plm_SHARD                 hash, what the shard remembers of its owners:
 --                               owner     the token of the owner; empty after an end in order
 --                               fence     how many owners there were: the first part of a token
@@ -183,6 +189,15 @@ end
 
 local function keys_key(queue)
   return 'plv_' .. SHARD .. '_' .. queue
+end
+
+-- Of a queue in either layout: expiries by ids, and jobs by when they have to be looked at.
+local function expiries_key(queue)
+  return 'ply_' .. SHARD .. '_' .. queue
+end
+
+local function checks_key(queue)
+  return 'plc_' .. SHARD .. '_' .. queue
 end
 
 -- The same for a queue that is created again, in whichever layout.

@@ -15,10 +15,12 @@ from typing import Any
 
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
+    CHECK_AGAIN_MS,
     NO_TIME_MS,
     Batch,
     BatchResult,
     Expired,
+    ExpiredJobs,
     Finding,
     KeyHolder,
     Requeued,
@@ -66,7 +68,9 @@ class RedisEngine(Store, StorageEngine):
         payloads = fitting_payloads(batch.claims, batch.claim_room, self.payloads)
         find = FindKeys(self.find_keys, self.find_keys_of_all)
         plan = KeyedPlan(batch.keyed, find) if batch.keyed else None
-        application = Application(batch, self.stored, now_ms, payloads, plan)
+        self.expiring_queues.update(keyed.queue for keyed in batch.keyed if keyed.expires)
+        expiring = self.expiring_queues
+        application = Application(batch, self.stored, now_ms, payloads, plan, expiring)
         return application.result(self.write(scripts.APPLY, *application.arguments()))
 
     # --- reads of bounded cost ---------------------------------------------------------------
@@ -241,6 +245,16 @@ class RedisEngine(Store, StorageEngine):
         failed, *flat = self.write(scripts.RELEASE_EXPIRED, *arguments, *self._priorities)
         retried = _keys(flat)
         return Expired([Requeued(p, PendingKey(now_ms, i)) for p, i in retried], failed)
+
+    @property
+    def expiring(self) -> Collection[str]:
+        return self.expiring_queues
+
+    def expire_jobs(self, queue: str, *, limit: int, now_ms: int) -> ExpiredJobs:
+        times = (now_ms, now_ms + CHECK_AGAIN_MS)
+        arguments = (limit, *times, LIMITS.custom_status_chars)
+        looked_at, *failed = self.write(scripts.EXPIRE_JOBS, self.known(queue), *arguments)
+        return ExpiredJobs(_keys(failed), looked_at)
 
     def collect_garbage(
         self, queue: str, state: JobState, *, updated_before_ms: int, limit: int

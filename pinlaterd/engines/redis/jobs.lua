@@ -129,23 +129,31 @@ local function open_jobs()
     redis.call('HSET', updates_key(queue), id, update .. (changes.cs or job.cs))
   end
 
-  -- Whether a queue may have jobs with keys; looked up once a script.
-  local keyed = {}
-  local function has_keys(queue)
-    if keyed[queue] == nil then
-      keyed[queue] = redis.call('TYPE', keys_key(queue)).ok == 'hash'
+  -- The field of a job in a hash of a queue, of which most have none: looked up once a script.
+  local there = {}
+  local function field_of(hash, id)
+    if there[hash] == nil then
+      there[hash] = redis.call('TYPE', hash).ok == 'hash'
     end
-    return keyed[queue]
+    return there[hash] and redis.call('HGET', hash, id) or nil
   end
 
   -- The key of a job, behind '=' or '*', or nil.
   function jobs.key_of(queue, id)
-    return has_keys(queue) and redis.call('HGET', keys_key(queue), id) or nil
+    return field_of(keys_key(queue), id)
   end
 
-  -- Free the key of a job, if it has one.
-  function jobs.free_key(queue, id)
+  -- What ply_ holds of a job, or nil.
+  function jobs.expiry_of(queue, id)
+    return field_of(expiries_key(queue), id)
+  end
+
+  -- Remove the options of a job, if it has any.
+  function jobs.free_options(queue, id)
     local key = jobs.key_of(queue, id)
+    if jobs.expiry_of(queue, id) then
+      redis.call('HDEL', expiries_key(queue), id)
+    end
     if key then
       redis.call('HDEL', keys_key(queue), id)
       local of_all, name = string.sub(key, 1, 1) == '*', string.sub(key, 2)
@@ -161,7 +169,7 @@ local function open_jobs()
 
   -- Whether it was there.
   function jobs.remove(queue, id)
-    jobs.free_key(queue, id)
+    jobs.free_options(queue, id)
     if not is_lean(queue) then
       return redis.call('UNLINK', job_key(queue, id)) == 1
     end
@@ -252,6 +260,47 @@ local function open_jobs()
     return remaining > 1
   end
 
+  -- The first characters of a text in UTF-8.
+  function jobs.cut(text, most_chars)
+    local chars = 0
+    for at = 1, #text > most_chars and #text or 0 do
+      local byte = string.byte(text, at)
+      if byte < 128 or byte > 191 then -- the first byte of a character
+        chars = chars + 1
+        if chars > most_chars then
+          return string.sub(text, 1, at - 1)
+        end
+      end
+    end
+    return text
+  end
+
+  -- Fail a job that is PENDING and past its expiry; whether it was.
+  function jobs.expire(queue, priority, id, now, status_chars)
+    local expiry = jobs.expiry_of(queue, id)
+    local at = expiry and tonumber(string.match(expiry, '^%-?%d+'))
+    local job = at and at <= now and jobs.read(queue, id, false)
+    if not (job and jobs.leave(queue, priority, id, PENDING)) then
+      return false
+    end
+    local status = jobs.cut(job.cs, status_chars - 8) -- without ' expired'
+    status = status == '' and 'expired' or status .. ' expired'
+    jobs.change(queue, id, job, { ra = job.ra, ua = now, cs = status })
+    jobs.enter(queue, priority, id, FAILED, now, '')
+    redis.call('HSET', expiries_key(queue), id, string.format('%.0f expired', at))
+    redis.call('ZREM', checks_key(queue), priority .. ' ' .. id)
+    return true
+  end
+
+  -- A job that has failed is PENDING again: note that it has not ended after all.
+  function jobs.watch_again(queue, priority, id)
+    local at = string.match(jobs.expiry_of(queue, id) or '', '^%-?%d+')
+    if at then
+      redis.call('HSET', expiries_key(queue), id, at)
+      redis.call('ZADD', checks_key(queue), at, priority .. ' ' .. id)
+    end
+  end
+
   -- Take the first jobs of a state out of it, `limit` at most, with scores from `least` to `most`.
   -- Returns those that there still are (id, the time since which it was in that state, and its claim
   -- if it was in a run), and how many others there were.
@@ -268,7 +317,7 @@ local function open_jobs()
       if jobs.is_id(id) and jobs.exists(queue, id) then
         popped[#popped + 1] = { id = id, since = since, claim = claim }
       else
-        jobs.free_key(queue, id)
+        jobs.free_options(queue, id)
         gone = gone + 1
       end
     end

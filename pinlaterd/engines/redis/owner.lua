@@ -161,7 +161,9 @@ function scripts.delete_queue()
   end
   redis.call('ZREM', queues_key(queue), queue)
   local gone = { jobs_key(queue), updates_key(queue) }
-  redis.call('UNLINK', holders_key(queue), keys_key(queue))
+  redis.call(
+    'UNLINK', holders_key(queue), keys_key(queue), expiries_key(queue), checks_key(queue)
+  )
   for priority = 1, MOST_PRIORITIES do
     gone[#gone + 1] = runs_key(queue, priority)
     for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do

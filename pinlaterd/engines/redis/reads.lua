@@ -210,7 +210,7 @@ end
 
 -- Whole jobs. Arguments: queue, the state they have to be in (or ''), whether with body ('1'), then
 -- of each job priority and id. Returns OK, then for each a table of state, the ms of its score,
--- attempts allowed and remaining, status, created, run-after and updated in ms, claim, body, key; or
+-- attempts allowed and remaining, status, created, run-after and updated in ms, claim, body, key, what ply_ holds; or
 -- 0 if there is no such job; or -1 if it was evicted.
 function scripts.lookup()
   local queue, wanted_state, with_body = take(), take(), take() == '1'
@@ -229,7 +229,7 @@ function scripts.lookup()
         row = job and {
           tonumber(state), since, job.al or 1, job.ar or 0, job.cs, job.ca or since,
           job.ra or since, job.ua or since, claim or job.cd or false, job.bd or false,
-          jobs.key_of(queue, id) or false,
+          jobs.key_of(queue, id) or false, jobs.expiry_of(queue, id) or false,
         } or -1
         break
       elseif redis.pcall('ZSCORE', set_key(queue, priority, state), id) and has_runs(queue, state) then
@@ -264,6 +264,15 @@ function scripts.find_keys()
     result[at + 1] = held and jobs.exists(other or queue, id) and holder or false
   end
   return result
+end
+
+-- Which queues may have jobs with an expiry. Arguments: queues. Returns OK, then of each 1 or 0.
+function scripts.expiring()
+  local found = { 'OK' }
+  while taken < #ARGV do
+    found[#found + 1] = redis.call('EXISTS', expiries_key(take()))
+  end
+  return found
 end
 
 -- How many jobs there are. Arguments: levels of priority, queues. Returns OK, then of each queue a

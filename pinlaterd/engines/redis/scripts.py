@@ -49,12 +49,13 @@ OPEN, CLOSE, HEARTBEAT, TRY_ENQUEUE, HOLD, RELEASE_LEASE, CREATE_QUEUE, DELETE_Q
     )
 )
 [RAISE_FENCE] = _scripts("owner", "raise_fence")
-RESCORE, FORGET, RETRY_FAILED, DELETE_FIRST, DELETE_KEYS, RELEASE_EXPIRED = _scripts(
+RESCORE, FORGET, RETRY_FAILED, DELETE_FIRST, DELETE_KEYS, RELEASE_EXPIRED, EXPIRE_JOBS = _scripts(
     *("slices", "rescore", "forget", "retry_failed", "delete_first", "delete_found"),
-    "release_expired",
+    *("release_expired", "expire_jobs"),
 )
-PENDING, PAGE, RUN_STARTS, PAYLOADS, LOOKUP, FIND_KEYS, DEPTHS = _scripts(
+PENDING, PAGE, RUN_STARTS, PAYLOADS, LOOKUP, FIND_KEYS, DEPTHS, EXPIRING = _scripts(
     *("reads", "pending", "page", "run_starts", "payloads", "lookup", "find_keys", "depths"),
+    "expiring",
     writes=False,
 )
 
@@ -73,6 +74,7 @@ LIMITS = Limits(
 LEAN_MARK = "+"
 _LARGEST_I32 = 2**31 - 1
 _HEAD_FIELDS = 4
+_NUMBER = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 _LOCAL_ID = re.compile(rb"[1-9][0-9]{0,18}\Z")
 
 
@@ -138,8 +140,10 @@ def _whole(field: bytes, most: int, otherwise: int) -> int:
 
 def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
     number, since_ms, allowed, remaining, status, created_ms, run_after_ms, updated_ms, *rest = row
-    state, (claim, body, held) = JobState(number), rest
+    state, (claim, body, held, expiry) = JobState(number), rest
     pending = state is JobState.PENDING
+    expires_at, _, end_reason = (expiry or b"").decode(errors="replace").partition(" ")
+    options = _options(held, int(expires_at) if _NUMBER.match(expires_at) else None)
     return StoredJob(
         key,
         state,
@@ -151,14 +155,16 @@ def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
         updated_ms if pending else since_ms,
         claim.decode(errors="replace") if claim and not pending else None,
         (body or b"") if with_body else None,
-        None if held is None else _options(held),
+        None if options == JobOptions() else options,
+        end_reason or None,
     )
 
 
-def _options(held: bytes) -> JobOptions:
+def _options(held: bytes | None, expires_at_ms: int | None) -> JobOptions:
     """Return the options of a job whose key stands behind '=', or '*' if it is of all queues."""
-    key = held[1:].decode(errors="replace")
-    return JobOptions(key, key_of_all_queues=held.startswith(b"*"))
+    if held is None:
+        return JobOptions(expires_at_ms=expires_at_ms)
+    return JobOptions(held[1:].decode(errors="replace"), expires_at_ms, held.startswith(b"*"))
 
 
 def local_id(member: bytes) -> int | None:

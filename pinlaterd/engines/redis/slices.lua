@@ -41,7 +41,7 @@ function scripts.forget()
     local priority, id = take(), take()
     local is_damaged, is_there = jobs.damage(queue, priority), jobs.exists(queue, id)
     if not (is_damaged or is_there) then
-      jobs.free_key(queue, id)
+      jobs.free_options(queue, id)
     end
     for _, state in ipairs(is_damaged and {} or { PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
       if not is_there then
@@ -70,6 +70,7 @@ function scripts.retry_failed()
     local allowed = math.max(job.al or 0, attempts)
     jobs.change(queue, id, job, { al = allowed, ar = attempts, ra = run_after, ua = now })
     jobs.enter(queue, priority, id, PENDING, run_after)
+    jobs.watch_again(queue, priority, id)
     retried[#retried + 1] = id
   end)
   return retried
@@ -140,6 +141,33 @@ function scripts.release_expired()
     end
   end
   result[2] = failed
+  return result
+end
+
+-- Fail PENDING jobs whose expiry has come. Arguments: limit, now_ms, when to look again at those in
+-- progress, most characters of a status. Returns how many were looked at, then priority and id of
+-- those that failed.
+function scripts.expire_jobs()
+  local limit, now, again_ms, status_chars = take(), take_number(), take(), take_number()
+  local checks = checks_key(queue)
+  local problem = damage(checks, 'zset') or damage(expiries_key(queue), 'hash')
+  if problem then
+    return problem
+  end
+  local due = redis.call('ZRANGEBYSCORE', checks, '-inf', now, 'LIMIT', 0, limit)
+  local result = { 'OK', #due }
+  for _, member in ipairs(due) do
+    local priority, id = string.match(member, '^(%d+) (%d+)$')
+    local is_damaged = not id or jobs.damaged_place(queue, priority)
+    if not is_damaged and jobs.expire(queue, priority, id, now, status_chars) then
+      result[#result + 1] = priority
+      result[#result + 1] = id
+    elseif not is_damaged and jobs.since(queue, priority, id, IN_PROGRESS) then
+      redis.call('ZADD', checks, again_ms, member)
+    else
+      redis.call('ZREM', checks, member)
+    end
+  end
   return result
 end
 

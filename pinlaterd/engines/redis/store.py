@@ -106,6 +106,7 @@ class Store:
         self._priorities = range(1, priority_levels + 1)
         self._shard: ShardKeys | None = None  # where it was opened last
         self.stored: dict[str, str] = {}  # queues by name: theirs in keys, which tells the layout
+        self.expiring_queues: set[str] = set()  # that may have jobs with an expiry
         self._lean = lean  # the layout of queues that are created
         self._durability = Durability("not opened yet")
         self._lease_ms = round(lease_seconds * 1000)
@@ -186,6 +187,9 @@ class Store:
         self._token, start_ms, queues, placement = answer
         self._fence = max(self._fence, placement)
         self.stored = self._named([queue.decode(errors="replace") for queue in queues])
+        _, *found = connection.run(scripts.EXPIRING, (self._name, *self.stored.values()))
+        pairs = zip(self.stored, found, strict=True)
+        self.expiring_queues = {queue for queue, may_expire in pairs if may_expire}
         return int(start_ms)
 
     def _named(self, stored: Sequence[str]) -> dict[str, str]:
@@ -293,6 +297,7 @@ class Store:
             for stored in sorted({queue, LEAN_MARK + queue}, key=self.stored[queue].__eq__):
                 self.write(scripts.DELETE_QUEUE, stored)
             del self.stored[queue]
+            self.expiring_queues.discard(queue)
 
 
 def _name_in(token: bytes) -> str:

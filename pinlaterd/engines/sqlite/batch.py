@@ -40,12 +40,13 @@ from pinlaterd.engines.batches import (
     FindKeys,
     apply_acks,
     enqueue_keyed,
+    expired_status,
     first_claims,
     fitting_payloads,
     local_ids_of,
 )
 from pinlaterd.engines.sqlite.file import LIMITS, id_list
-from pinlaterd.engines.sqlite.options import put_options, scope_of
+from pinlaterd.engines.sqlite.options import expired, note_expired, put_options, scope_of
 from pinlaterd.engines.sqlite.runs import (
     FAILED,
     IN_PROGRESS,
@@ -62,7 +63,6 @@ from pinlaterd.model import (
     FinishOutcome,
     Job,
     JobKey,
-    JobOptions,
     JobState,
     Payload,
     PendingKey,
@@ -81,6 +81,7 @@ def apply_batch(tx: Transaction, batch: Batch) -> BatchResult:
         releases=[_release(tx, op) for op in batch.releases],
         enqueues=_enqueue(tx, batch.enqueues) if batch.enqueues else (),
         keyed=_enqueue_keyed(tx, batch.keyed) if batch.keyed else (),
+        expired=_expire_claimed(tx, batch.claims) if tx.store.expiring_ids else (),
         claims=_claim(tx, batch) if batch.claims else (),
         finishes=[_finish(tx, op) for op in batch.finishes],
     )
@@ -199,6 +200,12 @@ def _held_by(
     return held, inside, left, missed
 
 
+_STATUSES = (
+    "SELECT local_id, CAST(custom_status AS TEXT) FROM jobs"
+    " WHERE local_id IN (SELECT value FROM json_each(?))"
+)
+
+
 def _append_statuses(tx: Transaction, acks: Sequence[Acks], missed: set[int]) -> None:
     """Append the acks' texts to their jobs', in Python: SQL functions stop at a zero byte."""
     texts = {
@@ -206,11 +213,7 @@ def _append_statuses(tx: Transaction, acks: Sequence[Acks], missed: set[int]) ->
     }
     if not texts:
         return
-    rows = tx.db.execute(
-        "SELECT local_id, CAST(custom_status AS TEXT) FROM jobs"
-        " WHERE local_id IN (SELECT value FROM json_each(?))",
-        (id_list(texts),),
-    ).fetchall()
+    rows = tx.db.execute(_STATUSES, (id_list(texts),)).fetchall()
     tx.db.executemany(
         "UPDATE jobs SET custom_status = ? WHERE local_id = ?",
         [(_cut_status(status + texts[local_id]), local_id) for local_id, status in rows],
@@ -391,18 +394,49 @@ def _enqueue_keyed(tx: Transaction, ops: Sequence[KeyedEnqueueOp]) -> list[list[
         queue_id = tx.store.queue_id(queue)
         tx.note_options(queue_id)
         [local_ids] = _enqueue(tx, [EnqueueOp(queue, jobs)])
-        options = [job.options or JobOptions() for job in jobs]
-        put_options(tx.db, queue_id, local_ids, options)
-        pairs = zip(options, local_ids, strict=True)
+        pairs = zip(local_ids, jobs, strict=True)
+        options = {local_id: job.options for local_id, job in pairs if job.options}
+        put_options(tx.db, queue_id, options)
         keys = [
             (scope_of(each, queue_id), each.key, local_id)
-            for each, local_id in pairs
+            for local_id, each in options.items()
             if each.key is not None
         ]
         tx.store.keys.add(tx.db, keys)
         return local_ids
 
+    tx.expiring.update(tx.store.queue_id(op.queue) for op in ops if op.expires)
     return enqueue_keyed(ops, FindKeys(find, find_of_all), store)
+
+
+# --- expiry ---------------------------------------------------------------------------------
+
+
+def fail_expired(tx: Transaction, queue_id: int, local_ids: Sequence[int]) -> list[JobKey]:
+    """Fail those of the jobs that are PENDING, and past their expiry; returns which."""
+    wanted = spans(expired(tx.db, local_ids, tx.now_ms))
+    held = holding(tx.db, queue_id, PENDING, wanted)
+    taken, _ = split(held, wanted)
+    failed = {local_id: run for run in taken for local_id in run.local_ids}
+    rows = tx.db.execute(_STATUSES, (id_list(failed),)).fetchall()
+    tx.db.executemany(
+        "UPDATE jobs SET custom_status = ? WHERE local_id = ?",
+        [(expired_status(status, LIMITS.custom_status_chars), i) for i, status in rows],
+    )
+    note_expired(tx.db, failed)
+    tx.move(held, taken, [run._replace(state=FAILED, at_ms=tx.now_ms) for run in taken])
+    return [JobKey(run.priority, local_id) for local_id, run in failed.items()]
+
+
+def _expire_claimed(tx: Transaction, ops: Sequence[ClaimOp]) -> list[int]:
+    """Fail jobs that are to be claimed and are past their expiry; returns how many of each op."""
+    failed = []
+    for op in ops:
+        queue_id = tx.store.queue_id(op.queue)
+        local_ids = [local_id for claims in op.claims for local_id in claims.local_ids]
+        expires = queue_id in tx.store.expiring_ids
+        failed.append(len(fail_expired(tx, queue_id, local_ids)) if expires else 0)
+    return failed if any(failed) else []
 
 
 # --- claims ---------------------------------------------------------------------------------

@@ -13,12 +13,14 @@ from pathlib import Path
 
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
+    CHECK_AGAIN_MS,
     NO_TIME_MS,
     TRIED_BYTES,
     Batch,
     BatchResult,
     Durability,
     Expired,
+    ExpiredJobs,
     Finding,
     KeyHolder,
     Requeued,
@@ -31,14 +33,22 @@ from pinlaterd.engines.sqlite.batch import (
     FailedAttempt,
     apply_batch,
     fail_attempts,
+    fail_expired,
     held_claims,
     read_payloads,
 )
 from pinlaterd.engines.sqlite.file import LIMITS, reading
-from pinlaterd.engines.sqlite.options import delete_options, forget_queue
+from pinlaterd.engines.sqlite.options import (
+    check_again,
+    delete_options,
+    forget_queue,
+    note_retried,
+    to_check,
+)
 from pinlaterd.engines.sqlite.runs import (
     COLUMNS,
     FAILED,
+    IN_PROGRESS,
     Run,
     count_jobs,
     find_damage,
@@ -222,6 +232,11 @@ class SqliteEngine(Store, StorageEngine):
                 ],
             )
             tx.move(held, sorted(failed), [run.pending(run_after_ms) for run in sorted(failed)])
+            queue_id = self.queue_id(queue)
+            if queue_id in self.with_options:
+                retried = [(run.first_id, run.last_id) for run in failed]
+                if note_retried(tx.db, retried):
+                    tx.expiring.add(queue_id)
         return [
             Requeued(priority, PendingKey(run_after_ms, local_id))
             for run in failed
@@ -283,6 +298,29 @@ class SqliteEngine(Store, StorageEngine):
                 attempts = [FailedAttempt(one, now_ms, one.custom_status) for one in claims]
                 retried += fail_attempts(tx, held, sorted(expired), attempts)
         return Expired(retried, failed=ended - len(retried))
+
+    @property
+    def expiring(self) -> Collection[str]:
+        if not self.expiring_ids:
+            return ()
+        return [queue for queue, number in self.queue_ids.items() if number in self.expiring_ids]
+
+    def expire_jobs(self, queue: str, *, limit: int, now_ms: int) -> ExpiredJobs:
+        db, queue_id, due = self.db, self.queue_id(queue), list[int]()
+        if queue_id in self.with_options:
+            with reading(self.path):
+                due = to_check(db, queue_id, now_ms, limit)
+        if not due:
+            return ExpiredJobs([], 0)
+        with self.commit(now_ms) as tx:
+            failed = fail_expired(tx, queue_id, due)
+            left = set(due).difference([key.local_id for key in failed])
+            wanted = spans(left)
+            running, _ = split(holding(tx.db, queue_id, IN_PROGRESS, wanted), wanted)
+            again = {local_id for run in running for local_id in run.local_ids}
+            check_again(tx.db, again, now_ms + CHECK_AGAIN_MS)
+            check_again(tx.db, left - again, None)
+        return ExpiredJobs(failed, len(due))
 
     def collect_garbage(
         self, queue: str, state: JobState, *, updated_before_ms: int, limit: int

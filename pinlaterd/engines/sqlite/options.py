@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
+from pinlaterd.engines.sqlite.file import id_list
 from pinlaterd.engines.sqlite.keys import SCOPE_OF_ALL, hash_of
-from pinlaterd.model import JobOptions
+from pinlaterd.model import EXPIRED, JobOptions
 
 _PUT = (
     "INSERT INTO options (local_id, queue, scope, key, expires_at, check_at)"
@@ -56,15 +57,65 @@ def scope_of(options: JobOptions, queue_id: int) -> int:
     return SCOPE_OF_ALL if options.key_of_all_queues else queue_id
 
 
-def put_options(
-    db: sqlite3.Connection, queue_id: int, local_ids: Iterable[int], options: Sequence[JobOptions]
-) -> None:
-    """Store the options of jobs."""
+def put_options(db: sqlite3.Connection, queue_id: int, options: Mapping[int, JobOptions]) -> None:
+    """Store the options of jobs, by their local ids."""
     rows = [
         (local_id, queue_id, scope_of(each, queue_id), each.key, each.expires_at_ms)
-        for local_id, each in zip(local_ids, options, strict=True)
+        for local_id, each in options.items()
     ]
     db.executemany(_PUT, rows)
+
+
+def expired(db: sqlite3.Connection, local_ids: Iterable[int], now_ms: int) -> list[int]:
+    """Return those of the jobs that are past their expiry."""
+    rows = db.execute(
+        "SELECT local_id FROM options WHERE expires_at <= ?"
+        " AND local_id IN (SELECT value FROM json_each(?))",
+        (now_ms, id_list(local_ids)),
+    )
+    return [local_id for (local_id,) in rows]
+
+
+def note_expired(db: sqlite3.Connection, local_ids: Iterable[int]) -> None:
+    """Store that jobs have failed since they have expired."""
+    db.executemany(
+        f"UPDATE options SET check_at = NULL, end_reason = '{EXPIRED}' WHERE local_id = ?",  # noqa: S608
+        [(local_id,) for local_id in local_ids],
+    )
+
+
+def note_retried(db: sqlite3.Connection, spans: Iterable[tuple[int, int]]) -> bool:
+    """Store that jobs have not ended after all; return whether any of them may expire."""
+    retried = db.executemany(
+        "UPDATE options SET check_at = expires_at, end_reason = NULL"
+        " WHERE local_id BETWEEN ? AND ? AND expires_at IS NOT NULL",
+        spans,
+    )
+    return retried.rowcount > 0
+
+
+def may_expire(db: sqlite3.Connection, queue_id: int) -> bool:
+    """Return whether a queue has jobs that maintenance has to look at."""
+    found = db.execute(
+        "SELECT 1 FROM options WHERE queue = ? AND check_at IS NOT NULL LIMIT 1", (queue_id,)
+    )
+    return found.fetchone() is not None
+
+
+def to_check(db: sqlite3.Connection, queue_id: int, now_ms: int, limit: int) -> list[int]:
+    """Return the first jobs of a queue that maintenance has to look at by now."""
+    rows = db.execute(
+        "SELECT local_id FROM options WHERE queue = ? AND check_at <= ? ORDER BY check_at LIMIT ?",
+        (queue_id, now_ms, limit),
+    )
+    return [local_id for (local_id,) in rows]
+
+
+def check_again(db: sqlite3.Connection, local_ids: Iterable[int], at_ms: int | None) -> None:
+    """Have maintenance look at jobs at that time; None: never."""
+    db.executemany(
+        "UPDATE options SET check_at = ? WHERE local_id = ?", [(at_ms, i) for i in local_ids]
+    )
 
 
 def delete_options(db: sqlite3.Connection, spans: Iterable[tuple[int, int]]) -> None:

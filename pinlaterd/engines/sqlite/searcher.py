@@ -88,11 +88,11 @@ def stored_jobs(
             job = StoredJob(JobKey(priority, local_id), JobState(state), *rest)
             options = JobOptions(key, expires_at_ms, bool(of_all))
             if options != _USUAL:
-                job = job._replace(options=options, end_reason=end_reason or "")
+                job = job._replace(options=options, end_reason=end_reason)
             _SOUND(priority, job.attempts_allowed, job.attempts_remaining)
             times = job.created_at_ms, job.run_after_ms, job.updated_at_ms, expires_at_ms or 0
             _SOUND_TIMES(*times)
-            texts = job.custom_status, job.claim_descriptor or "", key or "", job.end_reason
+            texts = job.custom_status, job.claim_descriptor or "", key or "", job.end_reason or ""
             if {*map(type, texts)} != {str} or type(job.body or b"") is not bytes:
                 raise ValueError(texts)
         except (struct.error, ValueError):

@@ -31,7 +31,12 @@ from pinlaterd.engines.sqlite.file import (
     storage_error,
 )
 from pinlaterd.engines.sqlite.keys import KeyIndex
-from pinlaterd.engines.sqlite.options import make_tables, note_queue, queues_with_options
+from pinlaterd.engines.sqlite.options import (
+    make_tables,
+    may_expire,
+    note_queue,
+    queues_with_options,
+)
 from pinlaterd.engines.sqlite.runs import PUT_RUN, Run, count_jobs, find_damage, merged, split
 from pinlaterd.errors import QueueNotFound, StorageError, StorageNotCommitted
 from pinlaterd.model import QUEUE_NAME, JobState
@@ -54,6 +59,7 @@ class Transaction:
         self.now_ms = now_ms
         self.depth_changes: defaultdict[tuple[int, int, JobState], int] = defaultdict(int)
         self.with_options: set[int] = set()  # queues that have got their first options
+        self.expiring: set[int] = set()  # queues with new jobs that may expire
 
     def move(self, held: Sequence[Run], taken: Sequence[Run], new: Iterable[Run] = ()) -> None:
         """`taken`, which are parts of `held`, leave their state, and are `new` afterwards; all in
@@ -77,7 +83,7 @@ class Transaction:
         self.db.executemany(PUT_RUN, new)
 
     def note_options(self, queue_id: int) -> None:
-        """Make ready for a queue's options: tables are made with the first ones of all queues."""
+        """Make ready for options of a queue: tables are made with the first ones of all queues."""
         store = self.store
         if queue_id in store.with_options or queue_id in self.with_options:
             return
@@ -123,6 +129,7 @@ class Store:
         self.queue_ids: dict[str, int] = {}
         # Queues, deleted ones included, that may have jobs with options.
         self.with_options: set[int] = set()
+        self.expiring_ids: set[int] = set()  # queues that may have jobs with an expiry
         self.keys = KeyIndex()
         self._fence = 0
         self.counts = Counts(lambda: FileSnapshot(path), Clock(), self.name_of)
@@ -164,6 +171,7 @@ class Store:
         self.with_options = queues_with_options(db)
         if self.with_options:
             self.keys.open(db)
+        self.expiring_ids = {each for each in self.with_options if may_expire(db, each)}
         [many] = db.execute(
             "SELECT count(*) > ?1 FROM (SELECT 1 FROM runs LIMIT ?1 + 1)", (_COUNTED_AT_ONCE,)
         ).fetchone()
@@ -253,6 +261,7 @@ class Store:
             self._roll_back(db, fault, undone=never_committed(fault))
         self.counts.add(tx.depth_changes)
         self.with_options |= tx.with_options
+        self.expiring_ids |= tx.expiring
         if self.with_options:
             self.keys.commit()
 

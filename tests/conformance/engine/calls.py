@@ -37,6 +37,8 @@ STORAGE_CALLS: dict[str, Call] = {
     "heartbeat": lambda engine: engine.heartbeat(),
     "try_enqueue": lambda engine: engine.try_enqueue(QUEUE),
     "find_keys": lambda engine: engine.find_keys(QUEUE, ["k"]),
+    "find_keys_of_all": lambda engine: engine.find_keys_of_all(["k"]),
+    "expire_jobs": lambda engine: engine.expire_jobs(QUEUE, limit=1, now_ms=1),
     "raise_fence": lambda engine: engine.raise_fence(1),
 }
 SEARCHES: dict[str, Callable[[Searcher], object]] = {

@@ -230,7 +230,7 @@ def test_rows_that_a_hand_left_half_empty_break_no_call(
     assert old.states(keys) == [*[JobState(state) for state in (0, 1, 3, 2)], None, None]
     stored = old.job(keys[0])
     assert stored == (
-        keys[0], JobState.PENDING, 1, 0, "", 0, 0, 0, None, b"", None, "",
+        keys[0], JobState.PENDING, 1, 0, "", 0, 0, 0, None, b"", None, None,
     )  # fmt: skip
     searcher = old.engine.searcher()()
     for state in JobState:

@@ -24,7 +24,8 @@ from tests.servers.redis import HOST, LEASE_SECONDS, RedisServer, redis_engine
 
 NewStore = Callable[[RedisServer], EngineHarness]
 # These change nothing, wherever their connection is lost.
-READS = {"read_pending", "payloads", "lookup", "find_keys", "oldest_failed", "depths"}
+READS = {"read_pending", "payloads", "lookup", "find_keys", "find_keys_of_all"}
+READS |= {"oldest_failed", "depths"}
 
 
 def _methods(protocol: type) -> set[str]:
