@@ -115,8 +115,11 @@ class _Limited:
         self.order = sorted(live, key=lambda shard: live[shard].served_at)
         self.turn_ends = now + TURN_SECONDS
 
-    def targets(self, live: Mapping[str, _Holder], rest: int) -> Mapping[str, int]:
-        """Divide `rest` permits over the live shards."""
+    def targets(
+        self, live: Mapping[str, _Holder], rest: int, *, contested: bool
+    ) -> Mapping[str, int]:
+        """Divide `rest` permits over the live shards; if `contested`, only among jobs that are
+        there: a shard would hand others back at once."""
         last = len(self.order)
         places = {shard: place for place, shard in enumerate(self.order)}
         demands = {shard: one.told.used + one.told.ready for shard, one in live.items()}
@@ -127,7 +130,7 @@ class _Limited:
         more = {shard: demands[shard] - 1 for shard in wanting}
         by_demand = min(rest - len(wanting), sum(more.values()))
         parts = [dict.fromkeys(wanting, 1), proportional(by_demand, more)]
-        spare = rest - len(wanting) - by_demand
+        spare = 0 if contested else rest - len(wanting) - by_demand
         parts.append(proportional(spare, dict.fromkeys(sorted(live), 1)))
         return {shard: sum(part.get(shard, 0) for part in parts) for shard in live}
 
@@ -209,7 +212,7 @@ class PermitAllocator:
             holder.held = told.held
         else:
             # An older grant may still be on its way, or a raise of ours.
-            holder.held = max(holder.held, told.held)
+            holder.held, holder.confirmed = max(holder.held, told.held), False
             if is_new or incarnation != holder.incarnation:
                 holder.sent_at = -math.inf
         holder.incarnation, holder.told = incarnation, told
@@ -267,13 +270,14 @@ class PermitAllocator:
         away = sum(one.held for shard, one in holders.items() if shard not in live)
         rest = max(0, limited.limit - away)
         is_known = all(_is_known(limited, shard) for shard in self._shards)
-        free = max(0, limited.limit - held) if is_known else 0
+        # Below 0 once a limit was lowered: then not even a new owner has what the one before held.
+        free = limited.limit - held if is_known else min(0, limited.limit - held)
         contested = len(live) > 1 and any(one.told.waits for one in live.values())
         if contested:
             if now >= limited.turn_ends:
                 limited.begin_turn(live, now)
             self._look_at(queue, limited.turn_ends)
-        targets = limited.targets(live, rest)
+        targets = limited.targets(live, rest, contested=contested)
         may_cut = held > limited.limit or (contested and _starves(live, targets))
         grants = {}
         for shard, holder in live.items():
@@ -281,9 +285,13 @@ class PermitAllocator:
                 self._look_at(queue, holder.sent_at + _CONFIRM_SECONDS)
                 continue
             target = targets[shard]
-            permits = before = min(holder.told.permits, holder.held)
+            # A cut that is not confirmed may have been followed.
+            cut = holder.sent.permits if holder.sent.number else holder.held
+            permits = before = (
+                holder.told.permits if holder.confirmed else min(holder.told.permits, cut)
+            )
             if target > before:
-                permits = min(target, holder.held + free)
+                permits = max(before, min(target, holder.held + free))
                 free -= max(0, permits - holder.held)
             elif may_cut:
                 permits = target

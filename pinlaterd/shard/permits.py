@@ -18,6 +18,7 @@ from pinlaterd.wire.control import GrantedPermits, HeldPermits
 
 # How soon what changes slowly is reported: demand moves permits within 100 ms.
 _REPORT_SECONDS = 0.02
+_AGAIN_SECONDS = 1.0  # after which jobs that still wait are reported once more
 
 
 class _Limited:
@@ -74,6 +75,10 @@ class Permits:
     def __contains__(self, queue: str) -> bool:
         return queue in self._queues
 
+    def held(self, queue: str) -> int:
+        """Return the permits for a limited queue."""
+        return self._queues[queue].permits
+
     def free(self, queue: str) -> int:
         """Count the jobs that may be taken into the state now, of a limited queue."""
         limited = self._queues[queue]
@@ -128,6 +133,8 @@ class Permits:
             if limited.used is not None:
                 limited.told, limited.told_at = _held(limited, limited.used), now
                 found[queue] = limited.told
+                if limited.told.waits:  # a report may be lost
+                    self._due[queue] = now + _AGAIN_SECONDS
         return found
 
     def _look(self, queue: str, limited: _Limited) -> None:
