@@ -37,6 +37,8 @@ COUNTERS = (
     "ack_succeeded",
     "ack_failed",
     "ack_noop",
+    "finish",
+    "finish_noop",
     "checkpoint",
     "checkpoint_noop",
     "timeout_done",
