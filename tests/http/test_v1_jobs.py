@@ -137,6 +137,7 @@ def test_times_may_have_any_offset(jobs):
     ).body
 
     assert job["run_after"] == "2040-01-02T01:04:05.678Z"
+    assert job["expires_at"] == "2041-01-01T01:30:00Z"
 
 
 @pytest.mark.parametrize(
@@ -210,6 +211,7 @@ def test_an_archived_job_is_found_under_any_name(jobs, others):
     }  # fmt: skip
     assert (job["id"], job["name"], job["attempts"]) == (job_id, jobs.name, 6)
     assert (job["status"], job["data"]) == ("failed", DATA)
+    assert job["expires_at"] == "2040-01-01T00:00:00Z"
 
 
 @pytest.mark.parametrize(
@@ -224,6 +226,23 @@ def test_an_archived_job_is_found_under_any_name(jobs, others):
 )
 def test_what_no_look_up_finds(api, path, expected):
     assert error(api.get(path)) == expected
+
+
+def test_a_job_whose_time_is_over_is_archived_as_expired(api, http_service, wait_until):
+    jobs = OneType(http_of(http_service))
+    answer = jobs.put(expires_at="2020-01-01T00:00:00Z")
+    job_id = answer.body["id"]
+    [row] = [row for row in listed(http_service) if row["name"] == jobs.name]
+    with http_service.client() as client:
+        handed_out = client.dequeue(row["queue"], limit=1)
+    wait_until(lambda: jobs.get(job_id)["status"] == "expired")
+
+    assert (answer.status, answer.body["status"], handed_out) == (202, "queued", [])
+    assert jobs.get(job_id)["attempts"] == 7
+    for status, expected in (("expired", [job_id]), ("failed", []), ("", [job_id])):
+        query = f"name={jobs.name}&status={status}" if status else f"name={jobs.name}"
+        assert ids_of(api.get(f"/v1/archived-jobs?{query}")) == expected
+    assert api.post(f"/v1/jobs/{job_id}/replay").status == 201
 
 
 # --- callbacks ------------------------------------------------------------------------------
@@ -347,6 +366,7 @@ def test_an_archived_job_is_replayed_under_another_id(api, jobs, others):
     assert len(ids - {job_id}) == 2
     job = answers[0].body
     assert (job["status"], job["attempts"], job["data"]) == ("queued", 7, DATA)
+    assert job["expires_at"] == "2040-01-01T00:00:00Z"
     assert jobs.get(job_id)["status"] == "failed"
     assert error(api.post(f"{others.path(job_id)}/replay")) == (404, "job_not_found")
 
