@@ -99,7 +99,7 @@ def carry_out(
                 mine = path.read_bytes() if was_changed else None
                 with command.waiting("waiting until the service follows"):
                     problems = _wait_until_followed()
-                if not _drop_lost(path, mine):
+                if not edit.drop_lost(path, mine):
                     tell(done, problems, was_changed=was_changed, removed=removed)
                     return True
         except ConnectionFailed:
@@ -110,15 +110,6 @@ def carry_out(
             )
             return False
     raise DeploymentError(f"{path}: edits on other servers came first {_TRIES} times; try again")
-
-
-def _drop_lost(path: Path, mine: bytes | None) -> bool:
-    """Whether `mine` was an edit that came second."""
-    for kept in path.parent.glob(f"{path.name}{edit.KEPT}*"):
-        if kept.read_bytes() == mine:
-            kept.unlink()
-            return True
-    return False
 
 
 def tell(

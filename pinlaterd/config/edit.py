@@ -85,6 +85,15 @@ def take_over(etc: Path, name: str, base: bytes, theirs: bytes) -> Path | None:
         return kept
 
 
+def drop_lost(path: Path, mine: bytes | None) -> bool:
+    """Remove what is kept of `mine`, an edit of ours, if it came second; return whether it did."""
+    for kept in path.parent.glob(f"{path.name}{KEPT}*"):
+        if kept.read_bytes() == mine:
+            kept.unlink()
+            return True
+    return False
+
+
 def _edit_tree(etc: Path, name: str, change: Callable[[Text, Config], None]) -> bool:
     """The same; `change` turns the tree of the text into what it should be."""
 

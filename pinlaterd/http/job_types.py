@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pinlaterd.config import edit
+from pinlaterd.config.layout import JOB_TYPES_FILE
 from pinlaterd.config.schema import Config, JobType
 
 _AGAIN_SECONDS = 2.0  # a configuration that was written is mostly active by then
@@ -20,7 +22,7 @@ class JobTypes:
     """The job types that are active, by name."""
 
     def __init__(self, etc: Path, config: Config) -> None:
-        self._etc = etc
+        self._path = etc / JOB_TYPES_FILE
         self._changed = asyncio.Event()
         self.follow(config)
 
@@ -48,14 +50,15 @@ class JobTypes:
         TimeoutError if it is not active within `seconds`."""
         if made.name in self._by_name or not await self._add(made):
             return False
+        mine = self._path.read_bytes()
         async with asyncio.timeout(seconds):
             while made.name not in self._by_name:
                 self._changed.clear()
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _AGAIN_SECONDS)
-                except TimeoutError:
-                    await self._add(made)
+                if edit.drop_lost(self._path, mine) and await self._add(made):
+                    mine = self._path.read_bytes()
         return self._by_name[made.name] == made
 
     async def _add(self, made: JobType) -> bool:
-        return await asyncio.to_thread(edit.add_job_type, self._etc, made)
+        return await asyncio.to_thread(edit.add_job_type, self._path.parent, made)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 
 import pytest
 
+from pinlaterd.config import edit
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import JobType, queue_of_type
+from pinlaterd.deployment.files import write_deployment
+from pinlaterd.http.job_types import JobTypes
 from tests.deployment import Deployment
 from tests.http.conftest import HttpClient, http_of, serving_http
 
@@ -247,3 +256,48 @@ def test_the_home_page_has_the_frame_of_the_environment(tmp_path):
     assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert "<title>Jobs &amp; more</title>" in page
     assert 'src="https://example.com/?a=1&amp;b=&quot;"' in page
+
+
+# --- several servers ------------------------------------------------------------------------
+
+
+def made_type(name: str, attempts: int = 1) -> JobType:
+    now = datetime.now(UTC)
+    return JobType(name, queue_of_type(name), now, "at_least_once", attempts, 1)
+
+
+@pytest.fixture
+def etc(tmp_path: Path) -> Path:
+    write_deployment(tmp_path, "sqlite", 1, {})
+    return tmp_path / "etc"
+
+
+@pytest.mark.parametrize("name", ["mine", "theirs"])
+def test_an_edit_that_came_second_is_made_again_unless_the_name_is_taken(etc: Path, name: str):
+    """As the coordinator of a cluster does it: the accepted file replaces ours."""
+    path, theirs = etc / "job_types.yaml", made_type("theirs", attempts=5)
+    mine = made_type(name)
+
+    async def create() -> bool:
+        types = JobTypes(etc, load_config(etc))
+        creating = asyncio.create_task(types.create(mine, seconds=60))
+        while types._changed.is_set():  # noqa: ASYNC110 - until it waits for its edit to act
+            await asyncio.sleep(0.01)
+        base, ours = b"", path.read_bytes()
+        path.unlink()
+        edit.add_job_type(etc, theirs)
+        accepted = path.read_bytes()
+        path.write_bytes(ours)
+        edit.take_over(etc, path.name, base, accepted)
+        types.follow(load_config(etc))
+        until = time.monotonic() + 30
+        while name == "mine" and mine not in load_config(etc).job_types.values():
+            assert time.monotonic() < until
+            await asyncio.sleep(0.01)
+        types.follow(load_config(etc))
+        return await creating
+
+    assert asyncio.run(create()) is (name == "mine")
+    expected = [theirs, mine] if name == "mine" else [theirs]
+    assert list(load_config(etc).job_types.values()) == expected
+    assert not list(etc.glob("*yours*"))
