@@ -78,7 +78,11 @@ class MemberCoordinator(Coordinator):
         about = (server, member, limits_of(config.queues), self._clock, self._rates)
         ends = (self._loop, self._stats, self._answer, self._hear)
         self._peers = Peers(
-            config.server, cluster.key, *ends, lambda peers: ServerRates(*about, peers)
+            config.server,
+            cluster.key,
+            *ends,
+            lambda peers: ServerRates(*about, peers),
+            self._permits,
         )
         await super().start()
 

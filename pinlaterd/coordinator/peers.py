@@ -1,4 +1,4 @@
-"""What coordinators of a cluster tell each other: rates, and questions. Never where a shard is.
+"""What coordinators of a cluster tell each other: rates, permits, questions. Never who has a shard.
 
 Nothing here waits: what can't be sent is lost, but for a question, which is asked once the
 connection is there. Only holders of the cluster's key can connect; they are trusted.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from pinlaterd.config.schema import ServerSettings
+from pinlaterd.coordinator.permit_control import PermitControl
 from pinlaterd.coordinator.placement import Member
 from pinlaterd.coordinator.server_rates import ClusterView, ServerRates
 from pinlaterd.stats import Stats
@@ -22,6 +23,8 @@ from pinlaterd.wire.control import (
     MalformedMessage,
     PeerAnswer,
     PeerClient,
+    PermitGrant,
+    PermitReport,
     Question,
     ServerGrant,
     ServerReport,
@@ -48,11 +51,13 @@ class Peers:
         answer: Callable[[StatusQuestion | HoldingQuestion], object],
         on_heard: Callable[[], None],
         new_rates: Callable[[Peers], ServerRates],
+        permits: PermitControl,
     ) -> None:
         """`answer`: what this server says to a question, for JSON. `on_heard` is called when
-        anything of rates was heard. `new_rates` makes what is told of them, and tells others
-        through this. Raises OSError if the port is not free."""
+        anything of rates or permits was heard. `new_rates` makes what is told of rates, and tells
+        others through this. Raises OSError if the port is not free."""
         self.rates = new_rates(self)
+        self._permits = permits
         self._key = key
         self._loop = loop
         self._stats = stats
@@ -78,6 +83,7 @@ class Peers:
         self._disconnect(() if self._waiting else {view.leader})
         self._link(view.leader)
         self.rates.follow(view)
+        self._permits.follow(view.leader, own, self)
 
     def _link(self, node: str) -> PeerClient | None:
         """None if there is no such member, or no further socket."""
@@ -110,13 +116,13 @@ class Peers:
 
     # --- what is sent --------------------------------------------------------------------------
 
-    def tell(self, member: str, report: ServerReport) -> bool:
+    def tell(self, member: str, report: ServerReport | PermitReport) -> bool:
         """Return False if there is no connection yet: it is lost."""
         link = self._link(member)
         self._hear_soon()
         return link is not None and link.send(pack(report))
 
-    def reply(self, peer: bytes, grant: ServerGrant) -> None:
+    def reply(self, peer: bytes, grant: ServerGrant | PermitGrant) -> None:
         self._server.send(peer, grant)
         self._hear_soon()
 
@@ -152,9 +158,9 @@ class Peers:
 
     def _hear(self) -> None:
         self._hearing = None
-        rates = False
+        heard = False
         while (arrived := self._server.receive()) is not None:
-            rates |= self._take(*arrived)
+            heard |= self._take(*arrived)
         for node, (_, link) in list(self._links.items()):
             for message in link.messages():
                 if isinstance(message, PeerAnswer):
@@ -163,12 +169,15 @@ class Peers:
                         waiting.set_result(bytes(message.body))
                 elif isinstance(message, ServerGrant):
                     self.rates.heard_grant(node, message)
-                    rates = True
-        if rates:
+                    heard = True
+                elif isinstance(message, PermitGrant):
+                    self._permits.heard_grant(node, message)
+                    heard = True
+        if heard:
             self._on_heard()
 
     def _take(self, peer: bytes, data: bytes) -> bool:
-        """Whether it is of rates."""
+        """Take a message; return whether it is of rates or permits."""
         try:
             message = unpack(data)
         except MalformedMessage:
@@ -177,6 +186,9 @@ class Peers:
             return False
         if isinstance(message, ServerReport):
             self.rates.heard_report(peer, message)
+            return True
+        if isinstance(message, PermitReport):
+            self._permits.heard_elsewhere(peer, message)
             return True
         if isinstance(message, Question):
             body = msgspec.Raw(msgspec.json.encode(self._answer(message.about)))

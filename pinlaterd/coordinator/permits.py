@@ -18,33 +18,23 @@ ready to be; each shard with such jobs has one at least. Where there are fewer p
 shards, they go round: the one that had none for the longest time is next. What nobody needs is
 spread evenly, for jobs to come. Nothing is cut while no job waits.
 
-The allocator is without sockets and files; time is asked through what is passed in. PermitControl
-has it follow the configuration, and notes what shards may hold in run/permits.json.
+Without sockets and files; time is asked through what is passed in.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from pinlaterd.clock import Clock
-from pinlaterd.config import layout
-from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.processes import SILENT_SECONDS
-from pinlaterd.lifecycle import process_place
 from pinlaterd.wire.control import (
-    ControlServer,
     GrantedPermits,
     HeldPermits,
     PermitGrant,
     PermitReport,
 )
-
-log = logging.getLogger(__name__)
 
 # How long permits stay where they are while jobs wait elsewhere.
 TURN_SECONDS = 0.05
@@ -59,10 +49,6 @@ class NotedPermits(NamedTuple):
     queue: str
     shard: str
     held: int
-
-
-_PATIENCE_SECONDS = 10.0  # after which a shard that does not report is a problem
-_NOTES = msgspec.json.Decoder(tuple[str, list[NotedPermits]])  # where they were noted
 
 
 class _Holder:
@@ -94,7 +80,8 @@ class _Shard(NamedTuple):
     """The process that owns a shard's store, as it reported last."""
 
     peer: bytes
-    pid: int
+    pid: int  # 0: on another server
+    incarnation: int
     heard_at: float
 
 
@@ -186,8 +173,11 @@ class PermitAllocator:
         if report.shard not in self._shards:
             return
         before = self._shards[report.shard]
+        if before is not None and report.incarnation < before.incarnation:
+            return  # of an owner that has been succeeded
         is_new = before is None or before.peer != peer
-        self._shards[report.shard] = _Shard(peer, report.pid, self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._shards[report.shard] = _Shard(peer, report.pid, report.incarnation, now)
         if is_new:
             self._changed |= self._queues.keys()
         for queue, told in report.queues.items():
@@ -204,8 +194,6 @@ class PermitAllocator:
                 self._shards[shard] = of._replace(heard_at=self._clock.monotonic())
 
     def _take(self, holder: _Holder, incarnation: int, told: HeldPermits, *, is_new: bool) -> None:
-        if incarnation < holder.incarnation:
-            return  # of an owner that has been succeeded
         self._number = max(self._number, told.grant)
         if told.grant == holder.sent.number and told.grant:
             holder.confirmed = holder.known = True
@@ -320,7 +308,9 @@ class PermitAllocator:
 
     def _is_live(self, shard: str, now: float) -> bool:
         of = self._shards.get(shard)
-        return of is not None and now - of.heard_at <= SILENT_SECONDS and self._is_running(of.pid)
+        if of is None or now - of.heard_at > SILENT_SECONDS:
+            return False
+        return not of.pid or self._is_running(of.pid)
 
 
 def _is_known(limited: _Limited, shard: str) -> bool:
@@ -347,70 +337,3 @@ def proportional(whole: int, weights: Mapping[str, int]) -> Mapping[str, int]:
     for name in rests[:left]:
         parts[name] += 1
     return parts
-
-
-# --- in the coordinator's process ------------------------------------------------------------
-
-
-class PermitControl:
-    """The permits of a coordinator's shards. `allocator` is told what is heard of them."""
-
-    def __init__(self, config: Config, clock: Clock, is_running: Callable[[int], bool]) -> None:
-        self._clock = clock
-        self._note_failed = False
-        self._unknown_since = clock.monotonic()
-        self.allocator = PermitAllocator(clock, is_running, _read_notes(), clock.now_ms())
-        self.configure(config)
-
-    def configure(self, config: Config) -> None:
-        """Divide the limits of `config` over its shards."""
-        self.allocator.configure(limits_of(config.queues), config.shards)
-
-    def act(self, control: ControlServer) -> bool:
-        """Send what follows from all that was heard; return whether there was anything."""
-        grants = self.allocator.due_grants()
-        if self.allocator.note_due:
-            try:
-                _write_notes(self.allocator.holdings())
-                self._note_failed = False
-            except OSError as error:
-                # A coordinator that comes after us has to rely on what shards report.
-                if not self._note_failed:
-                    log.error("what shards may hold can't be noted: %s", error)
-                self._note_failed = True
-        for peer, grant in grants:
-            control.send(peer, grant)
-        return bool(grants)
-
-    def problems(self) -> Sequence[str]:
-        """List for `status` what keeps jobs from being begun."""
-        unknown, now = self.allocator.unknown(), self._clock.monotonic()
-        if not unknown:
-            self._unknown_since = now
-        if now - self._unknown_since < _PATIENCE_SECONDS:
-            return ()
-        names = ", ".join(unknown)
-        return [f"max_in_progress: what shard {names} holds is not known; nothing more is begun"]
-
-
-def limits_of(queues: Mapping[str, QueueSettings]) -> dict[str, int]:
-    """Return the most jobs that may be IN_PROGRESS, by limited queue."""
-    return {
-        queue: settings.max_in_progress
-        for queue, settings in queues.items()
-        if settings.max_in_progress is not None
-    }
-
-
-def _read_notes() -> Collection[NotedPermits]:
-    """Read what shards held; nothing from before the machine or the container was started, since
-    the file may be an older one then."""
-    try:
-        place, notes = _NOTES.decode(layout.PERMITS_FILE.read_bytes())
-    except (OSError, ValueError):
-        return ()
-    return notes if place == process_place() else ()
-
-
-def _write_notes(notes: Collection[NotedPermits]) -> None:
-    layout.replace_file(layout.PERMITS_FILE, msgspec.json.encode((process_place(), notes)))

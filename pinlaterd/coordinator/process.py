@@ -20,7 +20,7 @@ from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, ConfigSuperseded, activate, load_active
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.pages import Pages
-from pinlaterd.coordinator.permits import PermitControl
+from pinlaterd.coordinator.permit_control import PermitControl
 from pinlaterd.coordinator.processes import ProcessView, Registry, status, usage_of
 from pinlaterd.coordinator.programs import LivePrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
@@ -271,7 +271,7 @@ class Coordinator:
         if self._permit_look is not None:
             self._permit_look.cancel()
             self._permit_look = None
-        at = self._permits.allocator.next_look
+        at = self._permits.next_look
         if at < math.inf:
             seconds = max(0.0, at - self._clock.monotonic())
             self._permit_look = self._loop.call_later(seconds, self._hear)
@@ -292,12 +292,12 @@ class Coordinator:
                 self._rates.allocator.heard(peer, message)
                 continue
             if isinstance(message, PermitReport):
-                self._permits.allocator.heard(peer, message)
+                self._permits.heard(peer, message)
                 continue
             report = message if isinstance(message, Report) else None
             self._stats.count("reports")
             self._rates.allocator.heartbeat(peer)
-            self._permits.allocator.heartbeat(peer)
+            self._permits.heartbeat(peer)
             newcomer = not self._registry.knows(peer)
             understood = self._registry.heard(peer, report)
             if newcomer and report is not None and understood:

@@ -10,10 +10,13 @@ from typing import cast
 
 import pytest
 
-from pinlaterd.config.schema import ServerSettings
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import Config, ServerSettings
 from pinlaterd.coordinator.peers import Peers
+from pinlaterd.coordinator.permit_control import PermitControl
 from pinlaterd.coordinator.placement import Member
 from pinlaterd.coordinator.server_rates import ClusterView, ServerRates
+from pinlaterd.lifecycle import process_exists
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
     HoldingQuestion,
@@ -62,8 +65,9 @@ class Coordinator:
         self.stats = Stats()
         settings = ServerSettings(peer_host=HOST, peer_port=port)
         loop = asyncio.get_running_loop()
+        permits = PermitControl(Config(settings), Clock(), process_exists)
         self.peers = Peers(
-            settings, key, loop, self.stats, self.answer, self.on_heard, self.new_rates
+            settings, key, loop, self.stats, self.answer, self.on_heard, self.new_rates, permits
         )
 
     def close(self) -> None:

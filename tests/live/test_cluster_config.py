@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +14,13 @@ from typing import Any
 
 import pytest
 
+from pinlaterd.client import Client
+from pinlaterd.config.load import load_config
 from pinlaterd.deployment.service import processes_of
 from tests.cli.program import Program
 from tests.conftest import WaitUntil
 from tests.deployment import unused_port
+from tests.rates.limited_workers import LimitedWorkers
 from tests.servers.zookeeper import Ensemble, new_cluster, shared_zookeeper
 
 __all__ = ["shared_zookeeper"]
@@ -59,6 +64,11 @@ class Server:
 
     def read(self, name: str) -> str:
         return (self.etc / name).read_text()
+
+    def pid(self, program: str) -> int:
+        found = self.status()["processes"]
+        server = load_config(self.etc).server.server
+        return next(int(one["pid"]) for one in found if one["name"] == f"{server}/{program}")
 
     def write(self, name: str, text: str) -> None:
         beside = self.etc / f".{name}.swp"
@@ -128,6 +138,30 @@ def test_commands_on_all_servers_at_once(servers: tuple[Server, Server]):
     assert all(f"q{n}:" in text for n in range(6)), text
     assert second.read("queues.yaml") == text
     assert not [*first.etc.glob("*.yours-*"), *second.etc.glob("*.yours-*")]
+
+
+def test_a_limit_holds_over_the_shards_of_all_servers(
+    servers: tuple[Server, Server], wait_until: WaitUntil
+):
+    """Also after the leader's coordinator, and with it what it knew, is gone."""
+    first, second = servers
+    before = first.read("queues.yaml")
+    first.write("queues.yaml", "queues: {few: {max_in_progress: 3}}\n")
+    ports = [load_config(one.etc).server.port for one in servers]
+    with Client(port=ports[0]) as client, LimitedWorkers(ports, "few") as workers:
+        client.create_queue("few")
+        wait_until(lambda: "few" in second.read("queues.yaml"))
+        client.enqueue("few", [b"job"] * 40)
+        wait_until(lambda: workers.done >= 40)
+        workers.most = 0  # from here on the limit is followed everywhere
+        coordinators = [one.pid("coordinator") for one in servers]
+        for pid in coordinators:
+            os.kill(pid, signal.SIGKILL)
+        client.enqueue("few", [b"job"] * 100)
+        wait_until(lambda: workers.done >= 140)
+    first.write("queues.yaml", before)
+
+    assert workers.most == 3
 
 
 def test_of_two_edits_of_one_file_the_second_is_kept(

@@ -1,0 +1,199 @@
+"""Permits in a coordinator's process: from what is configured and reported to what is sent.
+
+On a single machine the coordinator divides the limits itself, and notes what shards may hold in
+run/permits.json before any of them may use it, for a coordinator that comes after it.
+
+In a cluster the leader's coordinator does so for the shards of all servers. The others pass on
+what their shards report, all of it once a second, and what the leader grants. A leader that begins
+knows nothing, whatever was noted: all shards have to report to it before it grants more. Its grants
+have greater numbers than those of all leaders before, which shards ignore once they have followed
+one of its own: only then a report counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from pinlaterd.clock import Clock
+from pinlaterd.config import layout
+from pinlaterd.config.schema import Config, QueueSettings
+from pinlaterd.coordinator.permits import NotedPermits, PermitAllocator
+from pinlaterd.coordinator.server_rates import member_number
+from pinlaterd.lifecycle import process_place
+from pinlaterd.wire.control import ControlServer, PermitGrant, PermitReport
+
+if TYPE_CHECKING:
+    from pinlaterd.coordinator.peers import Peers
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 10.0  # after which a shard that does not report is a problem
+_RELAY_SECONDS = 0.9  # after which all that a shard reported is passed on again
+# Numbers of a leader's grants: its member node's number, and behind it these bits.
+_GRANT_BITS = 32
+_REMOTE = b"peer "  # in front of the connections of other servers' coordinators
+_NOTES = msgspec.json.Decoder(tuple[str, list[NotedPermits]])  # where they were noted
+
+
+class _Reported(NamedTuple):
+    """All that the owner of a shard here has reported, and when it was passed on."""
+
+    peer: bytes
+    report: PermitReport
+    relayed_at: float
+
+
+class PermitControl:
+    """The permits of this server's shards; in a cluster, where it leads, of all shards."""
+
+    def __init__(self, config: Config, clock: Clock, is_running: Callable[[int], bool]) -> None:
+        self._config = config
+        self._clock = clock
+        self._is_running = is_running
+        self._note_failed = False
+        self._unknown_since = clock.monotonic()
+        self._in_cluster = bool(config.server.cluster)
+        self._view = ("", "")  # the member nodes of the leader and of this server
+        self._peers: Peers | None = None
+        self._reported: dict[str, _Reported] = {}  # by shard; in a cluster
+        self._granted: list[tuple[bytes, PermitGrant]] = []  # by the leader, not passed on yet
+        self._allocator: PermitAllocator | None = None  # None: another server leads
+        if not self._in_cluster:
+            self._lead(_read_notes(), clock.now_ms())
+
+    def _lead(self, noted: Collection[NotedPermits], number: int) -> None:
+        self._allocator = PermitAllocator(self._clock, self._is_running, noted, number)
+        self.configure(self._config)
+
+    def configure(self, config: Config) -> None:
+        """Divide the limits of `config` over its shards."""
+        self._config = config
+        if self._allocator is not None:
+            self._allocator.configure(limits_of(config.queues), config.shards)
+
+    # --- shards of this server -----------------------------------------------------------------
+
+    def heard(self, peer: bytes, report: PermitReport) -> None:
+        """Take what a shard here reports."""
+        if self._in_cluster:
+            before = self._reported.get(report.shard)
+            whole = report
+            if before is not None and before.peer == peer:
+                queues = {**before.report.queues, **report.queues}
+                whole = msgspec.structs.replace(report, queues=queues)
+            at = -math.inf if before is None else before.relayed_at
+            self._reported[report.shard] = _Reported(peer, whole, at)
+        if self._allocator is not None:
+            self._allocator.heard(peer, report)
+        else:
+            self._relay(report)
+
+    def heartbeat(self, peer: bytes) -> None:
+        """A process here lives that has nothing to say of permits."""
+        if self._allocator is not None:
+            self._allocator.heartbeat(peer)
+            return
+        now = self._clock.monotonic()
+        for shard, reported in self._reported.items():
+            if reported.peer == peer and now - reported.relayed_at >= _RELAY_SECONDS:
+                self._reported[shard] = reported._replace(relayed_at=now)
+                self._relay(reported.report)
+
+    def _relay(self, report: PermitReport) -> None:
+        leader, own = self._view
+        if self._peers is not None and own:
+            self._peers.tell(leader, msgspec.structs.replace(report, pid=0))
+
+    # --- other servers -------------------------------------------------------------------------
+
+    def follow(self, leader: str, own: str, peers: Peers) -> None:
+        """Follow who leads the cluster, by member nodes."""
+        if (leader, own) == self._view:
+            return
+        self._view, self._peers, self._allocator = (leader, own), peers, None
+        if own and leader == own:
+            self._lead((), member_number(own) << _GRANT_BITS)
+        for reported in list(self._reported.values()):
+            self.heard(reported.peer, reported.report)
+
+    def heard_elsewhere(self, peer: bytes, report: PermitReport) -> None:
+        """Take what a shard of another server reports."""
+        if self._allocator is not None:
+            self._allocator.heard(_REMOTE + peer, report)
+
+    def heard_grant(self, sender: str, grant: PermitGrant) -> None:
+        """Take a grant of the coordinator of the member node `sender`."""
+        reported = self._reported.get(grant.shard)
+        if sender == self._view[0] and reported is not None:
+            self._granted.append((reported.peer, grant))
+
+    # --- what follows from it ------------------------------------------------------------------
+
+    def act(self, control: ControlServer) -> bool:
+        """Send what follows from all that was heard; return whether there was anything."""
+        grants, self._granted = self._granted, []
+        if self._allocator is not None:
+            grants += self._allocator.due_grants()
+            self._note(self._allocator)
+        for peer, grant in grants:
+            if not peer.startswith(_REMOTE):
+                control.send(peer, grant)
+            elif self._peers is not None:
+                self._peers.reply(peer.removeprefix(_REMOTE), grant)
+        return bool(grants)
+
+    def _note(self, allocator: PermitAllocator) -> None:
+        if self._in_cluster or not allocator.note_due:
+            return
+        try:
+            _write_notes(allocator.holdings())
+            self._note_failed = False
+        except OSError as error:
+            # A coordinator that comes after us has to rely on what shards report.
+            if not self._note_failed:
+                log.error("what shards may hold can't be noted: %s", error)
+            self._note_failed = True
+
+    @property
+    def next_look(self) -> float:
+        """When something is due, if nothing is heard before, in monotonic seconds."""
+        return math.inf if self._allocator is None else self._allocator.next_look
+
+    def problems(self) -> Sequence[str]:
+        """List for `status` what keeps jobs from being begun."""
+        unknown = () if self._allocator is None else self._allocator.unknown()
+        now = self._clock.monotonic()
+        if not unknown:
+            self._unknown_since = now
+        if now - self._unknown_since < _PATIENCE_SECONDS:
+            return ()
+        names = ", ".join(unknown)
+        return [f"max_in_progress: what shard {names} holds is not known; nothing more is begun"]
+
+
+def limits_of(queues: Mapping[str, QueueSettings]) -> dict[str, int]:
+    """Return the most jobs that may be IN_PROGRESS, by limited queue."""
+    return {
+        queue: settings.max_in_progress
+        for queue, settings in queues.items()
+        if settings.max_in_progress is not None
+    }
+
+
+def _read_notes() -> Collection[NotedPermits]:
+    """Read what shards held; nothing from before the machine or the container was started, since
+    the file may be an older one then."""
+    try:
+        place, notes = _NOTES.decode(layout.PERMITS_FILE.read_bytes())
+    except (OSError, ValueError):
+        return ()
+    return notes if place == process_place() else ()
+
+
+def _write_notes(notes: Collection[NotedPermits]) -> None:
+    layout.replace_file(layout.PERMITS_FILE, msgspec.json.encode((process_place(), notes)))

@@ -1,0 +1,64 @@
+"""`max_in_progress` over shards, routers and faults, as workers see it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.client import Client, JobState
+from tests.conftest import WaitUntil
+from tests.deployment import Deployment, serving
+from tests.rates.limited_workers import LimitedWorkers
+
+LIMIT = 3
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory):
+    queues = {"mail": {"max_in_progress": LIMIT, "job_claimed_timeout_seconds": 2}, "bulk": {}}
+    settings = {"routers": 2, "monitor_interval_seconds": 1}
+    folder = tmp_path_factory.mktemp("d")
+    with serving(folder, shards=3, settings=settings, queues=queues) as deployment:
+        with deployment.client() as client:
+            for queue in queues:
+                client.create_queue(queue)
+        yield deployment
+
+
+def fill(client: Client, queue: str, jobs: int) -> None:
+    for _ in range(jobs):
+        client.enqueue(queue, [b"job"])
+
+
+def test_no_more_run_than_the_limit_whatever_is_killed(limited: Deployment, wait_until: WaitUntil):
+    with limited.client() as client, LimitedWorkers([limited.port], "mail", each=8) as workers:
+        for program in ("shard-2", "coordinator", "router-1", "shard-1", "coordinator"):
+            before = workers.done
+            fill(client, "mail", 60)
+            wait_until(lambda: workers.done >= before + 10)  # noqa: B023 - before it changes
+            limited.kill(program)
+            limited.wait_until_serving()
+        wait_until(lambda: client.count("mail", JobState.PENDING) == 0, seconds=30)
+
+    assert workers.most == LIMIT
+
+
+def test_a_limit_that_is_set_raised_and_removed_acts_live(
+    limited: Deployment, wait_until: WaitUntil
+):
+    with limited.client() as client:
+        client.enqueue("bulk", [b"job"] * 1000)
+
+        def claim() -> int:
+            return len(client.dequeue("bulk", limit=5))
+
+        def running() -> int:
+            return client.count("bulk", JobState.IN_PROGRESS)
+
+        assert claim() == 5
+        limited.write("queues", {"bulk": {"max_in_progress": 3}})  # less than run already
+        wait_until(lambda: claim() == 0)
+        most = running() + 7
+        limited.write("queues", {"bulk": {"max_in_progress": most}})
+        wait_until(lambda: claim() == 0 and running() == most)
+        limited.write("queues", {})
+        wait_until(lambda: claim() == 5)
