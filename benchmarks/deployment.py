@@ -47,10 +47,11 @@ class Deployment(deployment.Deployment):
         shard: Mapping[str, object] | None = None,
         settings: Mapping[str, object] | None = None,
         queues: Mapping[str, Mapping[str, object]] | None = None,
+        http: bool = False,
     ) -> None:
         super().__init__(Path(tempfile.mkdtemp(prefix="service-", dir=parent)))
         each = None if shard is None else {str(n): shard for n in range(1, shards + 1)}
-        self.init(shards=each or shards, settings=settings or {}, queues=queues)
+        self.init(shards=each or shards, settings=settings or {}, queues=queues, http=http)
 
     def __enter__(self) -> Self:
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import idle, interference, many_queues, push, sections, worker
+from benchmarks import http, idle, interference, many_queues, push, sections, worker
 from benchmarks.deployment import BenchmarkFailed, scratch_folder
 from benchmarks.load import Generators
 from benchmarks.report import Report, machine_facts
@@ -33,6 +33,7 @@ SECTIONS: Mapping[str, Callable[[Bench, int], None]] = {
     many_queues.SECTION: many_queues.many_queues,
     worker.SECTION: worker.worker,
     push.SECTION: push.push,
+    http.SECTION: http.http,
 }
 WARM_UP_SECONDS = 1.0
 QUICK_SECONDS = 1.5

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Literal
 
-from benchmarks import idle, interference, many_queues, push, sections, worker
+from benchmarks import http, idle, interference, many_queues, push, sections, worker
 from benchmarks.engine_alone import Work
 from benchmarks.report import Case, Report, Target
 
@@ -26,6 +26,7 @@ MANY_QUEUES_RATIO = 2.0  # of the p99 of enqueues, which is a few ms
 RSS_MB = {"router": 45.0, "shard": 45.0, "coordinator": 70.0}
 RATIO_OF_WORKER = 0.6
 PUSHED_JOBS_PER_SECOND = 5_000
+RATIO_OF_HTTP = {1: 0.35, 100: 0.4}  # by jobs a call
 DELAY_RATIO = 5.0
 SHARD_GROWTH_MB = 32 * 1024 * 1024 / 1e6  # shard_buffer_bytes
 
@@ -75,6 +76,9 @@ def _wanted(report: Report, engine: str) -> Iterator[Wanted]:
         quiet, disturbed = interference.quiet(each), interference.disturbed(each)
         yield p99(f"dequeue p99 with {each} / without", disturbed, quiet, INTERFERENCE_RATIO)
     yield from _idle(report)
+    for size, ratio in RATIO_OF_HTTP.items():
+        over_http, over_thrift = http.case(http.OVER_HTTP, size), http.case(http.OVER_THRIFT, size)
+        yield jobs(f"enqueue of {size}: HTTP / Thrift", over_http, over_thrift, ratio)
     found = report.median(push.PUSHED)
     pushed = None if found is None else found.jobs_per_second
     yield "jobs pushed by one process", pushed, "at least", PUSHED_JOBS_PER_SECOND, " jobs/s"

@@ -174,20 +174,28 @@ class HttpPort:
 
     async def read_body(self, request: web.Request) -> bytearray:
         """Read a body in the time of a step. Raises web.HTTPException."""
-        connection, most = self.connections.get(request.protocol), request.client_max_size
+        most, content = request.client_max_size, request.content
         self._check_room()
         body = bytearray()
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+        if content.is_eof():  # mostly it came with its head, and needs no time
+            self._add(request, body, content.read_nowait())
+            return body
         async with self._reading():
-            while data := await request.content.readany():
-                if connection is not None:  # else it has ended, and brings no more
-                    self._hold(connection, connection.body_bytes + len(data))
-                if len(body) + len(data) > most:
-                    raise web.HTTPRequestEntityTooLarge(most, len(body) + len(data))
-                self._check_room()
-                body += data
+            while data := await content.readany():
+                self._add(request, body, data)
         return body
+
+    def _add(self, request: web.Request, body: bytearray, data: bytes) -> None:
+        """Add what was read to a body. Raises web.HTTPException if there is no room for it."""
+        connection, most = self.connections.get(request.protocol), request.client_max_size
+        if connection is not None:  # else it has ended, and brings no more
+            self._hold(connection, connection.body_bytes + len(data))
+        if len(body) + len(data) > most:
+            raise web.HTTPRequestEntityTooLarge(most, len(body) + len(data))
+        self._check_room()
+        body += data
 
     async def read_part(self, request: web.Request, held_bytes: int) -> bytes:
         """Read the next part of a body in the time of a step. Raises web.HTTPException."""
@@ -223,14 +231,16 @@ class HttpPort:
     @web.middleware
     async def _check_sender(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         if self._hosts is not None:
-            await self._check_host(request, self._hosts())
+            await self._check_host(request, self._hosts)
             origin = request.headers.get("Origin")
-            is_own = origin is None or origin.partition("://")[2] == request.headers.get("Host")
-            if origin in self._origins():
-                if request.method == "OPTIONS":
+            if origin is not None:
+                is_own = origin.partition("://")[2] == request.headers.get("Host")
+                is_known = origin in self._origins()
+                if is_known and request.method == "OPTIONS":
                     return web.Response(status=204, headers=_PREFLIGHT)
-            elif not is_own and request.method not in {"GET", "HEAD"}:
-                raise _error(web.HTTPForbidden, f"a page of {origin!r} may not call this server")
+                if not (is_own or is_known) and request.method not in {"GET", "HEAD"}:
+                    text = f"a page of {origin!r} may not call this server"
+                    raise _error(web.HTTPForbidden, text)
         return await handler(request)
 
     async def _allow_page(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -241,12 +251,12 @@ class HttpPort:
             response.headers["Access-Control-Expose-Headers"] = _EXPOSED
             response.headers.add("Vary", "Origin")
 
-    async def _check_host(self, request: web.Request, hosts: Collection[str]) -> None:
+    async def _check_host(self, request: web.Request, hosts: Callable[[], Collection[str]]) -> None:
         """Only browsers are led by names, and they always send one."""
         for host in request.headers.getall("Host", ()):
             name = _name(host)
             is_address = ":" in name or name.replace(".", "").isdigit()
-            known = is_address or name in {"localhost", *map(_name, hosts)}
+            known = is_address or name in {"localhost", *map(_name, hosts())}
             if not (known or name in await self._names()):
                 raise _error(
                     web.HTTPMisdirectedRequest,

@@ -4,6 +4,7 @@ v2             the calls of /v2: what each takes, does and answers
 api            a call as a row of the table of calls
 changes        retries and deletes of many jobs, with their preview
 openapi        the description of all calls
+gathering      small enqueues that arrive together, as one call
 stream         enqueues of any number of jobs, a job a line
 pages          the jobs of a queue, page by page
 bodies         their JSON, as records that are checked as they are read

@@ -78,12 +78,13 @@ from pinlaterd.http.changes import (
     PreviewQuery,
     RetryBody,
 )
+from pinlaterd.http.gathering import Gathering
 from pinlaterd.http.pages import JobPages, PageAnswer, PageQuery
 from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
 from pinlaterd.http.service import RouterClient
 from pinlaterd.http.stream import JSON_LINES, JobStreams
 from pinlaterd.http_port import UNDELIVERED
-from pinlaterd.model import Job, JobDescriptor, JobState
+from pinlaterd.model import JobDescriptor, JobState
 
 Ack = TypeVar("Ack", bound=SucceededBody | CheckpointBody)
 
@@ -104,7 +105,8 @@ class V2:
         self._access = access
         self._etc = etc
         self._pages = JobPages(client)
-        self.streams = JobStreams(self._store)
+        self._gathering = Gathering(client, lambda: self.config)
+        self.streams = JobStreams(self._gathering.store)
         self._changes = JobChanges(client, self._pages, lambda: self.config)
         self.config = config  # the active one; whoever follows the coordinator replaces it
 
@@ -309,19 +311,11 @@ class V2:
             jobs = body.all_jobs()
         except Mistake as mistake:
             raise invalid_body(mistake) from None
-        stored = await self._store(queue, jobs)
+        stored = await self._gathering.store(queue, jobs)
         if body.jobs is not msgspec.UNSET:
             return answer_json(EnqueuedManyAnswer(jobs=stored), HTTPStatus.CREATED)
         status = HTTPStatus.OK if stored[0].existed else HTTPStatus.CREATED
         return answer_json(stored[0], status)
-
-    async def _store(self, queue: str, jobs: Sequence[Job]) -> list[EnqueuedAnswer]:
-        if any(job.options and job.options.key for job in jobs):
-            found = await self._client.run(calls.enqueue_keyed(queue, jobs))
-        else:
-            plain = await self._client.run(calls.enqueue(queue, jobs))
-            found = [calls.EnqueuedJob(descriptor, existed=False) for descriptor in plain]
-        return [EnqueuedAnswer(**one._asdict()) for one in found]
 
     async def _claim(self, request: web.Request) -> web.Response:
         queue, body = request.match_info["queue"], await read_body(request, ClaimsBody)

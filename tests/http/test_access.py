@@ -28,15 +28,17 @@ CALLS = {
         {"checkpoints": [{"descriptor": "mail:s1:p1:1", "claim": "x"}]},
     ),
     "job": ("GET", "/v2/jobs/mail:s1:p1:1", None),
+    "description": ("GET", "/v2/openapi.json", None),
+    "docs": ("GET", "/v2/docs", None),
 }
-VIEW = {"queues", "queue", "page", "job"}
+VIEW = {"queues", "queue", "page", "job", "description", "docs"}
 ALLOWED = {
     "view": VIEW,
     "enqueue": VIEW | {"enqueue"},
     "work": VIEW | {"claim", "ack", "checkpoint"},
     "operate": VIEW | {"create", "retry", "delete jobs", "pause", "resume"},
     "admin": set(CALLS),
-    "elsewhere": {"queues"},  # admin of other queues
+    "elsewhere": {"queues", "description", "docs"},  # admin of other queues
 }
 
 
@@ -66,6 +68,18 @@ def test_a_user_may_do_what_its_role_says_and_nothing_else(guarded, user, call):
 
     refused = answer.status == 403 and answer.body["code"] == "FORBIDDEN"
     assert refused == (call not in ALLOWED[user])
+
+
+def test_every_call_is_among_these(guarded):
+    paths = http_of(guarded).as_user("view", SECRET).get("/v2/openapi.json").body["paths"]
+    described = {(method.upper(), path) for path, each in paths.items() for method in each}
+    named = {"mail": "{queue}", "mail:s1:p1:1": "{descriptor}"}
+
+    tried = {
+        (method, "/".join(named.get(part, part) for part in path.split("/")))
+        for method, path, _ in CALLS.values()
+    }
+    assert tried == described
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -1,0 +1,65 @@
+"""docs/http.md does not promise what does not work: its commands are run, from top to bottom."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import reduce
+from pathlib import Path
+
+from tests.deployment import Deployment
+from tests.docs.pages import REPOSITORY
+from tests.http.conftest import serving_http
+
+
+def _commands() -> list[str]:
+    """All command lines of the page; one may go on in the next line."""
+    text = (REPOSITORY / "docs/http.md").read_text("utf-8")
+    lines = re.findall(r"^    (\S.*?(?:\|\n {8}.*)?)$", text, re.MULTILINE)
+    programs = ("api=", "curl", "printf", "pinlater-admin", "seq")
+    return [line for line in lines if line.startswith(programs)]
+
+
+def _run(deployment: Deployment, line: str) -> str:
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": programs, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=deployment.folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+    assert "about:blank" not in done.stdout, f"{line}: {done.stdout}"
+    return done.stdout
+
+
+def test_the_commands_of_the_page_work(tmp_path, program_path, wait_until):
+    program_path("curl", debian_package="curl")
+    begin, *lines = _commands()
+    said: dict[str, str] = {}
+    with serving_http(tmp_path / "d") as deployment:
+        here = begin.replace("9013", str(deployment.http_port))
+        names = {"seq 1000000": "seq 1000"}
+        for written in lines:
+            line = reduce(lambda text, name: text.replace(*name), names.items(), written)
+            said[line] = _run(deployment, f"{here}; {line}")
+            if "/claims" in line:
+                [job] = json.loads(said[line])["jobs"]
+                names |= {"DESCRIPTOR": job["descriptor"], "CLAIM": job["claim"]}
+            if "--token" in line:
+                names["TOKEN"] = said[line].split()[-1]
+
+    def answer(words: str) -> str:
+        [found] = [text for line, text in said.items() if words in line]
+        return found
+
+    assert json.loads(answer("/acks"))["succeeded"][0]["outcome"] == "done"
+    assert json.loads(answer("/jobs/mail:"))["state"] == "succeeded"
+    assert len(json.loads(answer("?key="))["jobs"]) == 1
+    assert len(answer("seq").splitlines()) == 1000
