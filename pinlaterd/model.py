@@ -318,6 +318,7 @@ class DequeueRequest(NamedTuple):
     dry_run: bool = False
     coverage: float = 1.0
     max_wait_ms: int = 0
+    claim_timeout_ms: int | None = None  # None: as the queue says
 
 
 class DequeueResult(NamedTuple):
@@ -339,6 +340,7 @@ class CheckpointInfo(NamedTuple):
 class CheckpointRequest(NamedTuple):
     queue: str
     checkpoints: Sequence[CheckpointInfo]
+    claim_timeout_ms: int | None = None  # None: as before
 
 
 class CheckpointOutcomes(NamedTuple):

@@ -385,6 +385,10 @@ struct PinLaterDequeueRequest {
   /** Long poll: with no job ready, or no rate token left, the answer waits up to this long for one,
       at most max_dequeue_wait_ms. */
   100: optional i32 maxWaitMillis
+  /** How long the claims of this dequeue last, unless checkpoints renew them, at least 1,000; at most
+      as long as the queue says, which is the default. After a restart of the shard that gave it, a
+      claim lasts as long as the queue says until a checkpoint with a claimTimeoutMillis renews it. */
+  101: optional i32 claimTimeoutMillis
 }
 
 struct PinLaterDequeueMetadata {
@@ -426,6 +430,8 @@ struct PinLaterCheckpointJobsRequest {
   /** All jobs are of this queue. */
   1: required string queueName
   2: required list<PinLaterCheckpointJobRequest> requests
+  /** How long the claims last from now on, as in a dequeue; by default as long again as before. */
+  100: optional i32 claimTimeoutMillis
 }
 
 /** Whether each checkpoint of applyCheckpoints applied, in their order; false if the job was not

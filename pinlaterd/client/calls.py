@@ -166,17 +166,21 @@ def dequeue(
     max_wait_ms: int = 0,
     dry_run: bool = False,
     coverage: float = 1.0,
+    claim_timeout_ms: int | None = None,
 ) -> PreparedCall[list[ClaimedJob]]:
     """Claim up to `limit` jobs that are ready, the most urgent first.
 
     `succeeded` and `failed` acknowledge earlier jobs in the same call, before it claims; if one of
     them can't be carried out, nothing is claimed and its error is raised. With no job ready, the
-    answer waits up to `max_wait_ms` for one. A dry run claims nothing.
+    answer waits up to `max_wait_ms` for one. A dry run claims nothing. The claims last for
+    `claim_timeout_ms` (from 1,000 up to the queue's time-out, which is the default); a checkpoint
+    renews one for as long again.
     """
     acks = _acks(queue, succeeded, failed)
     has_acks = bool(acks.succeeded or acks.failed)
+    acks_if_any = acks if has_acks else None
     request = DequeueRequest(
-        queue, limit, acks if has_acks else None, dry_run, coverage, max_wait_ms
+        queue, limit, acks_if_any, dry_run, coverage, max_wait_ms, claim_timeout_ms
     )
     return PreparedCall(
         Method.DEQUEUE,
@@ -235,21 +239,23 @@ def finish_jobs(queue: str, finishes: Iterable[FinishInfo]) -> PreparedCall[list
     return PreparedCall(Method.FINISH, request, lambda answer: list(answer.outcomes))
 
 
-def checkpoint(queue: str, checkpoints: Iterable[CheckpointInfo]) -> PreparedCall[None]:
-    """Renew claims, and change what the jobs hold: body, attempts, status, run-after."""
-    return PreparedCall(
-        Method.CHECKPOINT, CheckpointRequest(queue, _listed("checkpoints", checkpoints)), _done
-    )
+def checkpoint(
+    queue: str, checkpoints: Iterable[CheckpointInfo], *, claim_timeout_ms: int | None = None
+) -> PreparedCall[None]:
+    """Renew claims, and change what the jobs hold: body, attempts, status, run-after. The claims
+    last for as long again, or for `claim_timeout_ms`."""
+    request = CheckpointRequest(queue, _listed("checkpoints", checkpoints), claim_timeout_ms)
+    return PreparedCall(Method.CHECKPOINT, request, _done)
 
 
 def apply_checkpoints(
-    queue: str, checkpoints: Iterable[CheckpointInfo]
+    queue: str, checkpoints: Iterable[CheckpointInfo], *, claim_timeout_ms: int | None = None
 ) -> PreparedCall[CheckpointOutcomes]:
     """Checkpoint jobs, each named once, and return which of these checkpoints applied.
 
     One that did not, because its claim no longer holds, has changed nothing.
     """
-    request = CheckpointRequest(queue, _listed("checkpoints", checkpoints))
+    request = CheckpointRequest(queue, _listed("checkpoints", checkpoints), claim_timeout_ms)
     return PreparedCall(Method.APPLY_CHECKPOINTS, request, lambda answer: answer)
 
 

@@ -62,14 +62,22 @@ class Consumer:
     `client` is of that loop, and has room for three connections for each queue."""
 
     def __init__(
-        self, client: AsyncClient, *, max_wait_ms: int, fail: Fail, expects_queues: bool = True
+        self,
+        client: AsyncClient,
+        *,
+        max_wait_ms: int,
+        fail: Fail,
+        expects_queues: bool = True,
+        claim_timeout_ms: int | None = None,
     ) -> None:
-        """`max_wait_ms`: how long a dequeue waits for a first job. `fail` is called with an error
-        that a queue can't be worked on with: its work has stopped, and it is to be removed.
+        """`max_wait_ms`: how long a dequeue waits for a first job. `claim_timeout_ms`: how long its
+        claims last unless they are renewed (None: as the queue says). `fail` is called with an
+        error that a queue can't be worked on with: its work has stopped, and it is to be removed.
         `expects_queues`: that there is no such queue is such an error; else it may come."""
         self.client = client
         self.expects_queues = expects_queues
         self.max_wait_ms = max_wait_ms
+        self.claim_timeout_ms = claim_timeout_ms
         self.fail = fail
         self._works: dict[str, QueueWork] = {}
 
@@ -129,6 +137,7 @@ class QueueWork:
         self._client = consumer.client
         self._executor = executor
         self._max_wait_ms = consumer.max_wait_ms
+        self._claim_timeout_ms = consumer.claim_timeout_ms
         self._tell_failed = consumer.fail
         self._loop = asyncio.get_running_loop()
         self._room, self._due, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -239,6 +248,7 @@ class QueueWork:
             failed=failed,
             # The first one finds out whether there is such a queue.
             max_wait_ms=self._max_wait_ms if self._was_found else 0,
+            claim_timeout_ms=self._claim_timeout_ms,
         )
         fetcher = cast("asyncio.Task[None]", asyncio.current_task())
         self._dequeues[fetcher] = call
@@ -351,7 +361,8 @@ class QueueWork:
             CheckpointInfo(job.descriptor, claim_descriptor=job.claim_descriptor) for job in jobs
         ]
         try:
-            await self._client.checkpoint(self._queue, renewals)
+            lasts_ms = self._claim_timeout_ms
+            await self._client.checkpoint(self._queue, renewals, claim_timeout_ms=lasts_ms)
             records = await self._look_up(jobs)
         except QueueNotFound:
             records = {}

@@ -27,6 +27,8 @@ from pinlaterd.client.processes import WORKER_STOP_SIGNALS
 _SIGNAL_SECONDS = 0.5
 # They are opened as they are needed: one or two for each queue, and one for what is reported.
 _MOST_CONNECTIONS = 10_000
+# The jobs of a worker that was killed are handed out again so soon: claims are renewed each third.
+_CLAIM_TIMEOUT_MS = 60_000
 
 
 class _Message(Enum):
@@ -169,7 +171,12 @@ class Worker:
 
     async def _consume(self) -> None:
         async with self._client.asynchronous(max_connections=_MOST_CONNECTIONS) as client:
-            consumer = Consumer(client, max_wait_ms=self._max_wait_ms, fail=self._inbox.put)
+            consumer = Consumer(
+                client,
+                max_wait_ms=self._max_wait_ms,
+                fail=self._inbox.put,
+                claim_timeout_ms=_CLAIM_TIMEOUT_MS,
+            )
             try:
                 for in_flight, executor in self._works:
                     consumer.add(in_flight, executor)

@@ -25,6 +25,7 @@ from pinlaterd.model import (
 )
 
 Milliseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+LeaseMilliseconds = Annotated[int, Meta(ge=1000, le=2**31 - 1)]
 # RFC 3339 with an offset, or milliseconds since the epoch.
 Time = Annotated[datetime, Meta(tz=True)] | int
 _MILLISECOND = 1000
@@ -120,6 +121,7 @@ class QueueBody(_Request, frozen=True, kw_only=True):
 class ClaimsBody(_Request, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
     wait_ms: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    lease_ms: LeaseMilliseconds | None = None
 
 
 class SucceededBody(_Request, frozen=True, kw_only=True):
@@ -172,6 +174,7 @@ class CheckpointBody(_Request, frozen=True, kw_only=True):
 
 class CheckpointsBody(_Request, frozen=True, kw_only=True):
     checkpoints: list[CheckpointBody] = []
+    lease_ms: LeaseMilliseconds | None = None
 
 
 # --- answers ------------------------------------------------------------------------------

@@ -319,7 +319,9 @@ class V2:
 
     async def _claim(self, request: web.Request) -> web.Response:
         queue, body = request.match_info["queue"], await read_body(request, ClaimsBody)
-        call = calls.dequeue(queue, limit=body.limit, max_wait_ms=body.wait_ms)
+        call = calls.dequeue(
+            queue, limit=body.limit, max_wait_ms=body.wait_ms, claim_timeout_ms=body.lease_ms
+        )
         claimed = await self._client.claim(queue, call)
         answer = answer_json(ClaimsAnswer(jobs=list(map(ClaimAnswer.of, claimed))))
 
@@ -372,7 +374,11 @@ class V2:
                 raise forbidden(request, "work", queue)
         answers = await asyncio.gather(
             *(
-                self._client.run(calls.apply_checkpoints(queue, [each.info() for each in given]))
+                self._client.run(
+                    calls.apply_checkpoints(
+                        queue, [each.info() for each in given], claim_timeout_ms=body.lease_ms
+                    )
+                )
                 for queue, given in by_queue.items()
             )
         )

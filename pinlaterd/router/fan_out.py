@@ -261,11 +261,11 @@ class FanOut:
     ) -> Mapping[str, Result]:
         """Send each shard its checkpoints; return their answers by the shard's name."""
         if not self._shards.knows_queue(request.queue):
-            await self._ask_one(query, CheckpointRequest(request.queue, ()))
+            await self._ask_one(query, request._replace(checkpoints=()))
         shards = self._shards.by_name
         by_shard, bad = await aside(query.size, checkpoints_by_shard, request, shards)
         answers = await query.ask(
-            (shard, CheckpointRequest(request.queue, items)) for shard, items in by_shard.items()
+            (shard, request._replace(checkpoints=items)) for shard, items in by_shard.items()
         )
         if bad:
             raise BadDescriptors(bad, "this queue and its shards")

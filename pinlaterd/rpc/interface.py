@@ -422,6 +422,7 @@ _KEYS: Final = {
     "updatedAtTimestampMillis": "updated_at_ms",
     "retryDelayMillis": "retry_delay_ms",
     "maxWaitMillis": "max_wait_ms",
+    "claimTimeoutMillis": "claim_timeout_ms",
     "numAttemptsAllowed": "attempts_allowed",
     "numOfAttemptsAllowed": "attempts",
     "jobsSucceeded": "succeeded",

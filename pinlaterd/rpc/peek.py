@@ -48,11 +48,13 @@ JOBS: Final = b"\x0f\x00\x02\x0c"  # of an enqueue; the checkpoints of a call
 SUCCEEDED: Final = b"\x0f\x00\x02\x0c"
 FAILED: Final = b"\x0f\x00\x03\x0c"
 (REQUEST_ID,) = headers("RequestContext", "request_id")
-LIMIT, _acks, DRY_RUN, COVERAGE, MAX_WAIT = headers(
-    "PinLaterDequeueRequest", "limit", "acks", "dry_run", "coverage", "max_wait_ms"
+LIMIT, _acks, DRY_RUN, COVERAGE, MAX_WAIT, CLAIM_TIMEOUT = headers(
+    "PinLaterDequeueRequest",
+    *("limit", "acks", "dry_run", "coverage", "max_wait_ms", "claim_timeout_ms"),
 )
 ACKS: Final = _acks + FIRST_TEXT
 (KEY,) = headers("PinLaterJob", "key")
+(_RENEWED_FOR,) = headers("PinLaterCheckpointJobsRequest", "claim_timeout_ms")
 
 _LOOSE_TAIL: Final = struct.Struct(">Bi")
 _TAG3_U32: Final = struct.Struct(">3sI").unpack_from
@@ -237,6 +239,8 @@ def _dequeue(message: bytes, at: int) -> _Found:
         at += 11
     if message.startswith(MAX_WAIT, at):
         at += 7
+    if message.startswith(CLAIM_TIMEOUT, at):
+        at += 7
     if message[at]:
         raise Unusual
     return 0, limit, None
@@ -260,6 +264,8 @@ def _first_descriptor(message: bytes, at: int) -> tuple[str | None, int, int]:
                 if not message.startswith(FIRST_TEXT, at):
                     raise Unusual
                 return _text(message, at + 3), count, at
+    if message.startswith(_RENEWED_FOR, at):
+        at += 7
     if message[at]:
         raise Unusual
     return None, 0, at + 1
@@ -278,8 +284,8 @@ def _text(message: bytes, at: int) -> str:
 
 # Longer messages are not searched: they might be made so that it takes long.
 _SEARCHED_BYTES: Final = 64 * 1024
-# Of a dequeue, from dryRun on: that, coverage, maxWaitMillis, and the ends of two structs.
-DEQUEUE_END_BYTES: Final = 4 + 11 + 7 + 2
+# Of a dequeue, from dryRun on: that, coverage, two times, and the ends of two structs.
+DEQUEUE_END_BYTES: Final = 4 + 11 + 7 + 7 + 2
 (_INCLUDE_BODY,) = headers("PinLaterLookupJobRequest", "include_body")
 (_KEYS,) = headers("PinLaterLookupJobRequest", "keys")
 (_SCAN_LIMIT,) = headers("PinLaterScanJobsRequest", "limit")

@@ -35,6 +35,7 @@ from pinlaterd.model import (
 from pinlaterd.rpc.interface import I32, STRUCTS, U32, headers, pack_u32
 from pinlaterd.rpc.peek import (
     ACKS,
+    CLAIM_TIMEOUT,
     CONTEXT_SOURCE,
     COVERAGE,
     DRY_RUN,
@@ -134,9 +135,14 @@ def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, Deque
     if message.startswith(MAX_WAIT, at):
         (max_wait_ms,) = I32(message, at + 3)
         at += 7
+    claim_timeout_ms = _DEQUEUE.claim_timeout_ms
+    if message.startswith(CLAIM_TIMEOUT, at):
+        (claim_timeout_ms,) = I32(message, at + 3)
+        at += 7
     if message[at:] != _END_ALL:
         raise Unusual
-    return context, DequeueRequest(queue, limit, acks, dry_run, coverage, max_wait_ms)
+    times = (max_wait_ms, claim_timeout_ms)
+    return context, DequeueRequest(queue, limit, acks, dry_run, coverage, *times)
 
 
 def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
@@ -368,6 +374,7 @@ def _ack_rest(message: bytes, at: int) -> tuple[str, int, str | None, bool | Non
 
 # Elements that are decoded at once, in one to five milliseconds: then other calls can go on.
 _LIMIT_BYTES: Final = 7
+_TIMEOUT_BYTES: Final = 7 + len(_END_ALL)
 SLICE: Final = 1_000
 
 
@@ -399,10 +406,12 @@ def enqueue_parts(
 
 
 def dequeue_without_acks(message: bytes) -> bytes:
-    """A call in the usual layout, as far as its limit. Raises one of UNUSUAL."""
+    """Return a call in the usual layout as far as its limit, and with its claims' time-out. Raises
+    one of UNUSUAL."""
     _, _, at = read_call_head(message)
     _, _, at = _context_and_queue(message, at)
-    return message[: at + _LIMIT_BYTES] + _END_ALL
+    end = message[-_TIMEOUT_BYTES:]
+    return message[: at + _LIMIT_BYTES] + (end if end.startswith(CLAIM_TIMEOUT) else _END_ALL)
 
 
 def ack_parts(whole: AckRequest) -> Iterator[AckRequest]:

@@ -13,6 +13,7 @@ in a batch and gets nothing, or less than it asked for though the batch has room
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import cast
@@ -44,6 +45,7 @@ class Dequeue(Acking):
         "_found",
         "_full",
         "_leads",
+        "_lease_ms",
         "_lowest_priority",
         "_source",
         "_taken",
@@ -69,6 +71,9 @@ class Dequeue(Acking):
                 raise ForeignError
         elif not self.parts:
             raise self.problem
+        self._lease_ms = None
+        if self.problem is None:
+            self._lease_ms = state.lease_ms(request.queue, request.claim_timeout_ms)
         limit = request.limit if entry.max_jobs < 0 else min(request.limit, entry.max_jobs)
         self.remaining = 0 if self.problem is not None else limit
         self.dry_run = request.dry_run
@@ -156,7 +161,12 @@ class Dequeue(Acking):
         if not held:
             return 0
         prefix = f"{self._facts.prefix}{claims.priority}:"
-        timeout = self._facts.claim_timeout_seconds
+        lease_ms, timeout = self._lease_ms, self._facts.claim_timeout_seconds
+        if lease_ms is not None:
+            timeout = math.ceil(lease_ms / 1000)
+            pairs = zip(claims.local_ids, claims.descriptors, payloads)  # noqa: B905 - the first ones
+            leased = [(local_id, claim) for local_id, claim, made in pairs if made is not None]
+            self.state.leases.add(self.queue, claims.priority, leased, lease_ms)
         if len(held) == len(keys):
             local_ids = claims.local_ids[: len(keys)]
             claimer, first_claim = claims.claimer, claims.first_claim

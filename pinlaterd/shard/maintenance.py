@@ -20,9 +20,11 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 from random import Random
 
-from pinlaterd.errors import StorageFull, StorageLocked
+from pinlaterd.engines.base import AckOp, Batch, Requeued
+from pinlaterd.errors import StorageError, StorageFull, StorageLocked
 from pinlaterd.model import JobState
 from pinlaterd.shard.health import WHOLE_STORE
+from pinlaterd.shard.operations import PART_JOBS
 from pinlaterd.shard.state import ShardState
 from pinlaterd.shard.tasks import Pace, Steps
 from pinlaterd.shard.timekeeping import Timekeeper
@@ -31,6 +33,7 @@ from pinlaterd.stats import STATES
 log = logging.getLogger(__name__)
 
 _MS_AN_HOUR = 3_600_000
+_AGAIN_MS = 1_000  # until leases are ended that could not be
 # A foreign writer that goes on costs a look so often at most.
 _LOOK_SECONDS = 5.0
 # How often a queue is read and counted again at most, and how many queues a round looks at in turn:
@@ -178,6 +181,7 @@ class Maintenance:
             self._state.heartbeat,
             self._probe,
             self._look_at_suspects,
+            self._end_leases,
             self.gauges.refresh,
         )
 
@@ -230,6 +234,27 @@ class Maintenance:
         for queue in queues:
             self._reread(queue)
         suspects.clear()
+
+    def _end_leases(self) -> None:
+        """End claims that were made, or renewed, for less time than their queue's. They are failed
+        as by a worker: an end that came before, or another claim, is left as it is."""
+        due = self._state.leases.due(PART_JOBS)
+        if due is None or due[0] not in self._state.ready:
+            return
+        queue, acks = due
+        now_ms = self._clock.now_ms()
+        try:
+            batch = Batch(acks=[AckOp(queue, (), acks)])
+            [result] = self._engine.apply(batch, now_ms).acks
+        except StorageError as error:
+            for each in acks:
+                claims = [(each.local_ids[0], each.claim_descriptor or "")]
+                self._state.leases.add(queue, each.priority, claims, _AGAIN_MS)
+            if not isinstance(error, StorageLocked):
+                raise
+        else:
+            failed = result.failed - len(result.requeued)
+            self._note_ended(queue, result.requeued, failed, now_ms)
 
     # --- rounds --------------------------------------------------------------------------------
 
@@ -345,13 +370,18 @@ class Maintenance:
     def _end_claims(self, queue: str, limit: int, **claimed_ms: int) -> int:
         now_ms = self._clock.now_ms()
         result = self._engine.release_expired(queue, limit=limit, now_ms=now_ms, **claimed_ms)
-        if result.retried:
-            self._state.stats.count(f"{queue}_timeout_retry", len(result.retried))
-        if result.failed:
-            self._state.stats.count(f"{queue}_timeout_done", result.failed)
-        self._state.ended(queue)
-        self._state.requeue(queue, result.retried, now_ms)
+        self._note_ended(queue, result.retried, result.failed, now_ms)
         return len(result.retried) + result.failed
+
+    def _note_ended(
+        self, queue: str, retried: Sequence[Requeued], failed: int, now_ms: int
+    ) -> None:
+        if retried:
+            self._state.stats.count(f"{queue}_timeout_retry", len(retried))
+        if failed:
+            self._state.stats.count(f"{queue}_timeout_done", failed)
+        self._state.ended(queue)
+        self._state.requeue(queue, retried, now_ms)
 
     def _collect(self, queue: str, state: JobState, ttl_hours: float, limit: int) -> int:
         before_ms = self._clock.now_ms() - round(ttl_hours * _MS_AN_HOUR)

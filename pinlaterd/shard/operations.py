@@ -63,7 +63,7 @@ from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
 from pinlaterd.rpc.tuned import SLICE, ack_parts
 from pinlaterd.shard.state import STORE_FAILED, QueueFacts, ShardState, is_local_id
-from pinlaterd.shard.validation import check_source
+from pinlaterd.shard.validation import check_claim_timeout, check_source
 from pinlaterd.wire.envelope import CallEntry, Op, Status
 
 # Jobs in a batch: those who come while it is committed wait for all of it, and beyond this a
@@ -345,6 +345,11 @@ class Acking(Operation):
     def add_to(self, commit: Commit) -> None:
         commit.acks.append(self)
 
+    def take_result(self, _result: AckResult) -> None:
+        if self.state.leases:
+            op: AckOp = self.parts[0]
+            self.state.leases.end(op.queue, (*op.succeeded, *op.failed))
+
 
 class Ack(Acking):
     __slots__ = ()
@@ -376,6 +381,7 @@ class AckJobs(Ack):
             raise InvalidRequest("ackJobs names a job twice; name each once")
 
     def take_result(self, result: AckResult) -> None:
+        super().take_result(result)
         self.missed.update(result.missed)
 
     def result(self) -> AckOutcomes:
@@ -473,7 +479,9 @@ def _acks_like(info: AckInfo, priority: int, local_ids: list[int]) -> Acks:
 
 
 class CheckpointJobs(Operation):
-    __slots__ = ()
+    """Checkpoints; `lease_ms`: for how long claims hold from then on, None: as before."""
+
+    __slots__ = ("lease_ms",)
 
     def __init__(self, entry: CallEntry, call: Call, state: ShardState, _now_ms: int) -> None:
         """Raises RequestError, ForeignError."""
@@ -481,6 +489,8 @@ class CheckpointJobs(Operation):
         super().__init__(entry, call.head, request.queue, state)
         facts = state.queue(request.queue)
         check_source(call.context.source)
+        check_claim_timeout(request.claim_timeout_ms)
+        self.lease_ms = state.lease_ms(request.queue, request.claim_timeout_ms)
         checkpoints, bad = [], []
         for info in request.checkpoints:
             key = facts.key(info.descriptor)
@@ -513,6 +523,15 @@ class CheckpointJobs(Operation):
     def add_to(self, commit: Commit) -> None:
         commit.checkpoints.append(self)
 
+    def take_result(self, result: CheckpointResult) -> None:
+        if self.state.leases or self.lease_ms is not None:
+            renewals = [
+                (each.key, each.claim_descriptor)
+                for each in self.parts[0].checkpoints
+                if not (each.move_to_pending or each.key in result.missed)
+            ]
+            self.state.leases.renew(self.queue, renewals, self.lease_ms)
+
 
 class ApplyCheckpoints(CheckpointJobs):
     """Checkpoints with the outcome of each: `missed` are those jobs to which it did not apply."""
@@ -530,6 +549,7 @@ class ApplyCheckpoints(CheckpointJobs):
             raise InvalidRequest("applyCheckpoints names a job twice; name each once")
 
     def take_result(self, result: CheckpointResult) -> None:
+        super().take_result(result)
         self.missed.update(result.missed)
 
     def result(self) -> CheckpointOutcomes:

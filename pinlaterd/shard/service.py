@@ -68,7 +68,7 @@ class ShardService:
         self.time = timekeeper or Timekeeper(clock)
         self._engine = engine
         self._clock = clock
-        self._state = state = ShardState(name, engine, config, clock, stats)
+        self._state = state = ShardState(name, engine, config, clock, stats, self.time)
         pace = Pace(clock, config.server.monitor_batch_size)
         self._tasks = tasks = Tasks(clock, engine.searcher, f"shard-{name}")
         self.searches = tasks.searches

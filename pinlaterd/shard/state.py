@@ -37,8 +37,10 @@ from pinlaterd.model import (
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
 from pinlaterd.shard.health import QueueLocks, StoreHealth
+from pinlaterd.shard.leases import Leases
 from pinlaterd.shard.permits import Permits
 from pinlaterd.shard.ready import ReadyIndex
+from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.shard.validation import Rules
 from pinlaterd.stats import BODY_SIZE, Stats
 from pinlaterd.wire.envelope import CallEntry, ReplyEntry, Status
@@ -158,7 +160,13 @@ class ShardState:
     """The state of one shard. `config` is what it follows at present."""
 
     def __init__(
-        self, name: str, engine: StorageEngine, config: Config, clock: Clock, stats: Stats
+        self,
+        name: str,
+        engine: StorageEngine,
+        config: Config,
+        clock: Clock,
+        stats: Stats,
+        time: Timekeeper,
     ) -> None:
         server = config.server
         self.name = name
@@ -182,6 +190,7 @@ class ShardState:
         )
         self.permits = Permits(self._in_progress, clock.monotonic)
         self.replies = Replies()
+        self.leases = Leases(time.served)
         self.claim_descriptors = ClaimDescriptors(server, 0, position=0)
         self.changed: set[str] = set()  # queues whose depths or figures may have changed
         self.touched: set[str] = set()  # queues whose ready counts may have changed, or are gone
@@ -220,6 +229,7 @@ class ShardState:
 
     def clear(self) -> None:
         self.ready.clear()
+        self.leases.clear()
         self.permits.end()
         self._facts.clear()
         self.suspects.clear()
@@ -232,6 +242,11 @@ class ShardState:
                 raise QueueNotFound(queue)
             found = self._facts[queue] = QueueFacts(queue, self.name, self.config)
         return found
+
+    def lease_ms(self, queue: str, asked_ms: int | None) -> int | None:
+        """Return for how long claims hold for which so long was asked; None: as the queue says."""
+        timeout_ms = self.config.queue(queue).job_claimed_timeout_seconds * 1000
+        return asked_ms if asked_ms is not None and asked_ms < timeout_ms else None
 
     def drop_queue(self, queue: str) -> None:
         self.ready.drop_queue(queue)

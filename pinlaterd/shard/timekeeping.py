@@ -133,6 +133,11 @@ class Timekeeper:
             self.note()
         return followed and now_ms < before_ms
 
+    def served(self) -> float:
+        """Return the served time, in seconds; for differences."""
+        self.awake()
+        return self._served(self._clock.elapsed())
+
     # --- ages ----------------------------------------------------------------------------------
 
     def claimed_before_ms(self, timeout_ms: int) -> int:

@@ -41,6 +41,7 @@ from pinlaterd.model import (
 
 # A claim descriptor bears the source, and PinLater's tables hold 200 characters of it.
 SOURCE_BYTES = 120
+_LEAST_CLAIM_TIMEOUT_MS = 1_000  # maintenance looks once a second
 _LARGEST_I32 = 2**31 - 1
 _LARGEST_I64 = 2**63 - 1
 _MOST_REGEX_CHARS = 10_000  # the loop waits until its searcher has taken the call
@@ -140,6 +141,7 @@ class Rules:
         if request.limit < 1 or request.max_wait_ms < 0:
             _check_least("limit", request.limit, 1)
             _check_least("maxWaitMillis", request.max_wait_ms, 0)
+        check_claim_timeout(request.claim_timeout_ms)
         if not 0 < request.coverage <= 1:
             raise InvalidRequest(
                 f"coverage is {request.coverage}; it must be above 0 and at most 1"
@@ -242,6 +244,11 @@ def _cure(table: TableLimits) -> str:
 
 
 @lru_cache(maxsize=256)  # a client has the same in all its calls
+def check_claim_timeout(asked_ms: int | None) -> None:
+    if asked_ms is not None:
+        _check_least("claimTimeoutMillis", asked_ms, _LEAST_CLAIM_TIMEOUT_MS)
+
+
 def check_source(
     source: str, error: Callable[[str], InvalidRequest | InvalidEnqueue] = InvalidRequest
 ) -> None:

@@ -463,6 +463,34 @@ def test_a_job_that_takes_longer_than_its_claims_time_out_keeps_it(client, wait_
     assert records_of(client, [descriptor])[0].custom_status == "kept"
 
 
+def test_claims_last_for_a_minute_and_are_renewed(client, queue, wait_until, monkeypatch):
+    seconds: list[int] = []
+    release = threading.Event()
+
+    def handle(job: RunningJob) -> None:
+        seconds.append(job.claimed.claim_timeout_seconds)
+        release.wait(30)
+
+    def work_until(is_done: Callable[[], object]) -> None:
+        with running(Worker(client, handlers_of(queue, handle, concurrency=2), max_wait_ms=100)):
+            wait_until(is_done)
+            release.set()
+            wait_until(lambda: have_ended(client, [descriptor]))
+
+    [descriptor] = client.enqueue(queue, [b"a"])
+    work_until(lambda: seconds == [60])
+
+    release.clear()
+    monkeypatch.setattr("pinlaterd.client.worker._CLAIM_TIMEOUT_MS", 1_000)
+    [descriptor] = client.enqueue(queue, [b"b"])
+    [record] = records_of(client, [descriptor])
+    later_ms = record.created_at_ms + 3_000
+    work_until(lambda: records_of(client, [descriptor])[0].updated_at_ms > later_ms)
+
+    assert seconds == [60, 1]
+    assert books(client, [descriptor]) == {DONE: 1}
+
+
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_a_claim_that_is_lost_is_told_to_the_handler_and_its_result_is_dropped(
     client, wait_until, kind

@@ -84,6 +84,7 @@ struct PinLaterDequeueRequest {
   4: optional bool dryRun = 0
   5: optional double coverage = 1.0
   100: optional i32 maxWaitMillis
+  101: optional i32 claimTimeoutMillis
 }
 
 struct PinLaterDequeueMetadata {
@@ -111,6 +112,7 @@ struct PinLaterCheckpointJobRequest {
 struct PinLaterCheckpointJobsRequest {
   1: required string queueName
   2: required list<PinLaterCheckpointJobRequest> requests
+  100: optional i32 claimTimeoutMillis
 }
 
 struct PinLaterCheckpointJobsResponse {

@@ -365,3 +365,37 @@ def test_acks_of_an_unknown_queue_fail_and_nothing_is_claimed(client: Client, qu
         client.dequeue(queue, jobAckRequest=acks)
 
     assert client.info(descriptor).jobState == PENDING
+
+
+@pytest.mark.parametrize("fields", [{}, {"maxWaitMillis": 10}, {"coverage": 1.0, "dryRun": False}])
+def test_claims_last_as_long_as_the_dequeue_says(
+    client: Client, queue, fields, wait_until: WaitUntil
+):
+    client.enqueue_on_every_shard(queue)
+
+    lost = client.dequeue(queue, 1000, claimTimeoutMillis=1000, **fields)
+
+    assert len({shard_of(descriptor) for descriptor in lost}) == SHARDS
+    assert {job.timeout_seconds for job in lost.values()} == {1}
+    wait_until(lambda: client.count(queue, PENDING) == len(lost))
+    again = client.dequeue(queue, 1000)
+    assert again.keys() == lost.keys()
+    assert {job.remaining for job in again.values()} == {job.remaining - 1 for job in lost.values()}
+
+
+def test_checkpoints_renew_claims_of_their_own_length(client: Client, queue, wait_until: WaitUntil):
+    by_shard = client.enqueue_on_every_shard(queue)
+    claimed = client.dequeue(queue, 1000, claimTimeoutMillis=1500)
+    renewed = {on_shard[0] for on_shard in by_shard.values()}
+    renewals = [
+        client.checkpoint_of(job, claimDescriptor=claimed[job].claim) for job in sorted(renewed)
+    ]
+
+    def renew() -> bool:
+        client.checkpoint(queue, *renewals)
+        return client.count(queue, PENDING) == len(claimed) - len(renewed)
+
+    wait_until(renew)
+
+    infos = client.lookup(*renewed)
+    assert {info.jobState for info in infos.values()} == {IN_PROGRESS}

@@ -110,6 +110,22 @@ def test_options_of_a_job_are_kept(api, mail):
     assert job["body"] == "AAE="
 
 
+def test_a_claim_lasts_as_long_as_its_lease(api, mail, wait_until):
+    jobs = [api.post(f"{mail}/jobs", {"data": n}).body["descriptor"] for n in range(2)]
+    claimed = api.post(f"{mail}/claims", {"limit": 2, "lease_ms": 1_500}).body["jobs"]
+    kept = next(job for job in claimed if job["descriptor"] == jobs[0])
+    renewal = {"descriptor": jobs[0], "claim": kept["claim"]}
+
+    def renew() -> bool:
+        answer = api.post("/v2/jobs/checkpoints", {"checkpoints": [renewal], "lease_ms": 60_000})
+        assert answer.body["checkpoints"][0]["outcome"] == "done"
+        return bool(api.get(f"/v2/jobs/{jobs[1]}").body["state"] == "pending")
+
+    wait_until(renew)
+    assert api.get(f"/v2/jobs/{jobs[0]}").body["state"] == "in_progress"
+    assert api.post(f"{mail}/claims", {"lease_ms": 999}).status == 400
+
+
 def test_an_expired_job_is_not_claimed(api, mail):
     descriptor = api.post(f"{mail}/jobs", {"data": 1, "expires_at": 1_000}).body["descriptor"]
 

@@ -233,7 +233,7 @@ I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 CONTEXTS = st.builds(CallContext, TEXT, TEXT)
 FEW_TEXTS = st.sampled_from(["", "é", "x" * 130])
-OPTIONS = st.none() | TEXT.map(JobOptions)
+OPTIONS = st.none() | st.builds(JobOptions, TEXT, st.none() | I64, st.booleans())
 # Neighbours in a list are often alike, but for what differs from job to job.
 JOBS = st.one_of(
     st.builds(Job, st.binary(max_size=20), I8, st.none() | I64, I32, TEXT, OPTIONS),
@@ -263,6 +263,7 @@ HOT_REQUESTS = st.one_of(
         st.booleans(),
         st.floats(allow_nan=False),
         I32,
+        st.none() | I32,
     ),
 )
 METHOD_OF = {EnqueueRequest: Method.ENQUEUE, AckRequest: Method.ACK, DequeueRequest: Method.DEQUEUE}
