@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pinlaterd.client import calls
 from pinlaterd.config.schema import Config
-from pinlaterd.errors import RequestError
+from pinlaterd.errors import QueueNotFound, RequestError
 from pinlaterd.http.bodies import EnqueuedAnswer
 from pinlaterd.http.service import RouterClient
 from pinlaterd.model import Job
@@ -109,7 +109,7 @@ class Gathering:
             jobs = [job for one in taken for job in one.jobs]
             stored = await self._client.run(calls.enqueue(queue, jobs))
         except RequestError as error:
-            if len(taken) > 1:
+            if len(taken) > 1 and not isinstance(error, QueueNotFound):
                 await asyncio.gather(*(self._call(queue, [one]) for one in taken))
             else:
                 _fail(taken, error)

@@ -85,14 +85,15 @@ def test_the_commands_of_the_shell_work(shell, program_path):
 
 def test_curl_alone_is_enough(shell, program_path):
     program_path("curl", debian_package="curl")
-    create, enqueue, claim, ack, look = commands(section(README, "With curl alone"))
+    create, enqueue, claim, ack, find = commands(section(README, "With curl alone"))
 
     for line in (create, enqueue):
         assert "errors" not in shell.run(line)
+    assert '"existed":true' in shell.run(enqueue)
     [job] = json.loads(shell.run(claim))["jobs"]
     line = ack.replace("DESCRIPTOR", job["descriptor"]).replace("CLAIM", job["claim"])
     [acked] = json.loads(shell.run(line))["succeeded"]
-    found = json.loads(shell.run(look.replace("DESCRIPTOR", job["descriptor"])))
+    [found] = json.loads(shell.run(find))["jobs"]
 
     assert job["data"] == {"to": "ada"}
     assert acked["outcome"] == "done"
