@@ -79,7 +79,9 @@ def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
     shards, abandon = _read_shards(shards_file, server)
     _check_cluster(local, server, etc / CLUSTER_KEY_FILE, len(shards))
     job_types = _read_job_types(job_types_file)
-    queues, pushes = _read_queues(queues_file, server, job_types)
+    named, pushes = _read_queues(queues_file, server, job_types)
+    of_types = {name: default_queue_settings(server, one) for name, one in job_types.items()}
+    queues = {**of_types, **named}
     users = _read_users(users_file)
     if not (users or users_file.problems):
         _check_reach(local.file if "http_host" in local else server_file, server)

@@ -668,7 +668,7 @@ class Config:
         settings = self.queues.get(name)
         if settings is not None:
             return settings
-        return default_queue_settings(self.server, self.job_types.get(name))
+        return default_queue_settings(self.server)
 
 
 # For how long a job of a job type runs before it counts as lost.
@@ -682,7 +682,11 @@ def default_queue_settings(
     if job_type is not None:
         hours = job_type.archive_hours
         return QueueSettings(
-            JOB_TYPE_TIMEOUT_SECONDS, hours, hours, max_in_progress=job_type.concurrency
+            JOB_TYPE_TIMEOUT_SECONDS,
+            hours,
+            hours,
+            max_in_progress=job_type.concurrency,
+            default_attempts=job_type.attempts,
         )
     return QueueSettings(
         job_claimed_timeout_seconds=server.job_claimed_timeout_seconds,

@@ -46,6 +46,7 @@ from pinlaterd.http.service import RouterClient
 from pinlaterd.http.v1_archive import Archive
 from pinlaterd.http.v1_bodies import INT16, Fields, job_type_answer
 from pinlaterd.http.v1_errors import (
+    HEADERS,
     RestError,
     bad_request,
     forbidden,
@@ -166,7 +167,9 @@ class V1:
         else:
             raise not_found()
         if request.method == "OPTIONS":
-            return web.Response(headers={"Allow": ", ".join([*route.operations, "OPTIONS"])})
+            return web.Response(
+                headers={**HEADERS, "Allow": ", ".join([*route.operations, "OPTIONS"])}
+            )
         operation = route.operations.get(request.method)
         if operation is None:
             raise method_not_allowed()

@@ -18,7 +18,7 @@ from pinlaterd.http.problems import of_aiohttp, problem_of
 
 log = logging.getLogger(__name__)
 
-_HEADERS = {"Content-Type": "application/json; charset=utf-8"}
+HEADERS = {"Content-Type": "application/json; charset=utf-8"}
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="rickover"'}
 _HERE = "the request's path"
 # Of what the service or the port refuses, by status.
@@ -56,10 +56,10 @@ class RestError(Exception):
 
 
 def json_response(
-    answer: object, status: int = HTTPStatus.OK, headers: Mapping[str, str] = _HEADERS
+    answer: object, status: int = HTTPStatus.OK, headers: Mapping[str, str] = HEADERS
 ) -> web.Response:
     body = msgspec.json.encode(answer)
-    return web.Response(status=status, body=body, headers={**_HEADERS, **headers})
+    return web.Response(status=status, body=body, headers={**HEADERS, **headers})
 
 
 # Each takes what it lacks: id and title.

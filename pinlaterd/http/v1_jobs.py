@@ -23,6 +23,7 @@ from pinlaterd.http.job_types import JobTypes
 from pinlaterd.http.service import RouterClient
 from pinlaterd.http.v1_bodies import INT16, Fields, job_answer
 from pinlaterd.http.v1_errors import (
+    HEADERS,
     RestError,
     bad_request,
     forbidden,
@@ -173,7 +174,7 @@ class JobHandlers:
             await self._end(job_id, job_type, JobState.FAILED, attempt - 1)
         else:
             await self._decrement(job_id, job_type, attempt)
-        return web.Response()
+        return web.Response(headers=HEADERS)
 
     async def _end(
         self,

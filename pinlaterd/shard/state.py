@@ -371,7 +371,7 @@ class ShardState:
         """Jobs have ended, or are to be tried again; some of them were PENDING."""
         done = result.outcomes.count(FinishOutcome.DONE)
         if done:
-            self.changed.add(queue)
+            self.ended(queue)
             self.stats.count(f"{queue}_finish", done)
         if done < len(result.outcomes):
             self.stats.count(f"{queue}_finish_noop", len(result.outcomes) - done)

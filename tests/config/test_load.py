@@ -647,7 +647,8 @@ def test_job_types_have_queues_with_settings_of_their_own(etc):
 
     assert config.job_types["a_1"].name == "a, b"
     assert config.job_types["a_1"].created_at.microsecond == 123456
-    assert config.queue("a_1").job_failed_ttl_hours == 180 * 24
+    assert config.queues["a_1"].job_failed_ttl_hours == 180 * 24
+    assert (config.queues["a_1"].max_in_progress, config.queues["b_1"].max_in_progress) == (3, 3)
     assert config.queue("a_1").job_claimed_timeout_seconds == 420
     assert config.queue("b_1").job_succeeded_ttl_hours == 1
     assert config.queue("b_1").max_jobs_per_second == 5

@@ -254,6 +254,7 @@ def test_success_archives_a_job_that_nobody_has_begun(jobs):
     answer = jobs.report(job_id, "succeeded", 7)
 
     assert (answer.status, answer.body) == (200, b"")
+    assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
     job = jobs.get(job_id)
     assert (job["status"], job["attempts"]) == ("succeeded", 7)
     assert error(jobs.report(job_id, "succeeded", 7)) == (400, "duplicate_status_request")
@@ -315,6 +316,23 @@ def test_a_job_in_progress_ends_with_the_attempts_it_has(http_service):
     assert jobs.get(job_id)["status"] == "queued"
     with http_service.client() as client:
         assert client.count(row["queue"], JobState.IN_PROGRESS) == 0
+
+
+def test_as_many_jobs_run_as_the_type_says_and_a_report_makes_room(http_service, wait_until):
+    jobs = OneType(http_of(http_service), concurrency=2)
+    ids = {jobs.new() for _ in range(4)}
+    [queue] = [row["queue"] for row in listed(http_service) if row["name"] == jobs.name]
+    with http_service.client() as client:
+        first = [one for _ in range(2) for one in client.dequeue(queue, limit=1, max_wait_ms=9000)]
+        none = client.dequeue(queue, limit=4)
+        running = {job_id for job_id in ids if jobs.get(job_id)["status"] == "in-progress"}
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.dequeue, queue, limit=4, max_wait_ms=9000)
+            jobs.report(running.pop(), "failed", 7)
+            after = waiting.result()
+
+    assert (len(first), none, len(after)) == (2, [], 1)
+    assert len({job.descriptor for job in (*first, *after)}) == 3
 
 
 def listed(deployment: Deployment) -> Any:
