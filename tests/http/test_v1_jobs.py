@@ -85,7 +85,7 @@ def test_a_job_that_is_enqueued_is_shown_as_rickover_does(api, jobs):
 
 
 def test_a_new_job_is_answered_as_queued_though_it_runs_by_then(http_service):
-    jobs = OneType(http_of(http_service))
+    jobs = OneType(http_of(http_service), concurrency=20)
     [row] = [row for row in listed(http_service) if row["name"] == jobs.name]
     with http_service.client() as client, ThreadPoolExecutor(1) as pool:
         for _ in range(10):
