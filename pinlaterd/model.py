@@ -125,6 +125,9 @@ class JobOptions(NamedTuple):
 EXPIRED = "expired"  # why a job failed: also the last word of its custom status then
 
 
+MOST_BACKOFF_DOUBLINGS = 24  # half a year, which every store can hold
+
+
 class Job(NamedTuple):
     """A job as a client enqueues it. `run_after_ms` None means now, by the shard's clock; `options`
     None is a usual job."""
@@ -207,6 +210,12 @@ class JobDescriptor(NamedTuple):
             return None
         queue, shard, priority, local_id = match.groups()
         return cls(queue, shard, int(priority), int(local_id))
+
+
+def backoff_ms(attempts: int, left: int) -> int:
+    """Return the pause before the next attempt of a job that had `attempts`, and has so many left:
+    2, 4, 8 … seconds, as Rickover's."""
+    return 1000 << min(max(attempts - left, 0), MOST_BACKOFF_DOUBLINGS)
 
 
 def claim_source(claim_descriptor: str) -> str | None:

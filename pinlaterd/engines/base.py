@@ -575,10 +575,12 @@ class StorageEngine(Protocol):
         limit: int,
         now_ms: int,
         claimed_after_ms: int = NO_TIME_MS,
+        backoff_attempts: int = 0,
     ) -> Expired:
         """End claims last renewed between `claimed_after_ms` and `claimed_before_ms`, both
         excluded: PENDING with one attempt less and run-after `now_ms`, or FAILED with 0 remaining
-        (keeping the claim as a record)."""
+        (keeping the claim as a record). `backoff_attempts`, if not 0, is what the jobs had at
+        first: the next attempt comes after the pause that `backoff_ms` says."""
 
     @property
     def expiring(self) -> Collection[str]:

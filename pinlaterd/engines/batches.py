@@ -23,10 +23,20 @@ from pinlaterd.engines.base import (
     KeyHolder,
     Requeued,
 )
-from pinlaterd.model import EXPIRED, Job, JobKey, Payload, new_record
+from pinlaterd.model import EXPIRED, Job, JobKey, Payload, backoff_ms, new_record
 
 _NOBODY: frozenset[int] = frozenset()
 _Place = tuple[str, int]  # queue and priority
+
+
+# --- claims that time out -------------------------------------------------------------------
+
+
+def retry_at(now_ms: int, backoff_attempts: int, attempts_remaining: int) -> int:
+    """Return the run-after of a job whose claim has timed out, as `release_expired` wants it."""
+    if not backoff_attempts:
+        return now_ms
+    return now_ms + backoff_ms(backoff_attempts, attempts_remaining - 1)
 
 
 # --- acks -----------------------------------------------------------------------------------

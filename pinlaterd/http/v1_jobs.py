@@ -41,6 +41,7 @@ from pinlaterd.model import (
     JobOptions,
     JobRecord,
     JobState,
+    backoff_ms,
 )
 
 Names = Mapping[str, str]  # the parts of a path that differ
@@ -53,7 +54,6 @@ _MOST_DATA_BYTES = 100 * 1024
 _ZERO_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _QUEUED = (JobState.PENDING, JobState.IN_PROGRESS)
 _ENDS = {"succeeded": JobState.SUCCEEDED, "failed": JobState.FAILED}
-_LONGEST_BACKOFF_DOUBLINGS = 31
 _ABSENT = -(1 << 16)  # no int16
 
 _archived_already = partial(bad_request, "job_already_archived", "Job has already been archived")
@@ -198,11 +198,10 @@ class JobHandlers:
     async def _decrement(self, job_id: str, job_type: JobType, attempt: int) -> None:
         """Have a job tried again that has `attempt` attempts left."""
         left = attempt - 1
-        doublings = min(job_type.attempts - left, _LONGEST_BACKOFF_DOUBLINGS)
         record = await self._find(job_id) if left > 0 else None
         is_done = False
         if record is not None:
-            delay_ms = round(1000 * 2.0**doublings)
+            delay_ms = backoff_ms(job_type.attempts, left)
             again = FinishInfo(
                 record.descriptor, JobState.PENDING, left, attempt, retry_delay_ms=delay_ms
             )

@@ -16,8 +16,7 @@ from contextlib import suppress
 
 from pinlaterd.client.client import AsyncClient
 from pinlaterd.errors import ConnectionFailed, PinLaterError, QueueNotFound
-from pinlaterd.model import AckInfo, JobRecord, JobState, claim_source
-from pinlaterd.push.pusher import backoff_seconds
+from pinlaterd.model import AckInfo, JobRecord, JobState, backoff_ms, claim_source
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +84,9 @@ class Overdue:
 
 
 def _failure(job: JobRecord, timeout_seconds: float) -> AckInfo:
-    seconds = backoff_seconds(job.attempts_allowed, job.attempts_remaining)
     return AckInfo(
         job.descriptor,
         f"no callback within {timeout_seconds:g} s" + ("; " if job.attempts_remaining > 1 else ""),
-        round(seconds * 1000),
+        backoff_ms(job.attempts_allowed, job.attempts_remaining - 1),
         job.claim_descriptor,
     )

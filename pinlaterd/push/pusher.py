@@ -12,13 +12,13 @@ from pinlaterd.client.handlers import Executor
 from pinlaterd.client.in_flight import InFlight
 from pinlaterd.client.running_job import (
     HANDED_OVER,
-    LONGEST_DELAY_SECONDS,
     RELEASED,
     Ending,
     Outcome,
     RunningJob,
 )
 from pinlaterd.errors import ConnectionFailed, PinLaterError
+from pinlaterd.model import backoff_ms
 from pinlaterd.push.downstream import Answer, Downstreams
 from pinlaterd.push.targets import NotPushable, Target
 from pinlaterd.stats import Stats
@@ -29,11 +29,6 @@ log = logging.getLogger(__name__)
 _AGAIN_SECONDS = (0.5, 1.0)
 # How often a downstream that is down is sent a job, to find out whether it still is.
 _PROBE_SECONDS = 1.0
-
-
-def backoff_seconds(attempts_allowed: int, attempts_remaining: int) -> float:
-    """Return the time until the next attempt: 2, 4, 8 … seconds; Rickover's."""
-    return min(LONGEST_DELAY_SECONDS, 2.0 ** min(64, attempts_allowed - attempts_remaining + 1))
 
 
 class Places:
@@ -148,7 +143,7 @@ class Pusher(Executor):
         return Outcome(
             Ending.FAILED if is_last else Ending.RETRIED,
             f"downstream {answer.failure}" + ("" if is_last else "; "),
-            backoff_seconds(job.attempts_allowed, job.attempts_remaining),
+            backoff_ms(job.attempts_allowed, job.attempts_remaining - 1) / 1000,
         )
 
     def _note(self, answer: Answer) -> None:

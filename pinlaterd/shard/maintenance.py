@@ -369,7 +369,11 @@ class Maintenance:
 
     def _end_claims(self, queue: str, limit: int, **claimed_ms: int) -> int:
         now_ms = self._clock.now_ms()
-        result = self._engine.release_expired(queue, limit=limit, now_ms=now_ms, **claimed_ms)
+        job_type = self._state.config.job_types.get(queue)
+        attempts = 0 if job_type is None else job_type.attempts
+        result = self._engine.release_expired(
+            queue, limit=limit, now_ms=now_ms, backoff_attempts=attempts, **claimed_ms
+        )
         self._note_ended(queue, result.retried, result.failed, now_ms)
         return len(result.retried) + result.failed
 

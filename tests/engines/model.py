@@ -30,7 +30,7 @@ from pinlaterd.engines.base import (
     Requeued,
     StoredJob,
 )
-from pinlaterd.engines.batches import keys_of
+from pinlaterd.engines.batches import keys_of, retry_at
 from pinlaterd.model import (
     ALL_QUEUES,
     Job,
@@ -346,13 +346,20 @@ class ModelEngine:
         limit: int,
         now_ms: int,
         claimed_after_ms: int = NO_TIME_MS,
+        backoff_attempts: int = 0,
     ) -> Expired:
         expired = [
             row
             for row in self.rows(queue, JobState.IN_PROGRESS)
             if claimed_after_ms < row.updated_at_ms < claimed_before_ms
         ][:limit]
-        retried = [requeued for row in expired for requeued in row.end_attempt(now_ms, now_ms)]
+        retried = [
+            requeued
+            for row in expired
+            for requeued in row.end_attempt(
+                now_ms, retry_at(now_ms, backoff_attempts, row.attempts_remaining)
+            )
+        ]
         return Expired(retried, len(expired) - len(retried))
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from datetime import UTC, datetime
 
+from pinlaterd.config.schema import JOB_TYPE_TIMEOUT_SECONDS, Config, JobType, ShardSettings
 from pinlaterd.model import Job, JobOptions, JobState
 from tests.shard.conftest import SHARD
 
@@ -67,6 +69,22 @@ def test_a_claim_that_bears_a_time_to_come_has_its_whole_time_out(make_shard, cl
         clock.advance(seconds)
         maintain(successor)
         assert successor.state(job) is state
+
+
+def test_after_a_time_out_the_next_attempt_of_a_job_type_waits(shard):
+    made = JobType("mail", "mail", datetime(2026, 1, 1, tzinfo=UTC), "at_least_once", attempts=3)
+    shards = {shard.service.name: ShardSettings(shard.service.name)}
+    shard.service.follow(Config(shards=shards, job_types={"mail": made}))
+    shard.enqueue(Job(b"a", attempts_allowed=3))
+    shard.dequeue()
+    shard.clock.advance(JOB_TYPE_TIMEOUT_SECONDS - INTERVAL + 0.1)
+    maintain(shard)
+
+    at_once = shard.dequeue()
+    shard.clock.advance(2)
+
+    assert at_once == []
+    assert [job.body for job in shard.dequeue()] == [b"a"]
 
 
 def test_jobs_that_come_back_are_told_to_routers(shard):

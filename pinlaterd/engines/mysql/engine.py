@@ -33,6 +33,7 @@ from pinlaterd.engines.base import (
     StoredJob,
     TableLimits,
 )
+from pinlaterd.engines.batches import retry_at
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.mysql.batch import (
     HELD,
@@ -339,6 +340,7 @@ class MysqlEngine(Store, StorageEngine):
         limit: int,
         now_ms: int,
         claimed_after_ms: int = NO_TIME_MS,
+        backoff_attempts: int = 0,
     ) -> Expired:
         tables = self._tables_to_sweep(queue, JobState.IN_PROGRESS)
 
@@ -350,7 +352,12 @@ class MysqlEngine(Store, StorageEngine):
                     break
                 statement = _oldest_claims(table, claimed_after_ms, claimed_before_ms, limit - done)
                 held = held_in(tx.read([statement]))
-                attempts = [FailedAttempt(claim, tx.now_ms) for claim in held.values()]
+                attempts = [
+                    FailedAttempt(
+                        claim, retry_at(tx.now_ms, backoff_attempts, claim.attempts_remaining)
+                    )
+                    for claim in held.values()
+                ]
                 retried += fail_attempts(tx, table, attempts)
                 done += len(attempts)
             return Expired(retried, failed=done - len(retried))

@@ -240,11 +240,13 @@ class RedisEngine(Store, StorageEngine):
         limit: int,
         now_ms: int,
         claimed_after_ms: int = NO_TIME_MS,
+        backoff_attempts: int = 0,
     ) -> Expired:
-        arguments = (self.known(queue), claimed_after_ms, claimed_before_ms, limit, now_ms)
-        failed, *flat = self.write(scripts.RELEASE_EXPIRED, *arguments, *self._priorities)
-        retried = _keys(flat)
-        return Expired([Requeued(p, PendingKey(now_ms, i)) for p, i in retried], failed)
+        times = (claimed_after_ms, claimed_before_ms, limit, now_ms, backoff_attempts)
+        found = self.write(scripts.RELEASE_EXPIRED, self.known(queue), *times, *self._priorities)
+        failed, *flat = map(int, found)
+        each = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+        return Expired([Requeued(p, PendingKey(at_ms, i)) for p, i, at_ms in each], failed)
 
     @property
     def expiring(self) -> Collection[str]:

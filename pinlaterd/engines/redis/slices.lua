@@ -112,10 +112,14 @@ function scripts.delete_found()
   return deleted
 end
 
+local MOST_BACKOFF_DOUBLINGS = 24
+
 -- End claims last renewed between two times. Arguments: those times in ms, limit, now_ms,
--- priorities. Returns how many failed for good, then priority and id of the others.
+-- backoff_attempts, priorities. Returns how many failed for good, then priority, id and run-after of
+-- the others.
 function scripts.release_expired()
   local after, before_ms, limit, now = take_number(), take_number(), take_number(), take_number()
+  local backoff_attempts = take_number()
   -- A foreign writer's score may be of no time.
   local least = '-inf'
   if after >= -LATEST_ORDERED_MS then
@@ -129,9 +133,15 @@ function scripts.release_expired()
       local function expire(id, since, claim)
         local job = jobs.read(queue, id, false)
         job.cd, job.ra = claim or job.cd, job.ra or since
-        if jobs.fail(queue, priority, id, job, now, job.cs, now) then
+        local retry_ms = now
+        if backoff_attempts > 0 then
+          local doublings = math.max(0, backoff_attempts - (job.ar or 1) + 1)
+          retry_ms = now + 1000 * 2 ^ math.min(doublings, MOST_BACKOFF_DOUBLINGS)
+        end
+        if jobs.fail(queue, priority, id, job, retry_ms, job.cs, now) then
           result[#result + 1] = priority
           result[#result + 1] = id
+          result[#result + 1] = retry_ms
         else
           failed = failed + 1
         end

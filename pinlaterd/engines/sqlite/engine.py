@@ -28,6 +28,7 @@ from pinlaterd.engines.base import (
     StorageEngine,
     StoredJob,
 )
+from pinlaterd.engines.batches import retry_at
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite.batch import (
     FailedAttempt,
@@ -281,6 +282,7 @@ class SqliteEngine(Store, StorageEngine):
         limit: int,
         now_ms: int,
         claimed_after_ms: int = NO_TIME_MS,
+        backoff_attempts: int = 0,
     ) -> Expired:
         priorities = self.priorities_holding(self.queue_id(queue), JobState.IN_PROGRESS)
         if not priorities:
@@ -295,7 +297,14 @@ class SqliteEngine(Store, StorageEngine):
                 )
                 claims = held_claims(tx, expired).values()
                 ended += len(claims)
-                attempts = [FailedAttempt(one, now_ms, one.custom_status) for one in claims]
+                attempts = [
+                    FailedAttempt(
+                        one,
+                        retry_at(now_ms, backoff_attempts, one.attempts_remaining),
+                        one.custom_status,
+                    )
+                    for one in claims
+                ]
                 retried += fail_attempts(tx, held, sorted(expired), attempts)
         return Expired(retried, failed=ended - len(retried))
 

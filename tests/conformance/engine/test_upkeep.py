@@ -40,6 +40,29 @@ def test_claims_that_bear_times_still_to_come(store: EngineHarness, clock: FakeC
     assert store.states(keys) == [running, JobState.PENDING, running]
 
 
+def test_the_pause_after_a_time_out_doubles(store: EngineHarness, clock: FakeClock):
+    """Where jobs had four attempts at first: each pause counts from those that are left."""
+    keys = store.enqueue(*[Job(b"", attempts_allowed=left) for left in (4, 2, 1, 9)])
+    for key in keys:
+        store.engine.apply(Batch(claims=[claim_op("mail", [store.claim_on(key)])]), store.now_ms)
+    clock.advance(601)
+
+    expired = store.engine.release_expired(
+        "mail",
+        claimed_before_ms=store.now_ms - 600_000,
+        limit=100,
+        now_ms=store.now_ms,
+        backoff_attempts=4,
+    )
+
+    pauses = [(at.local_id, at.run_after_ms - store.now_ms) for _, at in sorted(expired.retried)]
+    first, second, _, other = (key.local_id for key in keys)
+    assert sorted(pauses) == [(first, 2000), (second, 8000), (other, 1000)]
+    assert expired.failed == 1
+    [record] = store.engine.lookup("mail", [keys[1]], include_body=False)
+    assert record.run_after_ms == store.now_ms + 8000
+
+
 def test_a_claim_of_exactly_that_age_holds(store: EngineHarness, clock: FakeClock):
     [claimed] = store.in_progress(b"a")
     clock.advance(600)
