@@ -86,12 +86,16 @@ class Consumer:
         """List the queues that are worked on."""
         return list(self._works)
 
-    def add(self, in_flight: InFlight, executor: Executor) -> None:
-        """Begin to work on the queue of `in_flight`. Raises ValueError if it is worked on, and what
-        `executor.start` raises; then nothing is left of it."""
+    def add(
+        self, in_flight: InFlight, executor: Executor, *, claim_timeout_ms: int | None = None
+    ) -> None:
+        """Begin to work on the queue of `in_flight`; `claim_timeout_ms` is that of this queue.
+        Raises ValueError if it is worked on, and what `executor.start` raises; then nothing is left
+        of it."""
         if in_flight.queue in self._works:
             raise ValueError(f"queue {in_flight.queue!r} is worked on already")
-        work = QueueWork(self, in_flight, executor)
+        lasts_ms = claim_timeout_ms or self.claim_timeout_ms
+        work = QueueWork(self, in_flight, executor, lasts_ms)
         try:
             work.start()
         except BaseException:  # such as no more threads: end those that have begun
@@ -130,14 +134,20 @@ class Consumer:
 class QueueWork:
     """The work on one queue, from `start` until it has ended; it can't be started again."""
 
-    def __init__(self, consumer: Consumer, in_flight: InFlight, executor: Executor) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        in_flight: InFlight,
+        executor: Executor,
+        claim_timeout_ms: int | None,
+    ) -> None:
         self.abandon = in_flight.abandon
         self._in_flight = in_flight
         self._queue = in_flight.queue
         self._client = consumer.client
         self._executor = executor
         self._max_wait_ms = consumer.max_wait_ms
-        self._claim_timeout_ms = consumer.claim_timeout_ms
+        self._claim_timeout_ms = claim_timeout_ms
         self._tell_failed = consumer.fail
         self._loop = asyncio.get_running_loop()
         self._room, self._due, self._stopping = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -148,7 +148,7 @@ class PushProcess(ReportingProcess):
             ahead_seconds=_AHEAD_SECONDS,
             ack_seconds=_ACK_SECONDS,
         )
-        self._consumer.add(in_flight, pusher)
+        self._consumer.add(in_flight, pusher, claim_timeout_ms=target.claim_timeout_ms)
         self._works[queue] = _Work(pusher, asyncio.create_task(overdue.run()))
         log.info("pushing the jobs of %s", queue)
 

@@ -29,6 +29,7 @@ _USER = "jobs"  # Rickover's, at its downstream
 # more, as they wait for their callbacks.
 _REQUESTS = 64
 _MOST_REQUESTS = 1000
+_LATE_SECONDS = 10.0
 
 
 class PushRequest(NamedTuple):
@@ -47,6 +48,7 @@ class Target:
     concurrency: int  # requests at a time
     timeout_seconds: float  # within which a job's end has to be reported
     headers: Mapping[str, str] = field(repr=False)
+    claim_timeout_ms: int | None = None  # None: as the queue says
     is_trusted = False  # whether the URL may name any host
 
     async def request(self, job: RunningJob) -> PushRequest:
@@ -68,7 +70,7 @@ class Target:
 class JobTypeTarget(Target):
     """Rickover's: the downstream is told a job by its type and id, and its data."""
 
-    ids: JobIds = field(compare=False, repr=False)
+    ids: JobIds = field(compare=False, repr=False, kw_only=True)
     is_trusted = True
 
     async def request(self, job: RunningJob) -> PushRequest:
@@ -147,7 +149,7 @@ def _type_target(
         _requests_at_a_time(job_type.queue, config),
         config.server.push_timeout_seconds,
         headers,
-        ids,
+        ids=ids,
     )
 
 
@@ -169,7 +171,10 @@ def _target(queue: str, push: PushSettings, config: Config) -> Target:
         headers["Authorization"] = _authorization(_secret(push.auth_file))
     timeout_seconds = min(push.timeout_seconds, push.callback_seconds)
     requests = _requests_at_a_time(queue, config)
-    return Target(queue, push.url, requests, timeout_seconds, headers)
+    # Time-outs are looked for now and then; a claim that ends before that costs the backoff.
+    claim_seconds = max(push.callback_seconds, timeout_seconds + _LATE_SECONDS)
+    claim_ms = round(claim_seconds * 1000)
+    return Target(queue, push.url, requests, timeout_seconds, headers, claim_ms)
 
 
 def _authorization(secret: str) -> str:

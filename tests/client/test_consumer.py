@@ -74,6 +74,24 @@ def test_queues_come_and_go_while_others_are_worked_on(client, queue, wait_until
     assert not errors
 
 
+def test_claims_of_a_queue_last_as_long_as_is_said_for_it(client, queue, wait_until):
+    async def handle(job: RunningJob) -> str:
+        return f"{job.claimed.claim_timeout_seconds} s"
+
+    async def work() -> list[str]:
+        async with client.asynchronous() as calls:
+            consumer = Consumer(calls, max_wait_ms=100, fail=lambda _: None)
+            [handler] = handlers_of(queue, handle).by_queue.values()
+            in_flight = InFlight(queue, client, 1, ahead_seconds=0.1, ack_seconds=0.05)
+            consumer.add(in_flight, TaskExecutor(handler, 1), claim_timeout_ms=7000)
+            made: list[str] = client.enqueue(queue, [b"1"])
+            await asyncio.to_thread(wait_until, lambda: have_ended(client, made))
+            await consumer.remove(queue)
+            return made
+
+    assert records_of(client, asyncio.run(work()))[0].custom_status == "7 s"
+
+
 def test_a_consumer_whose_client_is_closed_says_so_and_ends(client, queue):
     async def handle(job: RunningJob) -> None: ...
 
