@@ -372,7 +372,8 @@ def key_of(queue: str, options: JobOptions | None) -> QueueKey | None:
     """Return the key of a job of `queue` with these options, if it has one."""
     if options is None or options.key is None:
         return None
-    return QueueKey(ALL_QUEUES if options.key_of_all_queues else queue, options.key)
+    scope = ALL_QUEUES if options.key_of_all_queues else queue
+    return new_record(QueueKey, (scope, options.key))
 
 
 class LookupRequest(NamedTuple):

@@ -26,11 +26,18 @@ from pinlaterd.errors import (
     RequestError,
 )
 from pinlaterd.lifecycle import aside
-from pinlaterd.model import EnqueueRequest, Job, KeyedEnqueueResult, Method, QueueKey, key_of
+from pinlaterd.model import (
+    MOST_KEY_BYTES,
+    EnqueueRequest,
+    Job,
+    KeyedEnqueueResult,
+    Method,
+    QueueKey,
+    key_of,
+)
 from pinlaterd.router.call import (
     AllRefused,
     Call,
-    Query,
     Shared,
     ask_all,
     failure,
@@ -40,7 +47,7 @@ from pinlaterd.router.call import (
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import UNUSUAL
-from pinlaterd.rpc.tuned import SLICE, EnqueuePart, enqueue_parts
+from pinlaterd.rpc.tuned import SLICE, CutEnqueue, EnqueuePart, cut_enqueue, enqueue_parts
 from pinlaterd.wire.envelope import GiveUp, KeyQuestion, Op, ShardCall, Status, pack_keys
 from pinlaterd.wire.key_placement import KeyHomes
 from pinlaterd.wire.link import ShardLink
@@ -166,43 +173,64 @@ class SplitEnqueue:
 
 
 class EnqueueByKey:
-    """One enqueue of which some jobs have keys. All jobs are validated before any is stored. A job
-    whose key no former shard holds is stored by the responsible one, or found to exist there."""
+    """One enqueue of which some jobs have keys. A job whose key no former shard holds is stored by
+    the responsible one, or found to exist there. All are validated before any is stored, but for
+    what only a store has against a job."""
 
     def __init__(self, call: Call, shared: Shared) -> None:
         self._call = call
         self._shared = shared
         self._shards = shared.shards
         self._most = shared.settings.enqueue_split_jobs
-        self._queue = ""
+        self._cut = CutEnqueue(EnqueueRequest("", ()), (), b"")
         self._jobs: Sequence[Job] = ()
+        self._keys: Sequence[QueueKey | None] = ()  # of each job
         # Of each job: its descriptor and whether it existed, or why it is not stored.
         self._outcomes: dict[int, tuple[str, bool] | PinLaterError] = {}
 
     async def run(self) -> None:
         """Carry it out and answer it."""
         call, shards = self._call, self._shards
-        _, context, request = await call.decode(self._shared)
-        request = cast("EnqueueRequest", request)
-        query = Query(Method.ENQUEUE, context, call.deadline, len(call.message))
-        self._queue, self._jobs = request.queue, request.jobs
-        if not any(key_of(self._queue, job.options) for job in self._jobs):
+        self._cut = await self._read()
+        queue, self._jobs = self._cut.request
+        self._keys = [key_of(queue, job.options) for job in self._jobs]
+        if not any(self._keys):
             await SplitEnqueue(call, self._shared).run()
             return
         if not shards.homes.placement.enqueueable:
             raise no_place_to_enqueue(shards, {})
-        await self._validate(shards.homes)
+        if not self._are_usual():
+            await self._validate(shards.homes)
         while len(self._outcomes) < len(self._jobs):
             homes = shards.homes
             await self._for_each(self._ask_former, homes, self._by_former(homes))
             by_shard = self._by_responsible(homes)
-            await self._for_each(partial(self._store, query), homes, by_shard)
+            await self._for_each(self._store, homes, by_shard)
             if len(self._outcomes) < len(self._jobs):
                 await shards.try_keys_again(call.deadline, by_shard)
         call.reply(codec.encode_reply(call.peek.head, self._result()))
 
-    def _key(self, place: int) -> QueueKey | None:
-        return key_of(self._queue, self._jobs[place].options)
+    async def _read(self) -> CutEnqueue:
+        message, defaults = self._call.message, self._shared.job_defaults
+        most = self._shared.settings.max_jobs_per_call
+        try:
+            return await aside(len(message), cut_enqueue, message, most, defaults)
+        except UNUSUAL:
+            _, context, request = await self._call.decode(self._shared)
+            message = codec.encode_call(Method.ENQUEUE, 0, context, request)
+            return await aside(len(message), cut_enqueue, message, most, defaults)
+
+    def _are_usual(self) -> bool:
+        """Return whether a shard hardly has anything against any of the jobs."""
+        settings, jobs = self._shared.settings, self._jobs
+        sizes = [len(key.key.encode()) for key in self._keys if key]
+        return (
+            min(sizes) > 0
+            and max(sizes) <= MOST_KEY_BYTES
+            and max([len(job.body) for job in jobs]) <= settings.max_job_body_bytes
+            and {job.priority for job in jobs} <= {*range(1, settings.num_priority_levels + 1)}
+            and min([job.attempts_allowed for job in jobs]) > 0
+        )
 
     def _left(self) -> list[int]:
         """Return the places of the jobs without an outcome."""
@@ -211,8 +239,8 @@ class EnqueueByKey:
     def _by_former(self, homes: KeyHomes) -> dict[str, list[int]]:
         """Divide jobs by the former shards of their keys; a job may be asked of several."""
         found: dict[str, list[int]] = {}
-        for place in self._left():
-            key = self._key(place)
+        for place in self._left() if homes.placement.earlier else ():
+            key = self._keys[place]
             for name in homes.of(key).former if key else ():
                 found.setdefault(name, []).append(place)
         return found
@@ -223,7 +251,7 @@ class EnqueueByKey:
         found: dict[str, list[int]] = {}
         others = []
         for place in self._left():
-            if key := self._key(place):
+            if key := self._keys[place]:
                 found.setdefault(homes.of(key).responsible, []).append(place)
             else:
                 others.append(place)
@@ -266,7 +294,7 @@ class EnqueueByKey:
 
     async def _ask_former(self, homes: KeyHomes, shard: ShardLink, part: Sequence[int]) -> None:
         """Ask a shard that may hold keys from before, which then takes none of them any more."""
-        keys = [key for place in part if (key := self._key(place))]
+        keys = [key for place in part if (key := self._keys[place])]
         question = KeyQuestion(homes.placement.number, keys)
         reply = await shard.ask(ShardCall(pack_keys(question), self._call.deadline, Op.FIND_KEYS))
         if reply.status is not Status.DONE:
@@ -275,13 +303,11 @@ class EnqueueByKey:
             if descriptor:
                 self._outcomes[place] = (descriptor, True)
 
-    async def _store(
-        self, query: Query, homes: KeyHomes, shard: ShardLink, part: Sequence[int]
-    ) -> None:
+    async def _store(self, homes: KeyHomes, shard: ShardLink, part: Sequence[int]) -> None:
         """Store jobs; those that meet another placement there are left without an outcome."""
-        request = EnqueueRequest(self._queue, [self._jobs[place] for place in part])
-        call = await aside(query.size, query.part, request)
-        call.placement, call.give_up = homes.placement.number, GiveUp.NEVER
+        message = await aside(len(self._call.message), self._cut.part, part)
+        call = ShardCall(message, self._call.deadline, whole=False, give_up=GiveUp.NEVER)
+        call.placement = homes.placement.number
         reply = await shard.ask(call)
         if reply.status is Status.STALE:
             return
@@ -301,12 +327,15 @@ class EnqueueByKey:
         return KeyedEnqueueResult(descriptors, existed)
 
 
-def only_key(message: bytes) -> QueueKey | None:
+def only_key(message: bytes, shared: Shared) -> QueueKey | None:
     """Return the key of an enqueue of one job; None if it has none, or can't be read."""
     try:
-        request = cast("EnqueueRequest", codec.decode_call(message, 1).request)
-    except (PinLaterError, ProtocolError):
-        return None
+        request, _, _ = cut_enqueue(message, 1, shared.job_defaults)
+    except UNUSUAL:
+        try:
+            request = cast("EnqueueRequest", codec.decode_call(message, 1).request)
+        except (PinLaterError, ProtocolError):
+            return None
     return key_of(request.queue, request.jobs[0].options)
 
 

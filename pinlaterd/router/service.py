@@ -161,20 +161,27 @@ class RouterService:
 
     def _enqueue_keyed(self, call: Call) -> None:
         """Send one job to the shard that is responsible for its key; more are divided by shard."""
+        sole = self._shards.homes.sole
+        if sole in self._shards.by_name:
+            self._enqueue_at(sole, call)
+            return
         if call.peek.items != 1:
             self._run(call, EnqueueByKey(call, self._shared).run())
             return
-        key, homes = only_key(call.message), self._shards.homes
+        key, homes = only_key(call.message, self._shared), self._shards.homes
         if key is None:
             self._enqueue_on_one_of(self._shards.enqueueable(), call)
             return
         home = homes.of(key)
-        shard = None if home.former else self._shards.by_name.get(home.responsible)
-        if shard is None:
+        if home.former or home.responsible not in self._shards.by_name:
             self._run(call, EnqueueByKey(call, self._shared).run())
-            return
-        call.placement, call.give_up = homes.placement.number, _NEVER
-        shard.call(call, self._enqueued_by_key)
+        else:
+            self._enqueue_at(home.responsible, call)
+
+    def _enqueue_at(self, shard: str, call: Call) -> None:
+        """Have the shard that is responsible for all keys of a call store its jobs."""
+        call.placement, call.give_up = self._shards.homes.placement.number, _NEVER
+        self._shards.by_name[shard].call(call, self._enqueued_by_key)
 
     def _enqueued_by_key(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
         if reply.status is Status.STALE:

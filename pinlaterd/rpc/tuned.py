@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from pinlaterd.model import (
@@ -67,6 +68,8 @@ _PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers(
 )
 _KEY_OF_ALL, _EXPIRES_AT = headers("PinLaterJob", "key_of_all_queues", "expires_at_ms")
 _OPTIONS: Final = JobOptions()
+_OTHERS_OF_OPTIONS: Final = defaults_behind(JobOptions, "key")
+_OPTIONS_AT: Final = Job._fields.index("options") - 1  # behind a body
 _END_OF_JOB: Final = 0
 _APPEND_STATUS, _RETRY_DELAY, _CLAIM, _RETRYABLE = headers(
     "PinLaterJobAckInfo", "append_custom_status", "retry_delay_ms", "claim_descriptor", "retryable"
@@ -173,6 +176,7 @@ def read_jobs(message: bytes, at: int, count: int, defaults: JobDefaults) -> tup
     append, startswith, new = jobs.append, message.startswith, new_record
     if not startswith(FIRST_TEXT, at):
         raise Unusual
+    first = at
     at += 3
     # From behind a body up to the length of the next one.
     between = b""
@@ -184,6 +188,9 @@ def read_jobs(message: bytes, at: int, count: int, defaults: JobDefaults) -> tup
         end = begin + length
         if not size or not startswith(between, end):
             rest, at = _job_rest(message, end, defaults)
+            if rest[_OPTIONS_AT] is not None:
+                read, ends = _jobs_with_options(message, first, count, defaults)
+                return read, ends[-1]
             if not startswith(FIRST_TEXT, at):
                 raise Unusual
             between = message[end : at + 3]
@@ -203,8 +210,52 @@ def read_jobs(message: bytes, at: int, count: int, defaults: JobDefaults) -> tup
     return jobs, at
 
 
+def _jobs_with_options(
+    message: bytes, at: int, count: int, defaults: JobDefaults
+) -> tuple[list[Job], list[int]]:
+    """Read as read_jobs does, where jobs differ in their keys, too; return where each ends."""
+    jobs: list[Job] = []
+    ends: list[int] = []
+    startswith, new = message.startswith, new_record
+    # From behind a body up to the length of the key.
+    between = b""
+    size = 0
+    for _ in range(count):
+        if not startswith(FIRST_TEXT, at):
+            raise Unusual
+        begin = at + 7
+        end = begin + U32(message, at + 3)[0]
+        options: JobOptions | None
+        if size and startswith(between, end):
+            key_begin = end + size + 4
+            at = key_begin + U32(message, key_begin - 4)[0]
+            if message[at] == _END_OF_JOB:
+                key = message[key_begin:at].decode()
+                options = new(JobOptions, (key, *_OTHERS_OF_OPTIONS))
+            else:
+                options, at = _job_options(message, end + size - len(KEY))
+        else:
+            fields, options_at = _job_fields(message, end, defaults)
+            options, at = _job_options(message, options_at)
+            between = message[end : options_at + len(KEY)]
+            size = len(between) if between.endswith(KEY) else 0
+        jobs.append(new(Job, (message[begin:end], *fields, options, *_OTHERS_OF_JOB)))
+        at += 1
+        ends.append(at)
+    return jobs, ends
+
+
 def _job_rest(message: bytes, at: int, defaults: JobDefaults) -> tuple[tuple[Any, ...], int]:
     """Return all fields of a job but its body, and where it ends."""
+    fields, at = _job_fields(message, at, defaults)
+    options = _JOB.options
+    if message[at] != _END_OF_JOB:
+        options, at = _job_options(message, at)
+    return (*fields, options, *_OTHERS_OF_JOB), at + 1
+
+
+def _job_fields(message: bytes, at: int, defaults: JobDefaults) -> tuple[tuple[Any, ...], int]:
+    """Return the fields of a job behind its body and before its options, and where they end."""
     priority, attempts = defaults
     run_after_ms, status = _JOB.run_after_ms, _JOB.custom_status
     tag = message[at : at + 3]
@@ -224,10 +275,7 @@ def _job_rest(message: bytes, at: int, defaults: JobDefaults) -> tuple[tuple[Any
         begin = at + 7
         at = begin + U32(message, at + 3)[0]
         status = message[begin:at].decode()
-    options = _JOB.options
-    if message[at] != _END_OF_JOB:
-        options, at = _job_options(message, at)
-    return (priority, run_after_ms, attempts, status, options, *_OTHERS_OF_JOB), at + 1
+    return (priority, run_after_ms, attempts, status), at
 
 
 def _job_options(message: bytes, at: int) -> tuple[JobOptions | None, int]:
@@ -403,6 +451,35 @@ def enqueue_parts(
         begin = end
     if message[begin:] != _END_ALL:
         raise Unusual
+
+
+class CutEnqueue(NamedTuple):
+    """An enqueue with each job as the bytes that came, too."""
+
+    request: EnqueueRequest
+    pieces: Sequence[bytes]
+    head: bytes
+
+    def part(self, places: Sequence[int]) -> bytes:
+        """Return some of the jobs as a call of their own."""
+        pieces = [self.pieces[place] for place in places]
+        return b"".join((self.head, pack_u32(len(pieces)), *pieces, _END_ALL))
+
+
+def cut_enqueue(message: bytes, most: int, defaults: Mapping[str, JobDefaults]) -> CutEnqueue:
+    """Read an enqueue of at most `most` jobs. Raises one of UNUSUAL."""
+    _, _, at = read_call_head(message)
+    _, queue, at = _context_and_queue(message, at)
+    tag, count = TAG4_U32(message, at)
+    if tag != JOBS or count > most:
+        raise Unusual
+    begin = at + 8
+    of_queue = defaults.get(queue, _USUAL_DEFAULTS)
+    jobs, ends = _jobs_with_options(message, begin, count, of_queue)
+    if message[ends[-1] if ends else begin :] != _END_ALL:
+        raise Unusual
+    pieces = [message[start:end] for start, end in pairwise((begin, *ends))]
+    return CutEnqueue(EnqueueRequest(queue, jobs), pieces, message[: at + 4])
 
 
 def dequeue_without_acks(message: bytes) -> bytes:

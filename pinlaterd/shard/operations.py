@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import chain, islice, repeat
+from itertools import chain, compress, islice, repeat
 from typing import Any, TypeVar, cast
 
 from pinlaterd.engines.base import (
@@ -158,11 +158,10 @@ class Commit:
         held = iter(holders)
         for call in self.keyed[op.queue]:
             call.holders = list(islice(held, len(call.jobs)))
-        pairs = zip(op.jobs, holders, strict=True)
-        new = [(job, holder.local_id) for job, holder in pairs if not holder.existed]
-        if new:
-            jobs, local_ids = zip(*new, strict=True)
-            state.stored(op.queue, jobs, local_ids, now_ms)
+        is_new = [not holder.existed for holder in holders]
+        if any(is_new):
+            local_ids = [holder.local_id for holder in compress(holders, is_new)]
+            state.stored(op.queue, list(compress(op.jobs, is_new)), local_ids, now_ms)
 
 
 def _all_jobs(calls: Sequence[Enqueue]) -> list[Job]:

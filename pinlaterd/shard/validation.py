@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
+from operator import itemgetter
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import Acks, Checkpoint, Finish, Limits, TableLimits
@@ -31,7 +32,6 @@ from pinlaterd.model import (
     DequeueRequest,
     EnqueueRequest,
     Job,
-    JobOptions,
     JobState,
     RetryFailedRequest,
     ScanKey,
@@ -43,6 +43,7 @@ from pinlaterd.model import (
 SOURCE_BYTES = 120
 _LEAST_CLAIM_TIMEOUT_MS = 1_000  # maintenance looks once a second
 _LARGEST_I32 = 2**31 - 1
+_usual_fields = itemgetter(slice(1, Job._fields.index("options")))  # but the body
 _LARGEST_I64 = 2**63 - 1
 _MOST_REGEX_CHARS = 10_000  # the loop waits until its searcher has taken the call
 
@@ -83,8 +84,10 @@ class Rules:
         check_source(context.source, InvalidEnqueue)
         most_body, levels = self._body_bytes, self._levels
         latest, most_status = self._limits.run_after_ms, self._limits.custom_status_chars
-        too_long = with_options = False
-        for _, group in groupby(request.jobs, all_but_first):
+        too_long = False
+        # Where jobs have options, each mostly has others.
+        with_options = have_options = bool(request.jobs and request.jobs[0].options)
+        for _, group in groupby(request.jobs, _usual_fields if have_options else all_but_first):
             alike = list(group)
             job = alike[0]
             if (
@@ -92,7 +95,7 @@ class Rules:
                 or not 0 < job.priority <= levels
                 or not 0 < job.attempts_allowed <= _LARGEST_I32
                 or not 0 <= (job.run_after_ms or 0) <= latest
-                or not (job.options is None or self._can_be(job.options))
+                or not all(map(self._has_right_options, alike if have_options else (job,)))
             ):
                 for index, each in enumerate(request.jobs):
                     self._explain(f"jobs[{index}]", each)
@@ -123,14 +126,16 @@ class Rules:
         if job.options is not None:
             expires_at = f"{where}.expiresAtTimestampMillis"
             _check_range(expires_at, job.options.expires_at_ms, 0, latest, InvalidEnqueue)
-            if not self._can_be(job.options):
+            if not self._has_right_options(job):
                 raise InvalidEnqueue(
                     f"{where}.key has {len((job.options.key or '').encode())} bytes; "
                     f"a key has 1 to {MOST_KEY_BYTES}"
                 )
 
-    def _can_be(self, options: JobOptions) -> bool:
-        key, expires_at_ms, of_all_queues = options
+    def _has_right_options(self, job: Job) -> bool:
+        if job.options is None:
+            return True
+        key, expires_at_ms, of_all_queues = job.options
         is_key = not of_all_queues if key is None else 0 < len(key.encode()) <= MOST_KEY_BYTES
         return is_key and 0 <= (expires_at_ms or 0) <= self._limits.run_after_ms
 

@@ -83,10 +83,13 @@ class KeyHomes:
     def __init__(self, placement: KeyPlacement) -> None:
         self.placement = placement
         self._homes: dict[int, Home] = {}  # by slot
+        is_sole = len(placement.enqueueable) == 1 and not placement.earlier
+        self.sole = placement.enqueueable[0] if is_sole else ""  # where all keys are
 
     def of(self, key: QueueKey) -> Home:
         """Return where a key is."""
-        slot = zlib.crc32("\0".join(key).encode()) % _SLOTS
+        queue, name = key
+        slot = zlib.crc32(f"{queue}\0{name}".encode()) % _SLOTS
         home = self._homes.get(slot)
         if home is None:
             home = self._homes[slot] = self._home(slot)

@@ -130,6 +130,19 @@ def whole(message: bytes) -> Request:
     return EnqueueRequest(request.queue if request.jobs else "", list(request.jobs))
 
 
+@given(calls(SLICED, USUAL), FORMS)
+def test_an_enqueue_that_is_cut_has_the_jobs_that_it_had(call, strict):
+    message = write_message(*call, strict=strict)
+    jobs = whole(message).jobs  # type: ignore[union-attr]
+
+    cut = tuned.cut_enqueue(message, UNLIMITED, {})
+    places = range(len(jobs))[::-2]
+
+    assert list(cut.request.jobs) == list(jobs)
+    part: Any = codec.decode_call(cut.part(places)).request
+    assert (part.queue, list(part.jobs)) == (cut.request.queue, [jobs[place] for place in places])
+
+
 @given(st.one_of(calls(SLICED, USUAL), calls(SLICED, UNORDERED), calls(SLICED, WRONG)), FORMS)
 def test_what_is_decoded_in_slices_is_what_is_decoded_whole(call, strict):
     message = write_message(*call, strict=strict)
