@@ -16,6 +16,7 @@ from pinlaterd.config.layout import JOB_TYPES_FILE
 from pinlaterd.config.schema import Config, JobType
 
 _AGAIN_SECONDS = 2.0  # a configuration that was written is mostly active by then
+_FOLLOW_SECONDS = 2.0  # by then all servers follow it
 
 
 class JobTypes:
@@ -31,9 +32,19 @@ class JobTypes:
         self._by_name: Mapping[str, JobType] = {one.name: one for one in config.job_types.values()}
         self._by_queue: Mapping[str, JobType] = config.job_types
         self.newest_first = config.newest_job_types()
+        self._others_create = bool(config.server.cluster)
         self._changed.set()
 
     def get(self, name: str) -> JobType | None:
+        return self._by_name.get(name)
+
+    async def find(self, name: str) -> JobType | None:
+        """Return a type; one that was created on another server a moment ago is waited for."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FOLLOW_SECONDS if self._others_create else 0):
+                while name not in self._by_name:
+                    self._changed.clear()
+                    await self._changed.wait()
         return self._by_name.get(name)
 
     def of_queue(self, queue: str) -> JobType | None:

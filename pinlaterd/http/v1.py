@@ -212,7 +212,7 @@ class V1:
         return json_response([job_type_answer(one) for one in self._job_types.newest_first])
 
     async def _show_type(self, _request: web.Request, names: Names) -> web.Response:
-        found = self._job_types.get(names["name"])
+        found = await self._job_types.find(names["name"])
         if found is None:
             raise not_found()
         return json_response(job_type_answer(found))

@@ -86,7 +86,7 @@ class JobHandlers:
             title = "Data parameter is too large (100KB max)"
             raise RestError(413, "entity_too_large", title, instance="")
         name = names["name"]
-        job_type = self._job_types.get(name)
+        job_type = await self._job_types.find(name)
         if job_type is None:
             title, path = f"Job type {name} not found", f"/v1/jobs/{name}"
             raise RestError(404, "job_type_not_found", title, instance=path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pinlaterd.config.password import hash_password
+from pinlaterd.config.schema import queue_of_type
 from pinlaterd.deployment.files import write_deployment
 from tests.checker.clients import CLAIM_SECONDS
 from tests.checker.shim import control_shim, load_shim
@@ -39,6 +40,9 @@ CLUSTER = "test"
 THRIFT_PORT, STATS_PORT = 9010, 9999
 MYSQL_SHARDS, REDIS_SHARDS, SQLITE_SHARDS = ("1", "2"), ("3", "4"), ("5",)
 SHARDS = (*MYSQL_SHARDS, *REDIS_SHARDS, *SQLITE_SHARDS)
+# Of Rickover's, whose jobs a downstream gets; and for how long their claims hold.
+JOB_TYPE = "charge-card"
+PUSHED_CLAIM_SECONDS = {queue_of_type(JOB_TYPE): 5.0}
 # Jobs a second of queues that have a limit.
 RATES = {"rate_half": 0.5, "rate_10": 10.0, "rate_200": 200.0}
 MOVABLE_SHARDS = (*MYSQL_SHARDS, *REDIS_SHARDS)
@@ -165,9 +169,10 @@ class Site:
         (etc / "shards.yaml").write_text(json.dumps({"shards": self._shards()}))
         with (etc / "pinlaterd.yaml").open("a") as file:
             file.writelines(f"{key}: {value}\n" for key, value in self._settings().items())
+        claim_seconds = {**CLAIM_SECONDS, PROBE: PROBE_CLAIM_SECONDS, **PUSHED_CLAIM_SECONDS}
         queues = {
             queue: {"job_claimed_timeout_seconds": seconds}
-            for queue, seconds in {**CLAIM_SECONDS, PROBE: PROBE_CLAIM_SECONDS}.items()
+            for queue, seconds in claim_seconds.items()
         } | {queue: {"max_jobs_per_second": rate} for queue, rate in RATES.items()}
         (etc / "queues.yaml").write_text(json.dumps({"queues": queues}))
         first.command("cluster", "init", str(first.folder), *self._options(first))

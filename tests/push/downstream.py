@@ -46,7 +46,7 @@ class _Server(ThreadingHTTPServer):
 class Downstream:
     """`act` says what each request is answered with; it may take its time."""
 
-    def __init__(self, act: Act, port: int) -> None:
+    def __init__(self, act: Act, port: int, host: str = "127.0.0.1") -> None:
         self.act = act
         self.received: list[Received] = []
         downstream = self
@@ -62,7 +62,7 @@ class Downstream:
             def log_message(self, *_: object) -> None:
                 """Nothing is logged."""
 
-        self._server = _Server(("127.0.0.1", port), Handler)
+        self._server = _Server((host, port), Handler)
         self.port = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -83,9 +83,11 @@ class Downstream:
 
 
 @contextmanager
-def downstream(act: Act = lambda _: None, *, port: int = 0) -> Iterator[Downstream]:
-    """A downstream that serves on a port of loopback; 0: a free one."""
-    made = Downstream(act, port)
+def downstream(
+    act: Act = lambda _: None, *, port: int = 0, host: str = "127.0.0.1"
+) -> Iterator[Downstream]:
+    """A downstream that serves on a port of `host`; 0: a free one."""
+    made = Downstream(act, port, host)
     thread = threading.Thread(target=made._server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -48,6 +48,7 @@ class PostgreSQL:
         data = folder / "data"
         _run("initdb", "-D", str(data), "-U", USER, "-A", "trust", "--no-sync").check_returncode()
         options = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", str(folder)]
+        options += ["-c", "dynamic_shared_memory_type=mmap"]  # in its folder, whatever ends it
         self._process = subprocess.Popen(
             _command("postgres", "-D", str(data), *options),
             stdin=subprocess.DEVNULL,
