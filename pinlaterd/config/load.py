@@ -43,6 +43,7 @@ from pinlaterd.config.schema import (
     MAX_GLOB_CHARS,
     MAX_PORT,
     MOST_JOB_TYPE_CHARS,
+    PORT_ENVIRONMENT,
     ROLES,
     USER_NAME,
     AccessToken,
@@ -129,6 +130,9 @@ def _read_server(file: FileReader, local: Section) -> ServerSettings:
     if local.values.get("cluster") and "server_set_file" in given:
         problem = "the servers of a cluster divide the rates without it; remove it"
         section.problem("server_set_file", problem)
+    port = os.environ.get(PORT_ENVIRONMENT, "")
+    if "http_port" not in given and port.isdecimal() and 0 < int(port) <= MAX_PORT:
+        given["http_port"] = int(port)
     if not given.get(_DOWNSTREAM):
         given[_DOWNSTREAM] = _read_downstream(file)
     return ServerSettings(**given, admin_password_hash=_read_hash(section))

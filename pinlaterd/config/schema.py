@@ -30,6 +30,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 HASH_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD_HASH"
 # Rickover's names.
 DOWNSTREAM_ENVIRONMENT = "DOWNSTREAM_URL"
+PORT_ENVIRONMENT = "PORT"  # of the HTTP interface, where no file says it
 DOWNSTREAM_AUTH_ENVIRONMENT = "DOWNSTREAM_WORKER_AUTH"
 # Owners renew their leases once a second: a shorter one would end by an accident.
 LEAST_LEASE_SECONDS = 3

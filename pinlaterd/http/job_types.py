@@ -7,8 +7,9 @@ process follows a configuration that has it: by then no other of its name can.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from pinlaterd.config import edit
@@ -59,17 +60,32 @@ class JobTypes:
         """Add a type, and return once it is active; False if there is one of its name. An edit that
         came second, after one on another server, is made again. Raises ConfigError, and
         TimeoutError if it is not active within `seconds`."""
-        if made.name in self._by_name or not await self._add(made):
+        if made.name in self._by_name:
+            return False
+        add = partial(edit.add_job_type, self._path.parent, made)
+        is_added = await self._carry_out(add, lambda: made.name in self._by_name, seconds)
+        return is_added and self._by_name[made.name] == made
+
+    async def change(self, wanted: JobType, *, seconds: float) -> None:
+        """Give a type other numbers, in the same way."""
+        settings = {"attempts": wanted.attempts, "concurrency": wanted.concurrency}
+        change = partial(edit.set_job_type, self._path.parent, wanted.name, settings)
+        await self._carry_out(change, lambda: self._by_name.get(wanted.name) == wanted, seconds)
+
+    async def _carry_out(
+        self, change: Callable[[], bool], is_active: Callable[[], bool], seconds: float
+    ) -> bool:
+        """Make a change to the file, and return once it is active; False if it makes none."""
+        if not await asyncio.to_thread(change):
             return False
         mine = self._path.read_bytes()
         async with asyncio.timeout(seconds):
-            while made.name not in self._by_name:
+            while not is_active():
                 self._changed.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _AGAIN_SECONDS)
-                if edit.drop_lost(self._path, mine) and await self._add(made):
+                if edit.drop_lost(self._path, mine):
+                    if not await asyncio.to_thread(change):
+                        break
                     mine = self._path.read_bytes()
-        return self._by_name[made.name] == made
-
-    async def _add(self, made: JobType) -> bool:
-        return await asyncio.to_thread(edit.add_job_type, self._path.parent, made)
+        return True

@@ -2,7 +2,7 @@
 
     POST   /v1/jobs                       create a job type
     GET    /v1/jobs/{id}                  a job
-    GET    /v1/jobs/{name}                a job type
+    GET    /v1/jobs/{name}                a job type; PATCH changes its numbers
     PUT    /v1/jobs/{name}/{id}           enqueue a job
     POST   /v1/jobs/{name}/{id}           report what became of it
     GET    /v1/jobs/{name}/{id}           a job
@@ -18,6 +18,7 @@ and a method that it does not take are refused before anybody is asked who calls
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import logging
 import os
@@ -70,7 +71,6 @@ _NAME = r"(?P<name>[^\t\n\f\r /]+)"
 _ID = r"(?P<id>(?:job_)?[^\t\n\f\r /]{20,40}|random_id)"
 _PREFIXED_ID = r"(?P<id>job_[^\t\n\f\r /]+)"
 _RESERVED_NAME = "meta.shutdown"
-_MOST_ONCE = "at_most_once"
 
 
 class _Operation(NamedTuple):
@@ -106,12 +106,13 @@ class V1:
         self._allows_insecure = os.environ.get("ALLOW_UNENCRYPTED_PROXY_TRAFFIC") == "true"
         jobs, archive = JobHandlers(client, job_types), Archive(client, job_types)
         create, show = _Operation("operate", self._create_type), _Operation("view", self._show_type)
+        change = _Operation("operate", self._change_type)
         self._routes = [
             _Route(re.compile(pattern + r"\Z"), operations)
             for pattern, operations in (
                 ("/v1/jobs", {"POST": create}),
                 (f"/v1/jobs/{_PREFIXED_ID}", {"GET": _Operation("view", jobs.show)}),
-                (f"/v1/jobs/{_NAME}", {"GET": show}),
+                (f"/v1/jobs/{_NAME}", {"GET": show, "PATCH": change}),
                 (
                     f"/v1/jobs/{_NAME}/{_ID}",
                     {
@@ -126,7 +127,7 @@ class V1:
                 ),
                 ("/v1/archived-jobs", {"GET": _Operation("view", archive.show)}),
                 ("/v2/job-types", {"GET": _Operation("view", self._list_types), "POST": create}),
-                (f"/v2/job-types/{_NAME}", {"GET": show}),
+                (f"/v2/job-types/{_NAME}", {"GET": show, "PATCH": change}),
                 ("/", {"GET": _Operation("view", self._show_home)}),
             )
         ]
@@ -226,11 +227,29 @@ class V1:
         try:
             is_new = await self._job_types.create(made, seconds=self._follow_seconds)
         except TimeoutError:
-            title = "The job type is stored, and usable once the coordinator is back"
-            raise unavailable(title) from None
+            raise _not_active() from None
         if not is_new:
             raise exists
         return json_response(job_type_answer(made), HTTPStatus.CREATED)
+
+    async def _change_type(self, request: web.Request, names: Names) -> web.Response:
+        found, fields = self._job_types.get(names["name"]), Fields(await body_of(request))
+        if found is None:
+            raise not_found()
+        attempts = fields.get("attempts", INT16, found.attempts)
+        concurrency = fields.get("concurrency", INT16, found.concurrency)
+        wanted = dataclasses.replace(found, attempts=attempts, concurrency=concurrency)
+        _check(wanted)
+        try:
+            await self._job_types.change(wanted, seconds=self._follow_seconds)
+        except TimeoutError:
+            raise _not_active() from None
+        return json_response(job_type_answer(wanted))
+
+
+_not_active = partial(
+    unavailable, "The job type is stored, and usable once the coordinator is back"
+)
 
 
 def _new_type(fields: Fields) -> JobType:
@@ -247,17 +266,23 @@ def _new_type(fields: Fields) -> JobType:
         raise missing("delivery_strategy")
     if strategy not in DELIVERY_STRATEGIES:
         raise bad_request("invalid_delivery_strategy", f"Invalid delivery strategy: {strategy}")
-    if strategy == _MOST_ONCE and attempts > 1:
-        title = f"A job type that is {_MOST_ONCE} has one attempt"
-        raise bad_request("invalid_attempts", title)
-    for field, value in (("attempts", attempts), ("concurrency", concurrency)):
-        if value < 1:
-            raise bad_request("invalid_parameter", f"{field} must be 1 or more, got {value}")
+    now = datetime.now(UTC)
+    made = JobType(name, queue_of_type(name), now, strategy, attempts, concurrency)
+    _check(made)
     if len(name) > MOST_JOB_TYPE_CHARS or "\0" in name:
         title = f"A name has at most {MOST_JOB_TYPE_CHARS} characters, none of them zero"
         raise bad_request("invalid_parameter", title)
-    now = datetime.now(UTC)
-    return JobType(name, queue_of_type(name), now, strategy, attempts, concurrency)
+    return made
+
+
+def _check(made: JobType) -> None:
+    """Raise RestError if its numbers are wrong."""
+    if made.attempts > 1 and not made.is_retried:
+        title = f"A job type that is {made.delivery_strategy} has one attempt"
+        raise bad_request("invalid_attempts", title)
+    for field, value in (("attempts", made.attempts), ("concurrency", made.concurrency)):
+        if value < 1:
+            raise bad_request("invalid_parameter", f"{field} must be 1 or more, got {value}")
 
 
 # --- who calls ------------------------------------------------------------------------------

@@ -66,6 +66,15 @@ def test_http_on_this_machine_needs_no_users(etc, host):
     assert load_config(etc).users == {}
 
 
+def test_the_environment_gives_the_http_port_that_no_file_gives(etc, monkeypatch):
+    monkeypatch.setenv("PORT", "9090")
+    from_environment = load_config(etc).server.http_port
+    (etc / "pinlaterd.yaml").write_text("http_port: 9013\n")
+
+    assert from_environment == 9090
+    assert load_config(etc).server.http_port == 9013
+
+
 def test_every_mistake_of_every_file_is_told_at_once(etc):
     (etc / "pinlaterd.yaml").write_text("prt: 9010\nport: 99999\nhost: [a]\nport: 1\n")
     (etc / "shards.yaml").write_text("shards:\n  1:\n    engine: mysqll\n  a_b: {}\n")

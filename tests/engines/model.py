@@ -23,6 +23,8 @@ from pinlaterd.engines.base import (
     EnqueueOp,
     Expired,
     ExpiredJobs,
+    Finished,
+    FinishOp,
     KeyedEnqueueOp,
     KeyHolder,
     Limits,
@@ -33,6 +35,7 @@ from pinlaterd.engines.base import (
 from pinlaterd.engines.batches import keys_of, retry_at
 from pinlaterd.model import (
     ALL_QUEUES,
+    FinishOutcome,
     Job,
     JobKey,
     JobOptions,
@@ -124,6 +127,7 @@ class ModelEngine:
             [self._enqueue(op, now_ms) for op in batch.enqueues],
             keyed=[self._enqueue_keyed(op, now_ms) for op in batch.keyed],
             claims=[self._claim(op, now_ms) for op in batch.claims],
+            finishes=[self._finish(op, now_ms) for op in batch.finishes],
         )
 
     def _held(self, queue: str, key: JobKey, claim: str | None) -> Row | None:
@@ -184,6 +188,26 @@ class ModelEngine:
             row.pending_since_ms = now_ms
             requeued += [row.requeued] if one.move_to_pending else []
         return CheckpointResult(done, len(op.checkpoints) - done, requeued, missed)
+
+    def _finish(self, op: FinishOp, now_ms: int) -> Finished:
+        finished = Finished([], [], [])
+        for one in op.finishes:
+            row = self.jobs[op.queue].get(one.key)
+            state, left = (row.state, row.attempts_remaining) if row else (None, 0)
+            outcome = one.judge(state, left)
+            finished.outcomes.append(outcome)
+            if row is None or outcome is not FinishOutcome.DONE:
+                continue
+            finished.left_pending.extend([one.key] if state is JobState.PENDING else [])
+            text = one.append_custom_status
+            before = "" if text and self.limits.acks_replace_status else row.custom_status
+            row.custom_status = self._cut(before + text)
+            row.attempts_remaining = one.attempts_remaining
+            if one.state is JobState.PENDING:
+                row.run_after_ms = now_ms + one.retry_delay_ms
+            row.become(one.state, now_ms)
+            finished.requeued.extend([row.requeued] if one.state is JobState.PENDING else [])
+        return finished
 
     def _release(self, op: ReleaseOp) -> list[Requeued]:
         requeued = []

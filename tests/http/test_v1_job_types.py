@@ -154,6 +154,23 @@ def test_what_is_not_there_is_told_as_by_rickover(api, method, path, expected):
     assert "Allow" not in answer.headers
 
 
+def test_the_numbers_of_a_type_can_be_changed(api):
+    wanted = a_type()
+    made = api.post("/v1/jobs", wanted).body
+    path = f"/v1/jobs/{wanted['name']}"
+
+    answers = [
+        api.call("PATCH", path, {"concurrency": 9}),
+        api.call("PATCH", f"/v2/job-types/{wanted['name']}", {"attempts": 2}),
+        api.call("PATCH", path, {}),
+    ]
+
+    assert [answer.status for answer in answers] == [200] * 3
+    assert answers[-1].body == {**made, "concurrency": 9, "attempts": 2} == api.get(path).body
+    assert error(api.call("PATCH", path, {"attempts": -1})) == (400, "invalid_parameter")
+    assert error(api.call("PATCH", "/v1/jobs/no-such-type", {})) == (404, "not_found")
+
+
 def test_options_names_the_methods(api):
     answer = api.call("OPTIONS", "/v1/jobs")
 

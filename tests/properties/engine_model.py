@@ -30,6 +30,8 @@ from pinlaterd.engines.base import (
     Checkpoint,
     CheckpointOp,
     EnqueueOp,
+    Finish,
+    FinishOp,
     KeyedEnqueueOp,
     Release,
     ReleaseOp,
@@ -114,7 +116,7 @@ class QueueMachine(RuleBasedStateMachine):
         for one, other in zip(found.acks, expected.acks, strict=True):
             assert one[:3] == other[:3]
             assert sorted(one.requeued) == sorted(other.requeued)
-        for name in ("checkpoints", "releases", "keyed", "claims"):
+        for name in ("checkpoints", "releases", "keyed", "claims", "finishes"):
             of_ops = [list(map(_plain, getattr(each, name))) for each in (found, expected)]
             assert of_ops[0] == of_ops[1]
 
@@ -216,6 +218,25 @@ class QueueMachine(RuleBasedStateMachine):
             for key in self.draw_keys(data, JobState.IN_PROGRESS)
         ]
         self.apply(Batch(checkpoints=[CheckpointOp(QUEUE, source, checkpoints)]))
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), state=st.sampled_from([JobState.PENDING, JobState.IN_PROGRESS]))
+    def finish(self, data: st.DataObject, state: JobState) -> None:
+        finishes = [
+            Finish(
+                key,
+                data.draw(st.sampled_from([state for state in JobState if state != 1])),
+                data.draw(st.integers(1, 3)),
+                data.draw(st.none() | st.integers(0, 3)),
+                compares_pending=data.draw(st.booleans()),
+                retry_delay_ms=data.draw(st.integers(0, 2_000)),
+                append_custom_status=data.draw(texts),
+            )
+            for key in dict.fromkeys(self.draw_keys(data, state))
+        ]
+        middle = data.draw(st.integers(0, len(finishes)))
+        ops = [FinishOp(QUEUE, finishes[:middle]), FinishOp(QUEUE, finishes[middle:])]
+        self.apply(Batch(finishes=[*ops, FinishOp(QUEUE, finishes[:1])]))
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
