@@ -130,7 +130,8 @@ class ShardLink:
         self._clock = clock
         self._max_bytes = max_bytes
         self._return_seconds = return_seconds
-        self._expected_until = 0.0  # monotonic; of use while not welcomed
+        # Monotonic; of use while not welcomed. A shard that is new here serves already.
+        self._expected_until = clock.monotonic() + return_seconds
         self._bytes_in_flight = 0
         self._in_flight: dict[int, ShardCall] = {}
         self._next_call_id = 0

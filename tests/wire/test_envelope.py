@@ -39,6 +39,7 @@ CALLS = st.builds(
     lowest_priority=st.integers(0, 127),
     whole=st.booleans(),
     most_bytes=U32,
+    placement=st.integers(0, 2**63),
 )
 REPLIES = st.builds(
     ReplyEntry,
