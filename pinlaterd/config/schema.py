@@ -560,7 +560,7 @@ class PushSettings:
         "file with USER:PASSWORD, or a bearer token, relative to the deployment's folder",
         characters(0, 4096),
     )
-    headers: Mapping[str, str] = field(default_factory=dict)  # of each request
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # of each request
 
 
 # What a user may do: each may also do what `view` may; `admin` may do everything.

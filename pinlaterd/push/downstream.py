@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import logging
+import os
 import socket
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -14,6 +16,8 @@ from aiohttp.abc import ResolveResult
 
 from pinlaterd import __version__
 from pinlaterd.config.push_hosts import PushHosts
+
+log = logging.getLogger(__name__)
 
 USER_AGENT = f"pinlaterd/{__version__}"
 # Rickover's. A downstream that has not answered by then has taken the job.
@@ -72,6 +76,7 @@ class Downstreams:
     """Posts to downstreams, in one event loop. `hosts` None: any host, as an operator named it."""
 
     def __init__(self, hosts: PushHosts | None) -> None:
+        self._is_traced = os.environ.get("DEBUG_HTTP_TRAFFIC") == "true"
         self._resolver = None if hosts is None else _Resolver(hosts)
         self._connector = connector = aiohttp.TCPConnector(
             limit=0, keepalive_timeout=_IDLE_SECONDS, resolver=self._resolver
@@ -88,11 +93,16 @@ class Downstreams:
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Send a job, once, and say what became of it. It follows no redirects."""
+        if self._is_traced:
+            log.info("POST %s %r", url, body)
         try:
             async with self._session.post(
                 url, data=body, headers=headers, allow_redirects=False
             ) as response:
-                return _judge(response.status, await _read(response))
+                received = await _read(response)
+                if self._is_traced:
+                    log.info("%s answered %d %r", url, response.status, received)
+                return _judge(response.status, received)
         except aiohttp.ConnectionTimeoutError:
             return Answer("can't be connected to: no answer", is_down=True)
         except TimeoutError:
