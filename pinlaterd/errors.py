@@ -98,6 +98,16 @@ class EnqueueRejected(RequestError):
     code = ErrorCode.ENQUEUE_REJECTED
 
 
+class QueueFull(EnqueueRejected):
+    """As many jobs of the queue are PENDING as its max_pending allows."""
+
+    def __init__(self, queue: str, retry_after_ms: int) -> None:
+        super().__init__(
+            f"overloaded: queue {queue!r} holds as many pending jobs as its max_pending allows; "
+            f"retry after {retry_after_ms} ms"
+        )
+
+
 class InvalidEnqueue(EnqueueRejected):
     """InvalidRequest, found in an enqueue."""
 

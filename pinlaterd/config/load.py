@@ -213,7 +213,9 @@ def _read_hash(section: Section) -> str:
 # --- queues.yaml ------------------------------------------------------------------------------
 
 _QUEUE_SETTINGS = {**_SERVER_SETTINGS, **settings_of(QueueSettings)}
-_COUNTS = dict.fromkeys(("max_in_progress", "default_attempts", "default_priority"), int)
+_COUNTS = dict.fromkeys(
+    ("max_in_progress", "max_pending", "default_attempts", "default_priority"), int
+)
 _FLOATS = dict.fromkeys(get_type_hints(QueueSettings), float)
 _QUEUE_KINDS: Mapping[str, type] = {**_FLOATS, "paused": bool, **_COUNTS}
 # What PinLater's form may hold; all but the rate is ours.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pinlaterd.config.layout import DATA, ETC, LOCAL_FILE, SERVER_FILE
 from pinlaterd.errors import address_of
-from pinlaterd.model import JobDefaults
+from pinlaterd.model import JobDefaults, JobState
 
 T = TypeVar("T")
 
@@ -527,6 +527,11 @@ class QueueSettings:
         "jobs that are IN_PROGRESS at a time, over all shards (0 stops dequeues)",
         Between(0, 1_000_000_000),
     )
+    max_pending: int | None = _setting(
+        None,
+        "jobs that are PENDING, over all shards, beyond which enqueues are rejected",
+        Between(0, 1_000_000_000_000),
+    )
     default_attempts: int | None = _setting(
         None, "attempts of a job that is enqueued without any", Between(1, 2**31 - 1)
     )
@@ -651,6 +656,12 @@ class Config:
     def newest_job_types(self) -> Sequence[JobType]:
         """List the job types, the newest first."""
         return sorted(self.job_types.values(), key=lambda one: one.created_at, reverse=True)
+
+    def limits_of(self, state: JobState) -> Mapping[str, int]:
+        """Return how many jobs may be in a state, by the queues where that is limited."""
+        setting = "max_pending" if state is JobState.PENDING else "max_in_progress"
+        found = {name: getattr(queue, setting) for name, queue in self.queues.items()}
+        return {name: limit for name, limit in found.items() if limit is not None}
 
     def job_defaults(self) -> Mapping[str, JobDefaults]:
         """Return the queues whose jobs have others than the usual defaults, with these."""

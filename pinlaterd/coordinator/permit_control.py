@@ -21,10 +21,11 @@ import msgspec
 
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
-from pinlaterd.config.schema import Config, QueueSettings
+from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.permits import NotedPermits, PermitAllocator
 from pinlaterd.coordinator.server_rates import member_number
 from pinlaterd.lifecycle import process_place
+from pinlaterd.model import JobState
 from pinlaterd.wire.control import ControlServer, PermitGrant, PermitReport
 
 if TYPE_CHECKING:
@@ -60,48 +61,52 @@ class PermitControl:
         self._in_cluster = bool(config.server.cluster)
         self._view = ("", "")  # the member nodes of the leader and of this server
         self._peers: Peers | None = None
-        self._reported: dict[str, _Reported] = {}  # by shard; in a cluster
+        self._reported: dict[tuple[str, JobState], _Reported] = {}  # by shard; in a cluster
         self._granted: list[tuple[bytes, PermitGrant]] = []  # by the leader, not passed on yet
-        self._allocator: PermitAllocator | None = None  # None: another server leads
+        self._allocators: Mapping[JobState, PermitAllocator] = {}  # empty: another server leads
         if not self._in_cluster:
             self._lead(_read_notes(), clock.now_ms())
 
     def _lead(self, noted: Collection[NotedPermits], number: int) -> None:
-        self._allocator = PermitAllocator(self._clock, self._is_running, noted, number)
+        self._allocators = {
+            state: PermitAllocator(self._clock, self._is_running, noted, number, state)
+            for state in (JobState.IN_PROGRESS, JobState.PENDING)
+        }
         self.configure(self._config)
 
     def configure(self, config: Config) -> None:
         """Divide the limits of `config` over its shards."""
         self._config = config
-        if self._allocator is not None:
-            self._allocator.configure(limits_of(config.queues), config.shards)
+        for state, allocator in self._allocators.items():
+            allocator.configure(config.limits_of(state), config.shards)
 
     # --- shards of this server -----------------------------------------------------------------
 
     def heard(self, peer: bytes, report: PermitReport) -> None:
         """Take what a shard here reports."""
         if self._in_cluster:
-            before = self._reported.get(report.shard)
+            place = report.shard, report.state
+            before = self._reported.get(place)
             whole = report
             if before is not None and before.peer == peer:
                 queues = {**before.report.queues, **report.queues}
                 whole = msgspec.structs.replace(report, queues=queues)
             at = -math.inf if before is None else before.relayed_at
-            self._reported[report.shard] = _Reported(peer, whole, at)
-        if self._allocator is not None:
-            self._allocator.heard(peer, report)
+            self._reported[place] = _Reported(peer, whole, at)
+        if self._allocators:
+            self._allocators[report.state].heard(peer, report)
         else:
             self._relay(report)
 
     def heartbeat(self, peer: bytes) -> None:
         """A process here lives that has nothing to say of permits."""
-        if self._allocator is not None:
-            self._allocator.heartbeat(peer)
-            return
         now = self._clock.monotonic()
-        for shard, reported in self._reported.items():
-            if reported.peer == peer and now - reported.relayed_at >= _RELAY_SECONDS:
-                self._reported[shard] = reported._replace(relayed_at=now)
+        for allocator in self._allocators.values():
+            allocator.heartbeat(peer)
+        for place, reported in self._reported.items():
+            is_due = reported.peer == peer and now - reported.relayed_at >= _RELAY_SECONDS
+            if is_due and not self._allocators:
+                self._reported[place] = reported._replace(relayed_at=now)
                 self._relay(reported.report)
 
     def _relay(self, report: PermitReport) -> None:
@@ -115,7 +120,7 @@ class PermitControl:
         """Follow who leads the cluster, by member nodes."""
         if (leader, own) == self._view:
             return
-        self._view, self._peers, self._allocator = (leader, own), peers, None
+        self._view, self._peers, self._allocators = (leader, own), peers, {}
         if own and leader == own:
             self._lead((), member_number(own) << _GRANT_BITS)
         for reported in list(self._reported.values()):
@@ -123,12 +128,12 @@ class PermitControl:
 
     def heard_elsewhere(self, peer: bytes, report: PermitReport) -> None:
         """Take what a shard of another server reports."""
-        if self._allocator is not None:
-            self._allocator.heard(_REMOTE + peer, report)
+        if self._allocators:
+            self._allocators[report.state].heard(_REMOTE + peer, report)
 
     def heard_grant(self, sender: str, grant: PermitGrant) -> None:
         """Take a grant of the coordinator of the member node `sender`."""
-        reported = self._reported.get(grant.shard)
+        reported = self._reported.get((grant.shard, grant.state))
         if sender == self._view[0] and reported is not None:
             self._granted.append((reported.peer, grant))
 
@@ -137,9 +142,10 @@ class PermitControl:
     def act(self, control: ControlServer) -> bool:
         """Send what follows from all that was heard; return whether there was anything."""
         grants, self._granted = self._granted, []
-        if self._allocator is not None:
-            grants += self._allocator.due_grants()
-            self._note(self._allocator)
+        for allocator in self._allocators.values():
+            grants += allocator.due_grants()
+        if not self._in_cluster and any(one.note_due for one in self._allocators.values()):
+            self._note()
         for peer, grant in grants:
             if not peer.startswith(_REMOTE):
                 control.send(peer, grant)
@@ -147,11 +153,9 @@ class PermitControl:
                 self._peers.reply(peer.removeprefix(_REMOTE), grant)
         return bool(grants)
 
-    def _note(self, allocator: PermitAllocator) -> None:
-        if self._in_cluster or not allocator.note_due:
-            return
+    def _note(self) -> None:
         try:
-            _write_notes(allocator.holdings())
+            _write_notes([n for one in self._allocators.values() for n in one.holdings()])
             self._note_failed = False
         except OSError as error:
             # A coordinator that comes after us has to rely on what shards report.
@@ -162,27 +166,19 @@ class PermitControl:
     @property
     def next_look(self) -> float:
         """When something is due, if nothing is heard before, in monotonic seconds."""
-        return math.inf if self._allocator is None else self._allocator.next_look
+        return min([one.next_look for one in self._allocators.values()], default=math.inf)
 
     def problems(self) -> Sequence[str]:
         """List for `status` what keeps jobs from being begun."""
-        unknown = () if self._allocator is None else self._allocator.unknown()
+        unknown = sorted({s for one in self._allocators.values() for s in one.unknown()})
         now = self._clock.monotonic()
         if not unknown:
             self._unknown_since = now
         if now - self._unknown_since < _PATIENCE_SECONDS:
             return ()
         names = ", ".join(unknown)
-        return [f"max_in_progress: what shard {names} holds is not known; nothing more is begun"]
-
-
-def limits_of(queues: Mapping[str, QueueSettings]) -> dict[str, int]:
-    """Return the most jobs that may be IN_PROGRESS, by limited queue."""
-    return {
-        queue: settings.max_in_progress
-        for queue, settings in queues.items()
-        if settings.max_in_progress is not None
-    }
+        what = f"limits: how many jobs shard {names} holds is not known"
+        return [f"{what}; until it serves, no shard gets more of queues that have them"]
 
 
 def _read_notes() -> Collection[NotedPermits]:

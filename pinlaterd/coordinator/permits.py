@@ -16,7 +16,8 @@ there (`held`): its permits or, if these were cut below, the jobs that it has.
 While jobs wait for permits, these are divided in proportion to the jobs that are in the state or
 ready to be; each shard with such jobs has one at least. Where there are fewer permits than such
 shards, they go round: the one that had none for the longest time is next. What nobody needs is
-spread evenly, for jobs to come. Nothing is cut while no job waits.
+spread evenly, for jobs to come. Nothing is cut while no job waits. Room for PENDING jobs
+(`max_pending`) is divided in the same way, but evenly: enqueues go to any shard.
 
 Without sockets and files; time is asked through what is passed in.
 """
@@ -29,6 +30,7 @@ from typing import NamedTuple
 
 from pinlaterd.clock import Clock
 from pinlaterd.coordinator.processes import SILENT_SECONDS
+from pinlaterd.model import JobState
 from pinlaterd.wire.control import (
     GrantedPermits,
     HeldPermits,
@@ -38,14 +40,13 @@ from pinlaterd.wire.control import (
 
 # How long permits stay where they are while jobs wait elsewhere.
 TURN_SECONDS = 0.05
-# Permits move if a shard has less than this part of what it is to have.
-_WORTH_MOVING = 0.9
 _CONFIRM_SECONDS = 1.0  # after which a grant is held for lost, and another is sent
 
 
 class NotedPermits(NamedTuple):
     """The most jobs of a queue that may be on a shard."""
 
+    state: JobState
     queue: str
     shard: str
     held: int
@@ -86,10 +87,11 @@ class _Shard(NamedTuple):
 
 
 class _Limited:
-    """A limited queue. `order`: who is served first until `turn_ends`, while there are fewer
-    permits than shards that want one."""
+    """A queue whose jobs are limited in one state. `order`: who is served first until `turn_ends`,
+    while there are fewer permits than shards that want one."""
 
-    __slots__ = ("holders", "limit", "order", "turn_ends")
+    # Permits move if a shard has less than this part of what it is to have.
+    worth_moving = 0.9
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -101,6 +103,14 @@ class _Limited:
         """Let those be first that got permits the longest time ago."""
         self.order = sorted(live, key=lambda shard: live[shard].served_at)
         self.turn_ends = now + TURN_SECONDS
+
+    def is_contested(self, live: Mapping[str, _Holder], _rest: int) -> bool:
+        """Return whether shards are to return what they do not need."""
+        return len(live) > 1 and any(one.told.waits for one in live.values())
+
+    def is_told(self, holder: _Holder, permits: int, *, contested: bool) -> bool:
+        """Return whether a shard need not hear that permits are `contested`."""
+        return holder.sent.contested or not contested or not permits
 
     def targets(
         self, live: Mapping[str, _Holder], rest: int, *, contested: bool
@@ -121,6 +131,44 @@ class _Limited:
         parts.append(proportional(spare, dict.fromkeys(sorted(live), 1)))
         return {shard: sum(part.get(shard, 0) for part in parts) for shard in live}
 
+    def starves(self, live: Mapping[str, _Holder], targets: Mapping[str, int]) -> bool:
+        """Return whether jobs wait on a shard that is to have more permits."""
+        return any(
+            one.told.waits and one.told.permits < self.worth_moving * targets[shard]
+            for shard, one in live.items()
+            if one.confirmed
+        )
+
+
+class _Room(_Limited):
+    """A queue whose PENDING jobs are limited: enqueues go to any shard, so what is left is spread
+    evenly, but for what an enqueue waits for."""
+
+    worth_moving = 1.0
+
+    def is_contested(self, live: Mapping[str, _Holder], rest: int) -> bool:
+        """Return whether no shard has room for what waits."""
+        free = rest - sum(one.told.used for one in live.values())
+        wanted = [one.told.ready for one in live.values() if one.told.waits]
+        return bool(wanted) and free < min(wanted)
+
+    def is_told(self, holder: _Holder, _permits: int, *, contested: bool) -> bool:
+        return holder.sent.contested is contested
+
+    def targets(
+        self, live: Mapping[str, _Holder], rest: int, *, contested: bool
+    ) -> Mapping[str, int]:
+        """Divide room for `rest` jobs over the live shards."""
+        targets = {shard: one.told.used for shard, one in live.items()}
+        free = max(0, rest - sum(targets.values()))
+        for shard, one in live.items():
+            if one.told.ready <= free:
+                targets[shard] += one.told.ready
+                free -= one.told.ready
+        for shard, jobs in proportional(free, dict.fromkeys(sorted(live), 1)).items():
+            targets[shard] += jobs
+        return targets
+
 
 class PermitAllocator:
     """Takes what shards report, gives the grants to send. Times are monotonic seconds."""
@@ -131,15 +179,17 @@ class PermitAllocator:
         is_running: Callable[[int], bool],
         noted: Iterable[NotedPermits] = (),
         first_number: int = 0,
+        state: JobState = JobState.IN_PROGRESS,
     ) -> None:
-        """`is_running`: whether there is a process of that pid. `noted`: by the coordinator
-        before. Grants have numbers above `first_number`."""
+        """`state`: whose jobs are limited. `is_running`: whether there is a process of that pid.
+        `noted`: by the coordinator before. Grants have numbers above `first_number`."""
+        self.state = state
         self._clock = clock
         self._is_running = is_running
         self._queues: dict[str, _Limited] = {}
         self._shards: dict[str, _Shard | None] = {}  # None: it has not reported yet
         self._number = first_number
-        self._noted = {(note.queue, note.shard): note.held for note in noted}
+        self._noted = {(note.queue, note.shard): note.held for note in noted if note.state is state}
         self._first: Mapping[tuple[str, str], int] = dict(self._noted)
         self._changed: set[str] = set()  # queues to be looked at
         self._looks: dict[str, float] = {}  # when others are
@@ -157,7 +207,8 @@ class PermitAllocator:
         for queue, limit in limits.items():
             limited = self._queues.get(queue)
             if limited is None:
-                limited = self._queues[queue] = _Limited(limit)
+                kind = _Room if self.state is JobState.PENDING else _Limited
+                limited = self._queues[queue] = kind(limit)
                 known = {s: self._first[queue, s] for s in shards if (queue, s) in self._first}
                 limited.holders = {s: _Holder(held, known=True) for s, held in known.items()}
             limited.limit = limit
@@ -218,7 +269,7 @@ class PermitAllocator:
             for shard, granted in self._allocate(queue, now).items():
                 grants.setdefault(shard, {})[queue] = granted
         return [
-            (of.peer, PermitGrant(shard, queues))
+            (of.peer, PermitGrant(shard, self.state, queues))
             for shard, queues in grants.items()
             if (of := self._shards[shard]) is not None
         ]
@@ -231,7 +282,7 @@ class PermitAllocator:
     def holdings(self) -> Sequence[NotedPermits]:
         """List what may be held."""
         found = [
-            NotedPermits(queue, shard, holder.held)
+            NotedPermits(self.state, queue, shard, holder.held)
             for queue, limited in self._queues.items()
             for shard, holder in limited.holders.items()
             if holder.known
@@ -260,13 +311,13 @@ class PermitAllocator:
         is_known = all(_is_known(limited, shard) for shard in self._shards)
         # Below 0 once a limit was lowered: then not even a new owner has what the one before held.
         free = limited.limit - held if is_known else min(0, limited.limit - held)
-        contested = len(live) > 1 and any(one.told.waits for one in live.values())
+        contested = limited.is_contested(live, rest)
         if contested:
             if now >= limited.turn_ends:
                 limited.begin_turn(live, now)
             self._look_at(queue, limited.turn_ends)
         targets = limited.targets(live, rest, contested=contested)
-        may_cut = held > limited.limit or (contested and _starves(live, targets))
+        may_cut = held > limited.limit or limited.starves(live, targets)
         grants = {}
         for shard, holder in live.items():
             if not holder.confirmed and now - holder.sent_at <= _CONFIRM_SECONDS:
@@ -283,7 +334,7 @@ class PermitAllocator:
                 free -= max(0, permits - holder.held)
             elif may_cut:
                 permits = target
-            is_told = holder.sent.contested or not contested or not permits
+            is_told = limited.is_told(holder, permits, contested=contested)
             if holder.confirmed and permits == before and is_told:
                 continue
             if permits > before:
@@ -315,15 +366,6 @@ class PermitAllocator:
 
 def _is_known(limited: _Limited, shard: str) -> bool:
     return shard in limited.holders and limited.holders[shard].known
-
-
-def _starves(live: Mapping[str, _Holder], targets: Mapping[str, int]) -> bool:
-    """Return whether jobs wait on a shard that is to have more permits, by a tenth at least."""
-    return any(
-        one.told.waits and one.told.permits < _WORTH_MOVING * targets[shard]
-        for shard, one in live.items()
-        if one.confirmed
-    )
 
 
 def proportional(whole: int, weights: Mapping[str, int]) -> Mapping[str, int]:

@@ -160,6 +160,7 @@ _QUEUE_EXAMPLES = {
     "max_jobs_per_second": "100",
     "paused": "false",
     "max_in_progress": "10",
+    "max_pending": "1000000",
     "default_attempts": "2",
     "default_priority": "1",
 }

@@ -105,6 +105,7 @@ class LimitsBody(_Request, frozen=True, kw_only=True):
 
     max_jobs_per_second: Annotated[float, Meta(ge=0, le=1000000000)] | UnsetType | None = UNSET
     max_in_progress: Annotated[int, Meta(ge=0, le=1000000000)] | UnsetType | None = UNSET
+    max_pending: Annotated[int, Meta(ge=0, le=1000000000000)] | UnsetType | None = UNSET
     default_attempts: Annotated[int, Meta(ge=1, le=2**31 - 1)] | UnsetType | None = UNSET
     default_priority: Annotated[int, Meta(ge=1, le=127)] | UnsetType | None = UNSET
 

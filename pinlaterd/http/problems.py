@@ -10,6 +10,7 @@ those of the Thrift interface, and a few that only HTTP needs (`Code`).
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 CONTENT_TYPE = "application/problem+json"
 # A restart of what is away mostly takes less.
 _RETRY_SECONDS = 1
+_RETRY_AFTER = re.compile(r"retry after ([0-9]{1,9}) ms")
 # `Expected `int`, got `str` - at `$.jobs[...].priority``
 _PLACE = re.compile(r" - at `\$\.?(.*)`\Z")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -141,7 +143,9 @@ def problem_of(error: Exception) -> Problem | None:
     if isinstance(error, ConnectionFailed) and not isinstance(error, OutcomeUnknown):
         detail += "; nothing was done"
     code = kind.code or (error.code.name if isinstance(error, PinLaterError) else "")
-    headers = {"Retry-After": str(_RETRY_SECONDS)} if kind.is_passing else {}
+    wait = _RETRY_AFTER.search(detail)  # the core may say when
+    seconds = math.ceil(int(wait[1]) / 1000) if wait else _RETRY_SECONDS
+    headers = {"Retry-After": str(seconds)} if kind.is_passing else {}
     return Problem(kind.status, code, detail, headers=headers, **members)
 
 

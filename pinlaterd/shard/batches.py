@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import cast
@@ -19,6 +20,7 @@ from pinlaterd.errors import (
     Overloaded,
     PinLaterError,
     ProtocolError,
+    QueueFull,
     QueueGone,
     QueueNotFound,
     ShardConnectionFailed,
@@ -65,6 +67,8 @@ log = logging.getLogger(__name__)
 
 # After so many calls in a row for which a store had no room, the enqueues behind are not tried.
 _REFUSALS_OF_A_FULL_STORE = 10
+# How long an enqueue waits for room that other shards may have, and when a client is to try again.
+_ROOM_SECONDS, _RETRY_AFTER_MS = 0.1, 1000
 _TOO_LATE = "got the call after its deadline"
 _DELETE_QUEUE = Method.DELETE_QUEUE.encode()
 _TAKES_NO_JOBS = "is dequeue-only"
@@ -86,6 +90,8 @@ class Batches:
         self._in_flight: dict[Operation, None] = {}  # neither answered nor in the backlog
         self.unfinished: list[Operation] = []  # those that go on with the next batch
         self._dry_runs: deque[Dequeue] = deque()  # in turn
+        # Enqueues for which there is no room yet, and until when they wait for permits.
+        self._awaiting_room: dict[Enqueue, float] = {}
         self._room = ClaimRoom(state.batch_bytes, JOB_OVERHEAD_BYTES)
         # How many jobs the dequeues of a batch may ask for. What does not fit, because bodies are
         # large, is taken from the index for nothing: then the next batch asks for twice of what
@@ -104,6 +110,7 @@ class Batches:
             operation.fail(told)
         self._in_flight.clear()
         self.unfinished.clear()
+        self._awaiting_room.clear()
         self._dry_runs.clear()
         self.backlog.extendleft(reversed(self._locks.clear()))
 
@@ -135,6 +142,8 @@ class Batches:
                 self._add(batch, operation)
             else:
                 self.unfinished.append(operation)
+        for enqueue in self._enqueues_to_go_on(batch.now):
+            self._add(batch, enqueue)
         self._fill(batch)
         operations = [*batch.writes, *batch.dequeues]
         if not operations:
@@ -185,6 +194,10 @@ class Batches:
             self._put_off([operation], locked, batch.now_ms)
         elif isinstance(operation, Dequeue):
             self._add_dequeue(batch, operation, late=late)
+        elif (
+            self._state.room and isinstance(operation, Enqueue) and not self._fits(batch, operation)
+        ):
+            return
         elif jobs := operation.rows:
             operation.in_commit = jobs
             batch.writes.append(operation)
@@ -228,6 +241,57 @@ class Batches:
             batch.left_out.append(dequeue)
         else:
             self._conclude_empty(dequeue, now_ms)
+
+    # --- room for enqueues -------------------------------------------------------------------
+
+    @property
+    def awaits_room(self) -> bool:
+        """Return whether enqueues wait for permits."""
+        return bool(self._awaiting_room)
+
+    @property
+    def room_due(self) -> float:
+        """When an enqueue has waited for long enough, in monotonic seconds."""
+        return min(self._awaiting_room.values(), default=math.inf)
+
+    def _fits(self, batch: _Batch, enqueue: Enqueue) -> bool:
+        """Take room for the jobs of an enqueue; without it, let the enqueue wait or refuse it."""
+        room, queue, waiting = self._state.room, enqueue.queue, self._awaiting_room
+        until = waiting.pop(enqueue, batch.now + _ROOM_SECONDS)
+        if queue not in room:
+            return True
+        if queue not in batch.room_left:
+            batch.room_left[queue] = room.free(queue)
+        fits = enqueue.rows <= batch.room_left[queue]
+        if fits:
+            batch.room_left[queue] -= enqueue.rows
+        elif batch.now < until and not room.is_contested(queue):
+            waiting[enqueue] = until
+        else:
+            self._refuse_full(enqueue)
+        room.look(queue, waiting=max([e.rows for e in waiting if e.queue == queue], default=0))
+        return fits
+
+    def _refuse_full(self, enqueue: Enqueue) -> None:
+        """Other shards may have room, unless the job's key has its place here."""
+        full, call = QueueFull(enqueue.queue, _RETRY_AFTER_MS), enqueue.call
+        if call.placement:
+            enqueue.fail(full)
+        else:
+            self._replies.refuse(call, full.message.removeprefix("overloaded: "))
+        del self._in_flight[enqueue]
+
+    def _enqueues_to_go_on(self, now: float) -> list[Enqueue]:
+        """List those that have room by now, or none anywhere, or have waited for long enough."""
+        room = self._state.room
+        return [
+            enqueue
+            for enqueue, until in self._awaiting_room.items()
+            if until <= now
+            or enqueue.queue not in room
+            or room.is_contested(enqueue.queue)
+            or room.free(enqueue.queue) >= enqueue.rows
+        ]
 
     # --- its commit --------------------------------------------------------------------------
 
@@ -399,7 +463,8 @@ class _Batch:
         self.left_out: list[Dequeue] = []
         self.jobs = 0
         self.claims_left = most_claims
-        self.permits_left: dict[str, int] = {}  # of limited queues, for jobs that are chosen yet
+        self.permits_left: dict[str, int] = {}  # of limited queues, for jobs to be chosen
+        self.room_left: dict[str, int] = {}  # likewise, for jobs to be stored
 
 
 # --- a call as it arrives -------------------------------------------------------------------

@@ -418,7 +418,8 @@ class ShardLoop:
     def _report_permits(self) -> None:
         """Report until nothing is due: what is granted in answer is to be confirmed at once."""
         while self._service.permits_due:
-            self._control.report_permits(self._service.permit_report())
+            for report in self._service.permit_reports():
+                self._control.report_permits(report)
             self._hear()
 
     def _hear(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from pinlaterd.model import JobState
 from pinlaterd.wire.control import GrantedPermits, HeldPermits
 
 # How soon what changes slowly is reported: demand moves permits within 100 ms.
@@ -42,8 +43,15 @@ class _Limited:
 class Permits:
     """The permits for one state of jobs, by queue. Used by the shard's thread."""
 
-    def __init__(self, used: Callable[[str], int | None], monotonic: Callable[[], float]) -> None:
-        """`used`: how many jobs of a queue are in the state; None while they are counted."""
+    def __init__(
+        self,
+        state: JobState,
+        used: Callable[[str, JobState], int | None],
+        monotonic: Callable[[], float],
+    ) -> None:
+        """`used`: how many jobs of a queue are in a state; None while they are counted."""
+        self.state = state
+        self._hands_back = state is JobState.IN_PROGRESS
         self._used = used
         self._monotonic = monotonic
         self._is_open = False
@@ -82,7 +90,7 @@ class Permits:
     def free(self, queue: str) -> int:
         """Count the jobs that may be taken into the state now, of a limited queue."""
         limited = self._queues[queue]
-        limited.used = self._used(queue) if self._is_open else None
+        limited.used = self._used(queue, self.state) if self._is_open else None
         return limited.free
 
     def permitted(self, queue: str, ready: Sequence[int]) -> Sequence[int]:
@@ -99,6 +107,19 @@ class Permits:
             allowed.append(min(jobs, left))
             left -= allowed[-1]
         return tuple(allowed)
+
+    def look(self, queue: str, *, waiting: int | None = None) -> None:
+        """Have it reported soon if more or fewer jobs are in the state by now, or wait to be."""
+        limited = self._queues.get(queue)
+        if limited is not None:
+            if waiting is not None:
+                limited.ready = waiting
+            self.free(queue)
+            self._look(queue, limited)
+
+    def is_contested(self, queue: str) -> bool:
+        """Return whether jobs wait for permits of a limited queue, here or elsewhere."""
+        return self._queues[queue].contested
 
     # --- what the coordinator is told and grants -----------------------------------------------
 
@@ -141,7 +162,7 @@ class Permits:
         """Note when what has changed is to be reported."""
         if limited.used is None:
             return
-        if limited.contested:
+        if limited.contested and self._hands_back:
             limited.permits = min(limited.permits, limited.used + limited.ready)
         held, told = _held(limited, limited.used), limited.told
         if held == told:
@@ -149,8 +170,9 @@ class Permits:
         is_urgent = (
             told is None
             or held.permits != told.permits
-            or held.used > held.permits  # others wait for what is to become free
+            or (self._hands_back and held.used > held.permits)  # others wait for these jobs' ends
             or (held.waits and not told.waits)
+            or (limited.contested and held.used < told.used)  # others may have it
         )
         due = -math.inf if is_urgent else limited.told_at + _REPORT_SECONDS
         self._due[queue] = min(due, self._due.get(queue, math.inf))

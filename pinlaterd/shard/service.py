@@ -108,21 +108,34 @@ class ShardService:
     @property
     def permits_due(self) -> bool:
         """Return whether the coordinator has to hear of permits now."""
-        return self._state.permits.due <= self._clock.monotonic()
+        return self._permits_at <= self._clock.monotonic()
+
+    @property
+    def _permits_at(self) -> float:
+        return min(self._state.permits.due, self._state.room.due)
 
     def grant(self, grant: PermitGrant) -> None:
         """Follow the permits that the coordinator grants."""
-        followed = self._state.permits.grant(grant.queues)
-        self._state.touched.update(queue for queue in followed if queue in self._state.ready)
+        state = self._state
+        if grant.state is JobState.PENDING:
+            state.room.grant(grant.queues)
+            return
+        followed = state.permits.grant(grant.queues)
+        state.touched.update(queue for queue in followed if queue in state.ready)
 
     def report_permits(self) -> None:
         """Have all permits be reported: the coordinator may know nothing of them."""
-        self._state.permits.report_all()
+        for permits in (self._state.permits, self._state.room):
+            permits.report_all()
 
-    def permit_report(self) -> PermitReport:
+    def permit_reports(self) -> Sequence[PermitReport]:
         """Take what is to be reported of permits by now."""
-        permits = self._state.permits.report()
-        return PermitReport(self.name, os.getpid(), self.incarnation, permits)
+        about = (self.name, os.getpid(), self.incarnation)
+        return [
+            PermitReport(*about, permits.state, permits.report())
+            for permits in (self._state.permits, self._state.room)
+            if permits.due <= self._clock.monotonic()
+        ]
 
     # --- ownership ---------------------------------------------------------------------------
 
@@ -264,9 +277,10 @@ class ShardService:
         now = self._clock.monotonic()
         if not self.serving:
             return max(0.0, self._reopen_at - now)
-        due, locks = min(self._maintenance.due, self._state.permits.due), self._state.locks
+        due, locks = min(self._maintenance.due, self._permits_at), self._state.locks
         if locks.known:
             due = min(due, locks.next_try())
+        due = min(due, self._batches.room_due)
         seconds, wake_ms = due - now, self._state.ready.wake_ms()
         if wake_ms < NEVER_MS:
             seconds = min(seconds, (wake_ms - self._clock.now_ms()) / 1000)
@@ -299,6 +313,7 @@ class ShardService:
                     else:
                         numbers = state.ready.counts(queue, now_ms)
                     numbers = tuple(state.permits.permitted(queue, numbers))
+                    state.room.look(queue)
                 except StorageLocked:
                     numbers = state.ready.no_counts(queue)
                 counts.append(ReadyCounts(queue, numbers))
@@ -335,7 +350,7 @@ class ShardService:
             return
         if self._state.locks.known:
             batches.try_locked_again()
-        if self.backlog or batches.unfinished:
+        if self.backlog or batches.unfinished or batches.awaits_room:
             self._guarded(batches.run)
 
     def run_slice(self, *, calls_wait: bool) -> None:

@@ -188,7 +188,8 @@ class ShardState:
             most_bytes=server.shard_buffer_bytes,
             max_run_after_ms=engine.limits.run_after_ms,
         )
-        self.permits = Permits(self._in_progress, clock.monotonic)
+        self.permits = Permits(JobState.IN_PROGRESS, self._jobs_in, clock.monotonic)
+        self.room = Permits(JobState.PENDING, self._jobs_in, clock.monotonic)
         self.replies = Replies()
         self.leases = Leases(time.served)
         self.claim_descriptors = ClaimDescriptors(server, 0, position=0)
@@ -206,18 +207,15 @@ class ShardState:
         self._facts: dict[str, QueueFacts] = {}
         shard = config.shards.get(self.name)
         self.dequeue_only = shard is not None and shard.dequeue_only
-        limits = {
-            name: queue.max_in_progress
-            for name, queue in config.queues.items()
-            if queue.max_in_progress is not None
-        }
-        changed = self.permits.follow(limits)
+        self.room.follow(config.limits_of(JobState.PENDING))
+        changed = self.permits.follow(config.limits_of(JobState.IN_PROGRESS))
         self.touched.update(queue for queue in changed if queue in self.ready)
 
     def begin(self, incarnation: int) -> None:
         """With an empty memory, in which no two claims bear the same descriptor."""
         self.clear()
-        self.permits.begin()
+        for permits in (self.permits, self.room):
+            permits.begin()
         shards = sorted({*self.config.shards, self.name})
         self.claim_descriptors = ClaimDescriptors(
             self.config.server, incarnation, position=shards.index(self.name)
@@ -230,7 +228,8 @@ class ShardState:
     def clear(self) -> None:
         self.ready.clear()
         self.leases.clear()
-        self.permits.end()
+        for permits in (self.permits, self.room):
+            permits.end()
         self._facts.clear()
         self.suspects.clear()
 
@@ -258,12 +257,12 @@ class ShardState:
         with self.locks.trying(queue):
             return self.engine.read_pending(queue, priority, **options)
 
-    def _in_progress(self, queue: str) -> int | None:
-        """Count jobs; None while the engine counts them itself."""
+    def _jobs_in(self, queue: str, wanted: JobState) -> int | None:
+        """Return how many jobs of a queue are in a state; None while the engine counts them."""
         depths = self.engine.depths((queue,)).get(queue, {})
         if depths is None:
             return None
-        return sum([jobs for (_, state), jobs in depths.items() if state is JobState.IN_PROGRESS])
+        return sum([jobs for (_, state), jobs in depths.items() if state is wanted])
 
     def has_ready(self, queue: str, lowest_priority: int, now_ms: int) -> bool:
         """Return whether a claim would find a job (or has to look in the store)."""
@@ -272,9 +271,9 @@ class ShardState:
         return self.ready.has_ready(queue, lowest_priority, now_ms)
 
     def ended(self, queue: str) -> None:
-        """Jobs are IN_PROGRESS no more: others may be claimed."""
+        """Jobs are IN_PROGRESS, or PENDING, no more: others may be."""
         self.changed.add(queue)
-        if self.permits and queue in self.permits:
+        if queue in self.permits or queue in self.room:
             self.touched.add(queue)
 
     def heartbeat(self) -> None:
@@ -379,7 +378,7 @@ class ShardState:
         self.requeue(queue, result.requeued, now_ms)
 
     def expired(self, queue: str, jobs: int) -> None:
-        self.changed.add(queue)
+        self.ended(queue)
         self.stats.count(f"{queue}_expired", jobs)
 
     def released(self, queue: str, requeued: Sequence[Requeued], now_ms: int) -> None:

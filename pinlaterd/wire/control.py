@@ -37,6 +37,7 @@ import zmq
 
 from pinlaterd.config import layout
 from pinlaterd.lifecycle import process_place
+from pinlaterd.model import JobState
 from pinlaterd.stats import Changes, Stats, StatsSnapshot
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.key_placement import KeyPlacement
@@ -153,17 +154,18 @@ class RateGrant(_Message):
 
 
 class HeldPermits(NamedTuple):
-    """The permits for jobs of one queue in one state (`max_in_progress`), as a shard has them."""
+    """The permits for jobs of one queue in one state (`max_in_progress`, `max_pending`), as a shard
+    has them."""
 
     grant: int  # the last that is followed; 0: none yet
     permits: int
     used: int  # jobs in the state; more than permits after these were cut
-    ready: int  # jobs that could get into it
+    ready: int  # jobs that are to get into it
 
     @property
     def waits(self) -> bool:
-        """Whether jobs are ready for which there is no permit."""
-        return self.ready > 0 and self.used >= self.permits
+        """Whether jobs wait for which there is no permit."""
+        return self.ready > max(0, self.permits - self.used)
 
     @property
     def held(self) -> int:
@@ -172,8 +174,9 @@ class HeldPermits(NamedTuple):
 
 
 class GrantedPermits(NamedTuple):
-    """The permits that a shard has for jobs of one queue from now on. `contested`: others wait, so
-    what the shard does not need is to be handed back."""
+    """The permits that a shard has for jobs of one queue from now on. `contested`: jobs wait for
+    permits: for IN_PROGRESS, what the shard does not need is to be handed back; for PENDING, there
+    is no room for them anywhere."""
 
     number: int
     permits: int
@@ -186,6 +189,7 @@ class PermitReport(_Message):
     shard: str
     pid: int  # of its process; 0: on another server
     incarnation: int  # of the ownership
+    state: JobState
     queues: Mapping[str, HeldPermits]
 
 
@@ -193,6 +197,7 @@ class PermitGrant(_Message):
     """The permits that a shard has for jobs of these queues."""
 
     shard: str
+    state: JobState
     queues: Mapping[str, GrantedPermits]
 
 

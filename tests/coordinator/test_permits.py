@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pinlaterd.coordinator.permits import TURN_SECONDS, NotedPermits, PermitAllocator, proportional
+from pinlaterd.model import JobState
 from pinlaterd.shard.permits import Permits
 from pinlaterd.wire.control import PermitGrant, PermitReport
 from tests.clocks import FakeClock
@@ -36,7 +37,9 @@ class Owner:
         self.store = world.stores[shard]
         self.reports: deque[PermitReport] = deque()
         self.grants: deque[PermitGrant] = deque()
-        self.permits = Permits(lambda _queue: self.store.used, world.clock.monotonic)
+        self.permits = Permits(
+            JobState.IN_PROGRESS, lambda _queue, _state: self.store.used, world.clock.monotonic
+        )
         self.permits.follow([QUEUE])
         self.permits.begin()
         self.look()
@@ -46,7 +49,9 @@ class Owner:
         self.permits.permitted(QUEUE, (self.store.ready,))
         held = self.permits.report()
         if held:
-            self.reports.append(PermitReport(self.shard, self.pid, self.pid, held))
+            self.reports.append(
+                PermitReport(self.shard, self.pid, self.pid, JobState.IN_PROGRESS, held)
+            )
 
     def claim(self) -> bool:
         if not self.store.ready or not self.permits.free(QUEUE):

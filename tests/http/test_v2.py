@@ -295,11 +295,23 @@ def test_a_limit_is_set_and_shown(api, mail, wait_until):
     wait_until(lambda: api.post(f"{mail}/claims").body.get("jobs"))
 
 
+def test_a_queue_that_is_full_says_when_to_try_again(api, mail, wait_until):
+    api.put(mail, {"limits": {"max_pending": 0}})
+    wait_until(lambda: api.post(f"{mail}/jobs", {"data": 1}).status == 503)
+    refused = api.post(f"{mail}/jobs", {"data": 1})
+    api.put(mail, {"limits": {"max_pending": None}})
+
+    assert refused.headers["Retry-After"] == "1"
+    assert "max_pending" in refused.body["detail"]
+    wait_until(lambda: api.post(f"{mail}/jobs", {"data": 1}).status == 201)
+
+
 def test_what_an_enqueue_does_not_say_is_the_queues_default(api, mail, wait_until):
     described = api.put(mail, {"limits": {"default_attempts": 5, "default_priority": 2}})
     assert described.body["limits"] == {
         "max_jobs_per_second": None,
         "max_in_progress": None,
+        "max_pending": None,
         "default_attempts": 5,
         "default_priority": 2,
     }

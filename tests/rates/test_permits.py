@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from pinlaterd.client import Client, JobState
+from pinlaterd.client import Client, JobState, PinLaterError
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment, serving
 from tests.rates.limited_workers import LimitedWorkers
@@ -14,7 +16,12 @@ LIMIT = 3
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory):
-    queues = {"mail": {"max_in_progress": LIMIT, "job_claimed_timeout_seconds": 2}, "bulk": {}}
+    queues = {
+        "mail": {"max_in_progress": LIMIT, "job_claimed_timeout_seconds": 2},
+        "bulk": {},
+        "single": {"max_pending": 500},
+        "hundred": {"max_pending": 2000},
+    }
     settings = {"routers": 2, "monitor_interval_seconds": 1}
     folder = tmp_path_factory.mktemp("d")
     with serving(folder, shards=3, settings=settings, queues=queues) as deployment:
@@ -40,6 +47,30 @@ def test_no_more_run_than_the_limit_whatever_is_killed(limited: Deployment, wait
         wait_until(lambda: client.count("mail", JobState.PENDING) == 0, seconds=30)
 
     assert workers.most == LIMIT
+
+
+def enqueue_until_rejected(client: Client, queue: str, jobs: int) -> tuple[int, str]:
+    """Return how many jobs were stored, and why no more were."""
+    stored = 0
+    while True:
+        try:
+            stored += len(client.enqueue(queue, [b"job"] * jobs))
+        except PinLaterError as error:
+            return stored, error.message
+
+
+@pytest.mark.parametrize(("queue", "jobs", "limit"), [("single", 1, 500), ("hundred", 100, 2000)])
+def test_enqueues_are_rejected_once_as_many_are_pending_as_may_be(
+    limited: Deployment, queue: str, jobs: int, limit: int
+):
+    with limited.client() as client:
+        stored, why = enqueue_until_rejected(client, queue, jobs)
+        assert limit - 100 < stored <= limit
+        assert re.match(r"overloaded: .*retry after [0-9]+ ms", why)
+
+        taken = client.dequeue(queue, limit=jobs)
+        client.enqueue(queue, [b"job"] * len(taken))
+        assert client.count(queue, JobState.PENDING) <= limit
 
 
 def test_a_limit_that_is_set_raised_and_removed_acts_live(

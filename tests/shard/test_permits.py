@@ -23,13 +23,16 @@ class LimitedShard:
     def grant(self, permits: int, *, contested: bool = False) -> None:
         self._number += 1
         granted = {"mail": GrantedPermits(self._number, permits, contested)}
-        self.shard.service.grant(PermitGrant(self.shard.service.name, granted))
+        self.shard.service.grant(
+            PermitGrant(self.shard.service.name, JobState.IN_PROGRESS, granted)
+        )
 
     def told(self) -> tuple[int, int, int]:
         """The permits, the jobs that use them and those that are ready, as reported now."""
         self.shard.service.take_counts()
         self.shard.clock.advance(0.1)
-        found = self.shard.service.permit_report().queues.get("mail")
+        reports = self.shard.service.permit_reports()
+        found = reports[0].queues.get("mail") if reports else None
         self._last: HeldPermits = found or self._last
         return self._last[1:]
 
@@ -132,7 +135,7 @@ def test_an_owner_begins_without_permits_and_an_older_grant_is_not_followed(limi
 
     assert shard.dequeue() == []
     assert limited.told() == (0, 2, 8)
-    older = PermitGrant("s1", {"mail": GrantedPermits(1, 9, contested=False)})
+    older = PermitGrant("s1", JobState.IN_PROGRESS, {"mail": GrantedPermits(1, 9, contested=False)})
     shard.service.grant(older)
     assert shard.dequeue() == []
 
