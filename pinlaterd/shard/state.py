@@ -244,8 +244,10 @@ class ShardState:
 
     def lease_ms(self, queue: str, asked_ms: int | None) -> int | None:
         """Return for how long claims hold for which so long was asked; None: as the queue says."""
+        if asked_ms is None:
+            return None
         timeout_ms = self.config.queue(queue).job_claimed_timeout_seconds * 1000
-        return asked_ms if asked_ms is not None and asked_ms < timeout_ms else None
+        return asked_ms if asked_ms < timeout_ms else None
 
     def drop_queue(self, queue: str) -> None:
         self.ready.drop_queue(queue)

@@ -27,8 +27,8 @@ end
 -- term, too. The lease of an owner that has ended need not be waited for,
 -- nor that of an earlier term (but for a failover's, whose fence is 0), nor need who asks again,
 -- having lost its connection, wait for the end of its own.
--- Returns OK, the token, start_ms, names of queues, the fence of placements; or OWNED, the owner's token, what is
--- left of its lease in ms; or SUPERSEDED, server and epoch of a later term; or REFUSED and why; or
+-- Returns OK, the token, start_ms, names of queues, the fence of placements, and of each queue 1 if
+-- it may have jobs with an expiry, or 0; or OWNED, the owner's token, what is left of its lease in ms; or SUPERSEDED, server and epoch of a later term; or REFUSED and why; or
 -- DAMAGED.
 function scripts.open()
   local now, lease_ms, who, ended = take_number(), take(), take(), take()
@@ -75,10 +75,12 @@ function scripts.open()
       queues[#queues + 1] = queue
     end
   end
-  for _, queue in ipairs(queues) do
+  local may_expire = {}
+  for at, queue in ipairs(queues) do
     set_counter(queue, now)
+    may_expire[at] = redis.call('EXISTS', expiries_key(queue))
   end
-  return { 'OK', token, start, queues, number_in(placement, 0, MOST_EXACT) or 0 }
+  return { 'OK', token, start, queues, number_in(placement, 0, MOST_EXACT) or 0, may_expire }
 end
 
 -- Give up ownership. Argument: the token. If the shard has another

@@ -266,15 +266,6 @@ function scripts.find_keys()
   return result
 end
 
--- Which queues may have jobs with an expiry. Arguments: queues. Returns OK, then of each 1 or 0.
-function scripts.expiring()
-  local found = { 'OK' }
-  while taken < #ARGV do
-    found[#found + 1] = redis.call('EXISTS', expiries_key(take()))
-  end
-  return found
-end
-
 -- How many jobs there are. Arguments: levels of priority, queues. Returns OK, then of each queue a
 -- table of how many, by priority, then state.
 function scripts.depths()

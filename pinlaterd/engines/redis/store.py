@@ -184,12 +184,14 @@ class Store:
                 f"{self.shard} is owned by {_who(owner)}, for {max(0, left_ms) / 1000:.1f} s more"
                 " if it does not renew its lease"
             )
-        self._token, start_ms, queues, placement = answer
+        self._token, start_ms, queues, placement, may_expire = answer
         self._fence = max(self._fence, placement)
-        self.stored = self._named([queue.decode(errors="replace") for queue in queues])
-        _, *found = connection.run(scripts.EXPIRING, (self._name, *self.stored.values()))
-        pairs = zip(self.stored, found, strict=True)
-        self.expiring_queues = {queue for queue, may_expire in pairs if may_expire}
+        names = [queue.decode(errors="replace") for queue in queues]
+        self.stored = self._named(names)
+        expiring = {name for name, expires in zip(names, may_expire, strict=True) if expires}
+        self.expiring_queues = {
+            queue for queue, stored in self.stored.items() if stored in expiring
+        }
         return int(start_ms)
 
     def _named(self, stored: Sequence[str]) -> dict[str, str]:
