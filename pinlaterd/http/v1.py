@@ -104,6 +104,7 @@ class V1:
         self._job_types = job_types
         self._follow_seconds = follow_seconds
         self._allows_insecure = os.environ.get("ALLOW_UNENCRYPTED_PROXY_TRAFFIC") == "true"
+        self._logs_traffic = os.environ.get("DEBUG_HTTP_TRAFFIC") == "true"
         jobs, archive = JobHandlers(client, job_types), Archive(client, job_types)
         create, show = _Operation("operate", self._create_type), _Operation("view", self._show_type)
         change = _Operation("operate", self._change_type)
@@ -155,6 +156,11 @@ class V1:
         except Exception as error:  # noqa: BLE001 - the outermost place of a request
             answer = rest_error_of(error).response(request.path)
         answer.headers["Strict-Transport-Security"] = _SECURITY
+        if self._logs_traffic:
+            head = {k: v for k, v in request.headers.items() if k != "Authorization"}
+            body = answer.body if isinstance(answer, web.Response) else b""
+            text = "%s %s %s: answered %d %s"
+            log.info(text, request.method, request.path_qs, head, answer.status, body)
         return answer
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
@@ -209,8 +215,11 @@ class V1:
 
     # --- job types ---------------------------------------------------------------------------
 
-    async def _list_types(self, _request: web.Request, _names: Names) -> web.Response:
-        return json_response([job_type_answer(one) for one in self._job_types.newest_first])
+    async def _list_types(self, request: web.Request, _names: Names) -> web.Response:
+        user, types = request.get(USER), self._job_types.newest_first
+        return json_response(
+            [job_type_answer(one) for one in types if may(user, "view", one.queue)]
+        )
 
     async def _show_type(self, _request: web.Request, names: Names) -> web.Response:
         found = await self._job_types.find(names["name"])

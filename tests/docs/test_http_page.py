@@ -1,4 +1,5 @@
-"""docs/http.md does not promise what does not work: its commands are run, from top to bottom."""
+"""docs/http.md and docs/rickover.md do not promise what does not work: their commands are run, from
+top to bottom."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from tests.docs.pages import REPOSITORY
 from tests.http.conftest import serving_http
 
 
-def _commands() -> list[str]:
+def _commands(page: str = "http.md") -> list[str]:
     """All command lines of the page; one may go on in the next line."""
-    text = (REPOSITORY / "docs/http.md").read_text("utf-8")
+    text = (REPOSITORY / "docs" / page).read_text("utf-8")
     lines = re.findall(r"^    (\S.*?(?:\|\n {8}.*)?)$", text, re.MULTILINE)
-    programs = ("api=", "curl", "printf", "pinlater-admin", "seq")
+    programs = ("api=", "id=", "curl", "printf", "pinlater-admin", "seq")
     return [line for line in lines if line.startswith(programs)]
 
 
@@ -63,3 +64,20 @@ def test_the_commands_of_the_page_work(tmp_path, program_path, wait_until):
     assert json.loads(answer("/jobs/mail:"))["state"] == "succeeded"
     assert len(json.loads(answer("?key="))["jobs"]) == 1
     assert len(answer("seq").splitlines()) == 1000
+
+
+def test_the_commands_of_rickovers_page_work(tmp_path, program_path):
+    program_path("curl", debian_package="curl")
+    assignments, said = "", {}
+    with serving_http(tmp_path / "d") as deployment:
+        for line in _commands("rickover.md"):
+            if line.startswith(("api=", "id=")):
+                assignments += line.replace("9013", str(deployment.http_port)) + "; "
+                # Random once, not with each of the lines that use it.
+                id_ = _run(deployment, f"{assignments} echo $id").strip()
+                assignments = re.sub(r"id=job_\S.*; ", f"id={id_}; ", assignments)
+            else:
+                said[line] = _run(deployment, assignments + line)
+
+    assert all('"title"' not in text for text in said.values()), said
+    assert any('"status":"succeeded"' in text for text in said.values())

@@ -258,20 +258,27 @@ def test_a_job_type_outlasts_a_restart(tmp_path):
         assert http_of(deployment).get("/v1/jobs/kept").body == made
 
 
-def test_the_home_page_has_the_frame_of_the_environment(tmp_path):
+def test_the_environment_gives_the_home_page_and_logs_what_is_said(tmp_path):
     environment = {
         "HOMEPAGE_TITLE": "Jobs & more",
         "HOMEPAGE_IFRAME_URL": 'https://example.com/?a=1&b="',
         "ALLOW_UNENCRYPTED_PROXY_TRAFFIC": "true",
+        "DEBUG_HTTP_TRAFFIC": "true",
     }
     deployment = Deployment(tmp_path / "d", environment=environment)
     deployment.init(http=True)
     with deployment.running():
-        answer = http_of(deployment).call("GET", "/", headers={"X-Forwarded-Proto": "http"})
+        api = http_of(deployment).as_user("ada", SECRET)
+        answer = api.call("GET", "/", headers={"X-Forwarded-Proto": "http"})
+        api.get("/v1/nothing?a=1")
+        log = (deployment.folder / "run/log/http.log").read_text()
 
     page = answer.body.decode()
     assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert "<title>Jobs &amp; more</title>" in page
+    assert "GET /v1/nothing?a=1 " in log
+    assert "answered 404" in log
+    assert "Basic " not in log
     assert 'src="https://example.com/?a=1&amp;b=&quot;"' in page
 
 
