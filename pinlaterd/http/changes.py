@@ -52,7 +52,7 @@ class DeleteBody(_ChangeBody, frozen=True, kw_only=True):
 
 
 class ChangedAnswer(Struct, kw_only=True):
-    """The number of jobs that were changed; of a preview, that would be, and the first ten."""
+    """The number of jobs that were changed; of a preview, that would be, and ten of them."""
 
     preview: bool
     count: int

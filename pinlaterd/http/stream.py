@@ -69,6 +69,8 @@ class JobStreams:
                     await answers.send(_encode_lines(found))
                 if problem is not None:
                     raise problem
+        except ConnectionError:  # the client has gone: nobody is left to be answered
+            return answers.response
         except Exception as error:  # noqa: BLE001 - the answer may have begun: it says what is wrong
             problem = explained(request, error)
             problem.members["stored"] = stored
@@ -132,7 +134,7 @@ class _Answers:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
-        self._response = web.StreamResponse(
+        self.response = web.StreamResponse(
             status=HTTPStatus.CREATED, headers={"Content-Type": JSON_LINES}
         )
         self._file = SpooledTemporaryFile(_IN_MEMORY_BYTES, dir=os.curdir)  # noqa: SIM115
@@ -142,7 +144,7 @@ class _Answers:
         """Write lines to the client as far as it takes them now."""
         self._file.seek(self._size)
         self._size += self._file.write(lines)
-        await self._response.prepare(self._request)
+        await self.response.prepare(self._request)
         transport = self._request.transport
         while transport is not None and transport.get_write_buffer_size() < _UNSENT_BYTES:
             if not await self._write_part():
@@ -150,11 +152,11 @@ class _Answers:
 
     async def finish(self) -> web.StreamResponse:
         """Write what is left, as fast as the client takes it."""
-        await self._response.prepare(self._request)
+        await self.response.prepare(self._request)
         while await self._write_part():
             pass
         self._file.close()
-        return self._response
+        return self.response
 
     async def _write_part(self) -> bool:
         """Write the next part of what waits; return whether there was any."""
@@ -166,5 +168,5 @@ class _Answers:
             self._file.truncate()
             self._sent = self._size = 0
         if part:
-            await self._response.write(part)
+            await self.response.write(part)
         return bool(part)
