@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -46,10 +47,13 @@ from pinlaterd.model import (
     JobState,
     ScanResult,
     claim_source,
+    key_of,
 )
 from pinlaterd.rpc import codec
 from pinlaterd.status import shards_of
+from pinlaterd.wire.control import read_snapshot
 from pinlaterd.wire.envelope import Op, Status
+from pinlaterd.wire.key_placement import KeyHomes, KeyPlacement
 from pinlaterd.wire.shard_caller import ShardCaller, ShardCallers
 
 T = TypeVar("T")
@@ -86,8 +90,8 @@ def drain(*, name: str, wait: bool, move: bool, yes: bool) -> None:
     Once this returns, no job is enqueued there any more. Jobs that are scheduled for later do not
     hold up --wait: --move enqueues them on other shards with the attempts that they
     have left; what is due within 10 s runs where it is. Their old descriptors tell the
-    new ones as long as succeeded jobs are kept. No job is lost if a --move is cut short, but
-    some may be in both places then.
+    new ones as long as succeeded jobs are kept; keys go along. No job is lost if a --move is cut
+    short, but some may be in both places then.
 
     Examples:
       pinlater-admin shard drain 3 --wait
@@ -297,10 +301,22 @@ class Move:
         except InvalidRequest as error:  # their bodies are too much for one answer
             self._keep_or_halve(queue, descriptors, str(error))
             return
-        records = [record for record in found.values() if _is_scheduled(record)]
-        if not records:
-            return
-        stored, reason = self._store(queue, [_copy(record) for record in records])
+        scheduled: defaultdict[str, list[JobRecord]] = defaultdict(list)
+        snapshot = read_snapshot()
+        homes = KeyHomes(KeyPlacement() if snapshot is None else snapshot.keys)
+        for record in found.values():
+            if _is_scheduled(record):
+                key = key_of(queue, record.options)
+                scheduled[homes.of(key).responsible if key else ""].append(record)
+        for home, records in scheduled.items():
+            self._move_records(queue, records, home, homes.placement.number if home else 0)
+
+    def _move_records(
+        self, queue: str, records: Sequence[JobRecord], home: str, placement: int
+    ) -> None:
+        """Move jobs to any shard, or to the `home` of their keys under a placement. There the copy
+        is found once the job that it replaces has gone; until then that job still holds its key."""
+        stored, reason = self._store(queue, [_copy(record) for record in records], home, placement)
         if not stored:
             left = [record.descriptor for record in records]
             self._keep_or_halve(queue, left, reason or "no other shard takes jobs now")
@@ -318,13 +334,13 @@ class Move:
         self.moved += len(records)
         self._on_moved(len(records))
 
-    def _store(self, queue: str, jobs: Sequence[Job]) -> Enqueued:
-        """On one shard, all of them or none."""
+    def _store(self, queue: str, jobs: Sequence[Job], home: str, placement: int) -> Enqueued:
+        """Store all of them on one shard, or none."""
         reason = ""
         for _ in range(_ROUNDS):
-            takers = list(self._takers())
+            takers = [taker for taker in self._takers() if home in ("", taker.name)]
             for taker in random.sample(takers, len(takers)):
-                result = taker.enqueue(queue, jobs)
+                result = taker.enqueue(queue, jobs, placement)
                 if result.descriptors:
                     return result
                 reason = result.reason or reason
@@ -360,7 +376,8 @@ def _copy(record: JobRecord) -> Job:
     attempts = f" ({left} of {allowed} attempts left)" if left != allowed else ""
     before = f"; {record.custom_status}" if record.custom_status else ""
     origin = f"moved from {record.descriptor}{attempts}"
-    return Job(record.body, place.priority, record.run_after_ms, left, origin + before)
+    status = origin + before
+    return Job(record.body, place.priority, record.run_after_ms, left, status, record.options)
 
 
 # --- what is asked of a shard -----------------------------------------------------------------
@@ -379,6 +396,7 @@ class ShardCalls:
     it may be restarting. Then they raise ConnectionFailed; PinLaterError for what it refuses."""
 
     def __init__(self, caller: ShardCaller) -> None:
+        self.name = caller.name
         self._caller = caller
 
     def queues(self) -> Sequence[str]:
@@ -401,10 +419,12 @@ class ShardCalls:
         """End jobs as succeeded. Those that are due by now, or have ended, stay as they are."""
         self._ask(calls.ack(queue, succeeded=acks), Op.ACK_SCHEDULED)
 
-    def enqueue(self, queue: str, jobs: Sequence[Job]) -> Enqueued:
-        """Enqueue all jobs, or none. Never repeat it: they could be stored twice."""
+    def enqueue(self, queue: str, jobs: Sequence[Job], placement: int = 0) -> Enqueued:
+        """Enqueue all jobs, or none; `placement`: by which their keys belong here. Never repeat it:
+        those without keys could be stored twice."""
+        call = calls.enqueue(queue, jobs)
         try:
-            stored = self._ask_once(calls.enqueue(queue, jobs), seconds=_ENQUEUE_SECONDS)
+            stored = self._ask_once(call, seconds=_ENQUEUE_SECONDS, placement=placement)
             return Enqueued(stored)
         except (QueueNotFound, Overloaded):  # a shard that has just joined, or is busy
             return Enqueued()
@@ -426,8 +446,11 @@ class ShardCalls:
                     raise
             time.sleep(_RETRY_SECONDS)
 
-    def _ask_once(self, call: PreparedCall[T], *, seconds: float, op: Op = Op.CALL) -> T:
-        reply = self._caller.call(call.encode(0, _CONTEXT), seconds=seconds, op=op)
+    def _ask_once(
+        self, call: PreparedCall[T], *, seconds: float, op: Op = Op.CALL, placement: int = 0
+    ) -> T:
+        message = call.encode(0, _CONTEXT)
+        reply = self._caller.call(message, seconds=seconds, op=op, placement=placement)
         if reply.status not in (Status.DONE, Status.FAILED):
             raise ConnectionFailed(
                 f"shard {self._caller.name} does not answer; nothing is lost: when it serves "

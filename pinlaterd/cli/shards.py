@@ -275,6 +275,9 @@ def _wait_until_serving(name: str) -> None:
 def remove(*, name: str, force: bool, yes: bool) -> None:
     """Take shard NAME out of the service. Its store is left as it is.
 
+    With it go the keys of the jobs that it kept, ended ones included: an enqueue with such a key
+    stores a job again. `shard drain --move` carries the keys of scheduled jobs along.
+
     Refused, with the counts, while jobs are pending or in progress there, scheduled ones included:
     `shard drain` it first. --force gives them up: nobody gets them any more, until a shard
     of that name and store is added again.
@@ -296,6 +299,8 @@ def remove(*, name: str, force: bool, yes: bool) -> None:
     elif jobs is not None and jobs["pending"] + jobs["scheduled"] + jobs["in_progress"]:
         command.fail(f"shard {name} holds {_shown(jobs)}; {_drain_first(name)}")
     acts = _remove(etc, name, force=force)
+    if acts:
+        click.echo(f"the keys of the jobs that shard {name} kept have gone with it", err=True)
     if force and acts:
         edit.forget_abandoned(etc, name)
     command.show({"shard": name, "given_up": jobs if force else None, "acts": acts})

@@ -1,8 +1,8 @@
 """Enqueues that more than one shard may store, each of them a part of the jobs.
 
 Jobs without keys go to any shards: a part that one did not take may be tried elsewhere. A job with
-a key goes to the shard that is responsible for it, and to no other, so that whoever enqueues it
-again finds it; if that shard is unavailable, the call waits for it as acks do, and then fails. What
+a key goes to the shard that is responsible for it, and to no other, so that any enqueue of it
+finds it; if that shard is unavailable, the call waits for it as acks do, and then fails. What
 became of each job is told if not all are stored. Relies on `rpc` to cut calls into parts, on
 `shards` for the homes of keys.
 """

@@ -115,14 +115,16 @@ class ShardCaller(LinkListener):
     def close(self) -> None:
         self._link.close()
 
-    def call(self, message: bytes, *, seconds: float, op: Op = Op.CALL) -> ReplyEntry:
-        """Have the shard do it within `seconds`, or not at all.
+    def call(
+        self, message: bytes, *, seconds: float, op: Op = Op.CALL, placement: int = 0
+    ) -> ReplyEntry:
+        """Have the shard do it within `seconds`, or not at all; `placement`: of keys.
 
         REFUSED: nothing was done. LOST or LATE: nobody knows, until the deadline has passed and
         the shard answers again."""
         deadline = self._clock.monotonic() + seconds
         call = ShardCall(message, deadline, op, whole=False, patient=False, give_up=GiveUp.NEVER)
-        call.grace_seconds = _GRACE_SECONDS
+        call.grace_seconds, call.placement = _GRACE_SECONDS, placement
         return self._runner.run(self._call(call))
 
     async def _call(self, call: ShardCall) -> ReplyEntry:

@@ -56,7 +56,9 @@ class Taker:
         self.answers = list(answers)
         self.stored: list[Job] = []
 
-    def enqueue(self, _queue: str, jobs: Sequence[Job]) -> Enqueued:
+    name = "2"
+
+    def enqueue(self, _queue: str, jobs: Sequence[Job], _placement: int = 0) -> Enqueued:
         acked = {ack.descriptor.encode() for ack in self.source.acked}
         assert not {job.body for job in jobs} & acked
         if self.answers:
@@ -126,7 +128,7 @@ def test_what_has_come_due_while_it_was_copied_is_not_acked(monkeypatch):
     taker = Taker(source)
     enqueue = taker.enqueue
 
-    def slow(queue: str, jobs: Sequence[Job]) -> Enqueued:
+    def slow(queue: str, jobs: Sequence[Job], _placement: int) -> Enqueued:
         monkeypatch.setattr(time, "time", lambda: NOW_MS / 1000 + 20)
         return enqueue(queue, jobs)
 

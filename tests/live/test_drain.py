@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pinlaterd.client import AckInfo, Client, Job, JobState
+from pinlaterd.client import AckInfo, Client, Job, JobOptions, JobState
 from tests.faults.load import shards_of
 from tests.live.conftest import BASE, Live, is_dequeue_only, serves
 
@@ -229,6 +229,33 @@ def test_moved_jobs_keep_all_but_their_place(admin, client, queue):
     assert admin("shard", "remove", "2").returncode == 0
     live_jobs = {r.body for r in without_it.values() if r.state is JobState.PENDING}
     assert live_jobs == set(jobs)
+    client_deletes_all(client, queue)
+
+
+def test_moved_jobs_keep_their_keys(admin, client, queue):
+    later_ms = round(time.time() * 1000) + HOUR_MS
+    jobs = [
+        Job(
+            b"keyed",
+            run_after_ms=later_ms,
+            options=JobOptions(f"k{number}", key_of_all_queues=of_all),
+        )
+        for number in range(60)
+        for of_all in (False, True)
+    ]
+    before = [one.descriptor for one in client.enqueue_keyed(queue, jobs)]
+    moved = facts(admin("shard", "drain", "2", "--move", "--wait", "--yes", "--json"))
+
+    again = client.enqueue_keyed(queue, jobs)
+    removed = admin("shard", "remove", "2")
+    after = client.enqueue_keyed(queue, jobs)
+
+    assert moved["moved"] == sum(":s2:" in descriptor for descriptor in before) > 0
+    assert all(one.existed for one in again)
+    assert "the keys of the jobs that shard 2 kept have gone with it" in removed.stderr
+    assert all(one.existed for one in after)
+    assert {one.descriptor.split(":")[1] for one in after} == {"s1"}
+    assert client.count(queue, JobState.PENDING, future=True) == len(jobs)
     client_deletes_all(client, queue)
 
 
