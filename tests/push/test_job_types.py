@@ -145,3 +145,16 @@ def test_rickovers_example(rickover: Rickover, wait_until: WaitUntil) -> None:
     assert received[1].at - received[0].at == pytest.approx(2, abs=0.5)
     assert rickover.api.get(job).body["attempts"] == 2
     assert (again.status, again.body["id"]) == (400, "duplicate_status_request")
+
+
+def test_a_job_that_has_expired_is_not_sent(rickover: Rickover, wait_until: WaitUntil) -> None:
+    rickover.create("late")
+    times = {"run_after": None, "expires_at": "2020-01-01T00:00:00Z"}
+    late = rickover.api.put("/v1/jobs/late/random_id", {"data": 1, **times}).body["id"]
+    good = rickover.api.put("/v1/jobs/late/random_id", {"data": 2}).body["id"]
+    late, good = (f"/v1/jobs/late/job_{one.removeprefix('job_')}" for one in (late, good))
+
+    wait_until(lambda: good in [one.path for one in rickover.there.received])
+    wait_until(lambda: rickover.api.get(late).body["status"] == "expired")
+
+    assert late not in [one.path for one in rickover.there.received]
