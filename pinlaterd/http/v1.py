@@ -67,6 +67,7 @@ log = logging.getLogger(__name__)
 _ALIAS = "/rickover"  # before the paths below /v2, which are ours otherwise
 _OF_RICKOVER = re.compile(r"/(?:v1(?:/.*)?|rickover/.*|v2/job-types(?:/.*)?)?\Z", re.DOTALL)
 _SECURITY = "max-age=31536000; includeSubDomains; preload"
+_CREDENTIALS = ("authorization", "cookie", "proxy-authorization")
 _NAME = r"(?P<name>[^\t\n\f\r /]+)"
 _ID = r"(?P<id>(?:job_)?[^\t\n\f\r /]{20,40}|random_id)"
 _PREFIXED_ID = r"(?P<id>job_[^\t\n\f\r /]+)"
@@ -135,13 +136,7 @@ class V1:
 
     def routes(self) -> list[web.RouteDef]:
         """Return what takes all paths of Rickover's interface."""
-        paths = (
-            "/",
-            "/v1{rest:.*}",
-            f"{_ALIAS}{{rest:/.*}}",
-            "/v2/job-types",
-            "/v2/job-types/{name}",
-        )
+        paths = ("/", "/v1{rest:.*}", f"{_ALIAS}{{rest:/.*}}", "/v2/job-types{rest:(?:/.*)?}")
         return [web.route("*", path, self._serve) for path in paths]
 
     @web.middleware
@@ -157,7 +152,8 @@ class V1:
             answer = rest_error_of(error).response(request.path)
         answer.headers["Strict-Transport-Security"] = _SECURITY
         if self._logs_traffic:
-            head = {k: v for k, v in request.headers.items() if k != "Authorization"}
+            heads = request.headers.items()
+            head = {name: text for name, text in heads if name.lower() not in _CREDENTIALS}
             body = answer.body if isinstance(answer, web.Response) else b""
             text = "%s %s %s: answered %d %s"
             log.info(text, request.method, request.path_qs, head, answer.status, body)

@@ -140,6 +140,7 @@ def test_names_that_look_alike_have_queues_of_their_own(api, http_service: Deplo
         ("GET", "/v1/jobs/with%2Fslash", (404, "not_found")),
         ("GET", "/v2/job-types/none", (404, "not_found")),
         ("GET", "/rickover/v2/nothing", (404, "not_found")),
+        ("GET", "/v2/job-types/", (404, "not_found")),
         ("GET", "/v1/jobs", (405, "method_not_allowed")),
         ("DELETE", "/v1/jobs/x", (405, "method_not_allowed")),
         ("DELETE", "/v2/job-types", (405, "method_not_allowed")),
@@ -232,6 +233,7 @@ def test_a_path_is_refused_before_the_caller_on_v1_only(guarded):
     assert error(api.get("/v1/nothing")) == (404, "not_found")
     assert error(api.get("/v1/jobs")) == (405, "method_not_allowed")
     assert error(api.get("/rickover/v2/nothing")) == (401, "unauthorized")
+    assert error(api.get("/v2/job-types/a/b")) == (401, "unauthorized")
     assert error(api.call("DELETE", "/v2/job-types")) == (401, "unauthorized")
     assert api.call("OPTIONS", "/v1/jobs").status == 200
 
