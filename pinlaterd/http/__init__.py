@@ -7,6 +7,10 @@ openapi        the description of all calls
 gathering      small enqueues that arrive together, as one call
 stream         enqueues of any number of jobs, a job a line
 pages          the jobs of a queue, page by page
+v1             the paths of Rickover's interface, /v1, who may use them, and its job types
+v1_jobs        the calls on its jobs; v1_archive: those that have ended; v1_bodies: their JSON
+v1_errors      its errors, with the ids that its clients compare
+job_types      the registry of job types
 bodies         their JSON, as records that are checked as they are read
 problems       errors as RFC 9457 has them (`application/problem+json`)
 service        the service behind it: calls that outlast the restart of a router

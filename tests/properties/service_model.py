@@ -1,7 +1,7 @@
 """A walk of calls through the whole service against a plain model of a queue.
 
-Any order of enqueue, dequeue, ack, checkpoint, retry, delete and kill -9 of a shard leaves the
-same jobs in the same states as the model, which is a dictionary. What the service may choose
+Any order of enqueue, dequeue, ack, checkpoint, finish, retry, delete and kill -9 of a shard leaves
+the same jobs in the same states as the model, which is a dictionary. What the service may choose
 (which shard, which of equal jobs, what the limit of a retry or delete cuts off) the model learns
 from its answers, after checking that the choice was allowed. Each engine is walked by a test in a
 file of its own, so that they run side by side.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.client import AckInfo, CheckpointInfo, ClaimedJob, Client, Job, JobRecord, JobState
-from pinlaterd.model import JobDescriptor
+from pinlaterd.model import FinishInfo, FinishOutcome, JobDescriptor
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment, serving
 
@@ -160,6 +160,36 @@ class Walk:
             model = self._held(job) if info.claim_descriptor else self.jobs.get(job.descriptor)
             if model is not None and model.state is JobState.IN_PROGRESS:
                 _apply_checkpoint(model, info)
+
+    def finish(self) -> None:
+        """Jobs in any state; claimed or not."""
+        for descriptor in self.chance.sample(list(self.jobs), min(3, len(self.jobs))):
+            model = self.jobs[descriptor]
+            expected = self.chance.choice((None, model.attempts_remaining, 9))
+            state = self.chance.choice((JobState.PENDING, JobState.SUCCEEDED, JobState.FAILED))
+            left, delay_ms = self.chance.choice((1, 2)), self.chance.choice((0, HOUR_MS))
+            text = f"({self.serial})"
+            info = FinishInfo(
+                descriptor,
+                state,
+                left,
+                expected,
+                retry_delay_ms=delay_ms,
+                append_custom_status=text,
+            )
+
+            [outcome] = self.client.finish_jobs(self.queue, [info])
+
+            if model.state in (JobState.SUCCEEDED, JobState.FAILED):
+                assert outcome is FinishOutcome.ENDED_BEFORE
+            elif expected == 9:
+                assert outcome is FinishOutcome.OTHER_ATTEMPTS
+            else:
+                assert outcome is FinishOutcome.DONE
+                model.append_status(text)
+                model.state, model.attempts_remaining = state, left
+                if state is JobState.PENDING:
+                    model.to_pending(due=delay_ms == 0)
 
     def retry_failed(self) -> None:
         priority, limit = self.chance.choice(PRIORITIES), self.chance.choice((1, 3, 1000))
@@ -335,6 +365,7 @@ def check_service(deployment: Deployment, seed: int, wait_until: WaitUntil, keep
             walk.look: 5,
             walk.ack: 20,
             walk.checkpoint: 10,
+            walk.finish: 8,
             walk.retry_failed: 8,
             walk.delete: 7,
         }
