@@ -162,6 +162,8 @@ def _is_object_or_null(body: bytes) -> bool:
 def _explain(error: Exception) -> str:
     """Say why a request failed, without its URL and what is in that."""
     if isinstance(error, aiohttp.ClientConnectorError):
+        if isinstance(error.os_error, ConnectionRefusedError):
+            return "can't be connected to: connection refused"
         return f"can't be connected to: {error.os_error.strerror or error.os_error}"
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | OSError):
         return "the connection was dropped"

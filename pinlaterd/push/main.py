@@ -35,6 +35,7 @@ _ACK_SECONDS = 0.05
 # Longer than a downstream is waited for: so no request is given up.
 _GRACE_SECONDS = 8.0
 _MOST_CONNECTIONS = 10_000
+_MOST_NAMED = 3  # of the queues whose downstream is down, in `status`
 
 
 def run(etc: Path) -> int:
@@ -165,9 +166,12 @@ class PushProcess(ReportingProcess):
 
     def facts(self) -> Mapping[str, str]:
         facts = {"queues": str(len(self._works))}
-        for queue, work in self._works.items():
-            if why := work.pusher.places.why_down:
-                facts[f"{queue} warning"] = why
+        down = {queue: work.pusher.places.why_down for queue, work in self._works.items()}
+        down = {queue: why for queue, why in down.items() if why}
+        if down:
+            named = [f"{queue}: downstream {why}" for queue, why in down.items()][:_MOST_NAMED]
+            named += [f"{len(down) - len(named)} more"] if len(down) > len(named) else []
+            facts["downstream warning"] = "; ".join(named)
         return facts
 
     def follow(self, snapshot: Snapshot, active: ActiveConfig | None) -> None:

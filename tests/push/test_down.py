@@ -55,7 +55,7 @@ def test_jobs_outlive_a_downstream_that_is_down(tmp_path: Path, wait_until: Wait
         def failed() -> int:
             return int(deployment.stats()["counters"].get("mail_push_failed", 0))
 
-        wait_until(lambda: "can't be connected to" in warnings(), seconds=30)
+        wait_until(lambda: "connection refused" in warnings(), seconds=30)
         first = failed()
         wait_until(lambda: failed() >= first + 3, seconds=30)
         waiting = list(client.scan("mail", JobState.PENDING))
