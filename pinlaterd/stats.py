@@ -31,6 +31,7 @@ BODY_SIZE = "job_body_size_"
 STATES = ("pending", "in_progress", "succeeded", "failed")
 COUNTERS = (
     "enqueue",
+    "enqueue_rejected",
     "dequeue",
     "dequeue_requests_rate_limited",
     "claim_mismatch",
@@ -49,7 +50,10 @@ COUNTERS = (
     "pushed",
     "push_failed",
 )
-GAUGES = ("scheduled", "oldest_ready_age_ms", "rate_limit", "rate_share", "rate_demand")
+GAUGES = (
+    *("scheduled", "oldest_ready_age_ms", "rate_limit", "rate_share", "rate_demand"),
+    *("in_progress_limit", "pending_limit", "held_by_limit"),
+)
 HISTOGRAMS = ("dequeue_delay_ms", "first_dequeue_delay_ms")
 
 

@@ -284,6 +284,9 @@ def _queue(queue: str, recent: StatsSnapshot, seconds: float) -> Facts:
         "pending": max(0, round(gauges.get(f"{queue}_pending", 0)) - scheduled),  # due by now
         "scheduled": scheduled,
         "in_progress": round(gauges.get(f"{queue}_in_progress", 0)),
+        "in_progress_limit": gauges.get(f"{queue}_in_progress_limit"),
+        "pending_limit": gauges.get(f"{queue}_pending_limit"),
+        "held_by_limit": round(gauges.get(f"{queue}_held_by_limit", 0)),
         "oldest_ready_age_ms": recent["peaks"].get(f"{queue}{_QUEUE_AGE}", 0),
         "dequeue_delay_p99_ms": _p99(recent["histograms"].get(f"{queue}_dequeue_delay_ms")),
     }

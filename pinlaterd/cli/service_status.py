@@ -206,6 +206,7 @@ _QUEUE_COLUMNS: Sequence[command.Column] = (
     ("#pending", _shown("pending", ",")),
     ("#scheduled", _shown("scheduled", ",")),
     ("#running", _shown("in_progress", ",")),
+    ("#held", _shown("held_by_limit", ",")),
     ("#oldest", _age("oldest_ready_age_ms")),
     ("#p99 delay", _age("dequeue_delay_p99_ms")),
     ("#limit/s", _shown("jobs_per_second_limit", "g")),

@@ -26,6 +26,7 @@ from pinlaterd.coordinator.permits import NotedPermits, PermitAllocator
 from pinlaterd.coordinator.server_rates import member_number
 from pinlaterd.lifecycle import process_place
 from pinlaterd.model import JobState
+from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ControlServer, PermitGrant, PermitReport
 
 if TYPE_CHECKING:
@@ -52,8 +53,12 @@ class _Reported(NamedTuple):
 class PermitControl:
     """The permits of this server's shards; in a cluster, where it leads, of all shards."""
 
-    def __init__(self, config: Config, clock: Clock, is_running: Callable[[int], bool]) -> None:
+    def __init__(
+        self, config: Config, clock: Clock, is_running: Callable[[int], bool], stats: Stats
+    ) -> None:
         self._config = config
+        self._stats = stats
+        self._shown: set[str] = set()  # gauges
         self._clock = clock
         self._is_running = is_running
         self._note_failed = False
@@ -79,6 +84,20 @@ class PermitControl:
         self._config = config
         for state, allocator in self._allocators.items():
             allocator.configure(config.limits_of(state), config.shards)
+        self._show()
+
+    def _show(self) -> None:
+        """Put the limits into the statistics; in a cluster its leader does."""
+        limits = {
+            f"{queue}_{state.name.lower()}_limit": limit
+            for state in self._allocators
+            for queue, limit in self._config.limits_of(state).items()
+        }
+        for name in self._shown - limits.keys():
+            self._stats.drop_gauge(name)
+        for name, limit in limits.items():
+            self._stats.gauge(name, limit)
+        self._shown = {*limits}
 
     # --- shards of this server -----------------------------------------------------------------
 
@@ -123,6 +142,7 @@ class PermitControl:
         self._view, self._peers, self._allocators = (leader, own), peers, {}
         if own and leader == own:
             self._lead((), member_number(own) << _GRANT_BITS)
+        self._show()
         for reported in list(self._reported.values()):
             self.heard(reported.peer, reported.report)
 

@@ -75,7 +75,7 @@ class Coordinator:
         self._programs = LivePrograms(clock.monotonic) if _SUPERVISED in os.environ else None
         self._failure = ""  # why the configuration can't be followed
         self._rates = RateControl(self._config, clock, self._stats, process_exists)
-        self._permits = PermitControl(self._config, clock, process_exists)
+        self._permits = PermitControl(self._config, clock, process_exists, self._stats)
         self._permit_look: asyncio.TimerHandle | None = None
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None

@@ -195,7 +195,9 @@ class Batches:
         elif isinstance(operation, Dequeue):
             self._add_dequeue(batch, operation, late=late)
         elif (
-            self._state.room and isinstance(operation, Enqueue) and not self._fits(batch, operation)
+            self._state.room.queues
+            and isinstance(operation, Enqueue)
+            and not self._fits(batch, operation)
         ):
             return
         elif jobs := operation.rows:
@@ -210,7 +212,7 @@ class Batches:
         now_ms = batch.now_ms
         most_jobs = min(BATCH_JOBS - batch.jobs, batch.claims_left)
         permits, queue = self._state.permits, dequeue.queue
-        is_limited = bool(permits) and queue in permits
+        is_limited = queue in permits.queues
         if is_limited:
             if queue not in batch.permits_left:
                 batch.permits_left[queue] = permits.free(queue)
@@ -258,7 +260,7 @@ class Batches:
         """Take room for the jobs of an enqueue; without it, let the enqueue wait or refuse it."""
         room, queue, waiting = self._state.room, enqueue.queue, self._awaiting_room
         until = waiting.pop(enqueue, batch.now + _ROOM_SECONDS)
-        if queue not in room:
+        if queue not in room.queues:
             return True
         if queue not in batch.room_left:
             batch.room_left[queue] = room.free(queue)
@@ -275,6 +277,7 @@ class Batches:
     def _refuse_full(self, enqueue: Enqueue) -> None:
         """Other shards may have room, unless the job's key has its place here."""
         full, call = QueueFull(enqueue.queue, _RETRY_AFTER_MS), enqueue.call
+        self._state.stats.count(f"{enqueue.queue}_enqueue_rejected")
         if call.placement:
             enqueue.fail(full)
         else:
@@ -288,7 +291,7 @@ class Batches:
             enqueue
             for enqueue, until in self._awaiting_room.items()
             if until <= now
-            or enqueue.queue not in room
+            or enqueue.queue not in room.queues
             or room.is_contested(enqueue.queue)
             or room.free(enqueue.queue) >= enqueue.rows
         ]

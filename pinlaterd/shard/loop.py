@@ -410,6 +410,7 @@ class ShardLoop:
             state = ProcessState.SERVING
             warnings = {"health warning": service.warning, "clock warning": self._clock.warning}
             warnings[TAKES_JOBS] = "no" if service.refuses_jobs else ""
+            warnings["held by max_in_progress"] = service.held_queues
         else:
             state, warnings = ProcessState.STARTING, {"store warning": service.store_error}
         self._control.report(state, {**self._facts(), **warnings})

@@ -63,6 +63,7 @@ class QueueGauges:
         self._in_turn: deque[str] = deque()
         self._waiting: dict[str, None] = {}  # queues to look at, the first to change first
         self._counting: set[str] = set()
+        self._limited: set[str] = set()  # queues with a gauge of the jobs that wait for permits
 
     def refresh(self) -> None:
         state, now_ms = self._state, self._state.clock.now_ms()
@@ -118,6 +119,16 @@ class QueueGauges:
             if job_state is JobState.PENDING and jobs
         }
         stats.gauge(f"{queue}_scheduled", ready.scheduled(queue, pending, now_ms))
+        self._show_limit(queue)
+
+    def _show_limit(self, queue: str) -> None:
+        permits, name = self._state.permits, f"{queue}_held_by_limit"
+        if queue in permits.queues:
+            self._stats.gauge(name, permits.waiting(queue))
+            self._limited.add(queue)
+        elif queue in self._limited:
+            self._limited.remove(queue)
+            self._stats.drop_gauge(name)
 
 
 def _next(in_turn: deque[str]) -> list[str]:

@@ -55,15 +55,16 @@ class Permits:
         self._used = used
         self._monotonic = monotonic
         self._is_open = False
-        self._queues: dict[str, _Limited] = {}
+        # Others ask only whether a queue is in it, at the cost of a look-up.
+        self.queues: dict[str, _Limited] = {}
         self._due: dict[str, float] = {}  # when what has changed is to be reported, by queue
 
     def follow(self, limited: Collection[str]) -> Collection[str]:
         """Limit these queues only; return those whose limit begins or ends."""
-        before = self._queues
-        self._queues = {queue: before.get(queue) or _Limited() for queue in limited}
-        self._due = {queue: due for queue, due in self._due.items() if queue in self._queues}
-        return before.keys() ^ self._queues.keys()
+        before = self.queues
+        self.queues = {queue: before.get(queue) or _Limited() for queue in limited}
+        self._due = {queue: due for queue, due in self._due.items() if queue in self.queues}
+        return before.keys() ^ self.queues.keys()
 
     def begin(self) -> None:
         """Hold no permits: this is another ownership of the store."""
@@ -74,35 +75,24 @@ class Permits:
     def end(self) -> None:
         """The store is closed: nothing is known of what it holds."""
         self._is_open = False
-        for limited in self._queues.values():
+        for limited in self.queues.values():
             limited.permits, limited.used = 0, None
-
-    def __bool__(self) -> bool:
-        return bool(self._queues)
-
-    def __contains__(self, queue: str) -> bool:
-        return queue in self._queues
 
     def held(self, queue: str) -> int:
         """Return the permits for a limited queue."""
-        return self._queues[queue].permits
+        return self.queues[queue].permits
 
     def free(self, queue: str) -> int:
         """Count the jobs that may be taken into the state now, of a limited queue."""
-        limited = self._queues[queue]
+        limited = self.queues[queue]
         limited.used = self._used(queue, self.state) if self._is_open else None
         return limited.free
 
-    def permitted(self, queue: str, ready: Sequence[int]) -> Sequence[int]:
-        """Cut the numbers of ready jobs by priority to those that permits allow; what has changed
-        is reported soon."""
-        limited = self._queues.get(queue)
-        if limited is None:
-            return ready
-        limited.ready = sum(ready)
-        left = self.free(queue)
-        self._look(queue, limited)
-        allowed = []
+    def permitted(self, queue: str, ready: Sequence[int]) -> tuple[int, ...]:
+        """Cut the numbers of ready jobs of a limited queue, by priority, to those that permits
+        allow; what has changed is reported soon."""
+        self.look(queue, waiting=sum(ready))
+        left, allowed = self.queues[queue].free, list[int]()
         for jobs in ready:
             allowed.append(min(jobs, left))
             left -= allowed[-1]
@@ -110,23 +100,27 @@ class Permits:
 
     def look(self, queue: str, *, waiting: int | None = None) -> None:
         """Have it reported soon if more or fewer jobs are in the state by now, or wait to be."""
-        limited = self._queues.get(queue)
-        if limited is not None:
-            if waiting is not None:
-                limited.ready = waiting
-            self.free(queue)
-            self._look(queue, limited)
+        limited = self.queues[queue]
+        if waiting is not None:
+            limited.ready = waiting
+        self.free(queue)
+        self._look(queue, limited)
 
     def is_contested(self, queue: str) -> bool:
         """Return whether jobs wait for permits of a limited queue, here or elsewhere."""
-        return self._queues[queue].contested
+        return self.queues[queue].contested
+
+    def waiting(self, queue: str) -> int:
+        """Count the jobs of a limited queue that wait for permits, as was last seen."""
+        limited = self.queues[queue]
+        return max(0, limited.ready - limited.free)
 
     # --- what the coordinator is told and grants -----------------------------------------------
 
     def grant(self, granted: Mapping[str, GrantedPermits]) -> Collection[str]:
         """Follow grants, each unless a later one has come; return their queues."""
         for queue, (number, permits, contested) in granted.items():
-            limited = self._queues.get(queue)
+            limited = self.queues.get(queue)
             if limited is not None and number > limited.grant:
                 limited.grant, limited.permits, limited.contested = number, permits, contested
                 self._due[queue] = -math.inf
@@ -134,7 +128,7 @@ class Permits:
 
     def report_all(self) -> None:
         """Have all be reported again: the coordinator may know nothing."""
-        self._due = dict.fromkeys(self._queues, -math.inf)
+        self._due = dict.fromkeys(self.queues, -math.inf)
 
     @property
     def due(self) -> float:
@@ -147,7 +141,7 @@ class Permits:
         found = {}
         for queue in [queue for queue, due in self._due.items() if due <= now]:
             del self._due[queue]
-            limited = self._queues.get(queue)
+            limited = self.queues.get(queue)
             if limited is None:
                 continue
             self.free(queue)

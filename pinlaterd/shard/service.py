@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from random import Random
 
 from pinlaterd.clock import Clock
@@ -44,6 +45,7 @@ _REOPEN_SECONDS, _MOST_REOPEN_SECONDS = 0.05, 5.0
 _STORE_CLOSED = "can't reach its store now"
 _CLOSED_MEANWHILE = "closed its store meanwhile"
 _NEVER = float("inf")
+_MOST_QUEUES_SHOWN = 10
 
 
 class ShardService:
@@ -122,6 +124,13 @@ class ShardService:
             return
         followed = state.permits.grant(grant.queues)
         state.touched.update(queue for queue in followed if queue in state.ready)
+
+    @property
+    def held_queues(self) -> str:
+        """Name queues of which jobs are ready and wait for permits, as many as can be shown."""
+        permits = self._state.permits
+        held = (queue for queue in permits.queues if permits.waiting(queue))
+        return ", ".join(islice(held, _MOST_QUEUES_SHOWN))
 
     def report_permits(self) -> None:
         """Have all permits be reported: the coordinator may know nothing of them."""
@@ -312,8 +321,10 @@ class ShardService:
                         numbers = state.ready.no_counts(queue)
                     else:
                         numbers = state.ready.counts(queue, now_ms)
-                    numbers = tuple(state.permits.permitted(queue, numbers))
-                    state.room.look(queue)
+                    if queue in state.permits.queues:
+                        numbers = state.permits.permitted(queue, numbers)
+                    if queue in state.room.queues:
+                        state.room.look(queue)
                 except StorageLocked:
                     numbers = state.ready.no_counts(queue)
                 counts.append(ReadyCounts(queue, numbers))

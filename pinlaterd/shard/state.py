@@ -268,14 +268,14 @@ class ShardState:
 
     def has_ready(self, queue: str, lowest_priority: int, now_ms: int) -> bool:
         """Return whether a claim would find a job (or has to look in the store)."""
-        if self.permits and queue in self.permits and not self.permits.free(queue):
+        if queue in self.permits.queues and not self.permits.free(queue):
             return False
         return self.ready.has_ready(queue, lowest_priority, now_ms)
 
     def ended(self, queue: str) -> None:
         """Jobs are IN_PROGRESS, or PENDING, no more: others may be."""
         self.changed.add(queue)
-        if queue in self.permits or queue in self.room:
+        if queue in self.permits.queues or queue in self.room.queues:
             self.touched.add(queue)
 
     def heartbeat(self) -> None:

@@ -65,7 +65,7 @@ class Coordinator:
         self.stats = Stats()
         settings = ServerSettings(peer_host=HOST, peer_port=port)
         loop = asyncio.get_running_loop()
-        permits = PermitControl(Config(settings), Clock(), process_exists)
+        permits = PermitControl(Config(settings), Clock(), process_exists, self.stats)
         self.peers = Peers(
             settings, key, loop, self.stats, self.answer, self.on_heard, self.new_rates, permits
         )

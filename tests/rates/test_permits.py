@@ -73,6 +73,16 @@ def test_enqueues_are_rejected_once_as_many_are_pending_as_may_be(
         assert client.count(queue, JobState.PENDING) <= limit
 
 
+def shows(deployment: Deployment, *, limit: int, running: int, held: int) -> bool:
+    """Return whether figures and `status` show that `bulk` is held by its limit."""
+    gauges = deployment.stats()["gauges"]
+    figures = {"in_progress_limit": limit, "in_progress": running, "held_by_limit": held}
+    facts = [process["facts"] for process in deployment.status()["processes"]]
+    return all(gauges.get(f"bulk_{name}") == figure for name, figure in figures.items()) and any(
+        "bulk" in of.get("held by max_in_progress", "") for of in facts
+    )
+
+
 def test_a_limit_that_is_set_raised_and_removed_acts_live(
     limited: Deployment, wait_until: WaitUntil
 ):
@@ -91,5 +101,6 @@ def test_a_limit_that_is_set_raised_and_removed_acts_live(
         most = running() + 7
         limited.write("queues", {"bulk": {"max_in_progress": most}})
         wait_until(lambda: claim() == 0 and running() == most)
+        wait_until(lambda: shows(limited, limit=most, running=most, held=1000 - most))
         limited.write("queues", {})
         wait_until(lambda: claim() == 5)
