@@ -283,6 +283,7 @@ class Batch(NamedTuple):
     claim_room: ClaimRoom = ClaimRoom()
     keyed: Sequence[KeyedEnqueueOp] = ()
     finishes: Sequence[FinishOp] = ()
+    fails_expired: bool = True  # whether a claim fails a job that is past its expiry
 
 
 class Requeued(NamedTuple):

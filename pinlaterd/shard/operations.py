@@ -422,7 +422,7 @@ def _claim_scheduled(state: ShardState, op: AckOp, source: str, now_ms: int) -> 
             if claim_source(descriptor) == source:
                 held[job.key] = descriptor
     if claims:
-        batch = Batch(claims=[ClaimOp(op.queue, claims)])
+        batch = Batch(claims=[ClaimOp(op.queue, claims)], fails_expired=False)
         [found] = engine.apply(batch, engine.limits.run_after_ms).claims
         for claim, payload in zip(claims, found, strict=True):
             if payload is not None:

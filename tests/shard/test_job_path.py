@@ -24,6 +24,7 @@ from pinlaterd.model import (
     DequeueResult,
     EnqueueRequest,
     Job,
+    JobOptions,
     JobState,
     Method,
     QueueNamesRequest,
@@ -257,6 +258,18 @@ def test_scheduled_jobs_are_acked_without_a_dequeue_unless_they_are_due(shard):
     assert shard.counters()["mail_ack_succeeded"] == 1
     shard.clock.advance(3_600)
     assert bodies(shard.dequeue()) == [b"b", b"d"]
+
+
+def test_a_scheduled_job_that_may_expire_is_acked_as_any_other(shard):
+    in_an_hour_ms = shard.clock.now_ms() + 3_600_000
+    options = JobOptions(expires_at_ms=2 * in_an_hour_ms)
+    [job] = shard.enqueue(Job(b"a", run_after_ms=in_an_hour_ms, options=options))
+
+    shard.call(AckRequest("mail", [AckInfo(job, "moved")]), op=Op.ACK_SCHEDULED)
+
+    [record] = shard.lookup(job).values()
+    assert (record.state, record.custom_status) == (JobState.SUCCEEDED, "moved")
+    assert record.end_reason is None
 
 
 @pytest.mark.parametrize(

@@ -78,13 +78,14 @@ from pinlaterd.model import (
 
 def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
     gone: _Places = {}  # jobs to be claimed that are past their expiry
+    may_expire = bool(store.expiring_queues) and batch.fails_expired
     return BatchResult(
         acks=apply_acks(batch.acks, _ack_actions(store, tx)) if batch.acks else (),
         checkpoints=[_checkpoint(store, tx, op) for op in batch.checkpoints],
         releases=[_release(store, tx, op) for op in batch.releases],
         enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),
         keyed=_enqueue_keyed(store, tx, batch.keyed) if batch.keyed else (),
-        expired=_expire_claimed(store, tx, batch.claims, gone) if store.expiring_queues else (),
+        expired=_expire_claimed(store, tx, batch.claims, gone) if may_expire else (),
         claims=_claim(store, tx, batch, gone) if batch.claims else (),
         finishes=[_finish(store, tx, op) for op in batch.finishes],
     )

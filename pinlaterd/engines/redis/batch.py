@@ -342,7 +342,7 @@ class Application:
             queue, begin = self._stored[op.queue], 0
             for claims in first_claims(op, len(payloads)):
                 ids, claimer, number = claims.local_ids, claims.claimer, claims.first_claim
-                may_expire = op.queue in self._expiring
+                may_expire = self._batch.fails_expired and op.queue in self._expiring
                 head = _Head(queue, claims.priority, may_expire="1" if may_expire else "0")
                 run = runs.get(head)
                 if run is None:
