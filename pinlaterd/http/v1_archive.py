@@ -34,6 +34,7 @@ from pinlaterd.model import (
 )
 
 _MOST_JOBS = 100
+_FIRST_JOBS = 8  # of each scan: most of many types bring nothing
 _LOOKUPS = 16  # with bodies, in one call
 _STATES = {
     "": (JobState.SUCCEEDED, JobState.FAILED),
@@ -93,7 +94,9 @@ class _Scan:
     ) -> None:
         """Find those of a status of Rickover's, if one is given, that come behind `after`."""
         self._client = client
-        self._call = calls.scan(queue, state, page_size=_MOST_JOBS, newest_end_first=True)
+        self._queue = queue
+        self._state = state
+        self._size = _FIRST_JOBS  # of the next page
         self._status = status
         self._continuation = after.continuation(queue, state) if after else CONTINUATION_START
         self.found: deque[JobRecord] = deque()
@@ -101,7 +104,9 @@ class _Scan:
     async def fill(self) -> None:
         """Read on until there is a job, or the scan ends."""
         while not self.found and self._continuation != CONTINUATION_END:
-            call = calls.page_after(self._call, ScanResult((), self._continuation))
+            scan = calls.scan(self._queue, self._state, page_size=self._size, newest_end_first=True)
+            self._size = min(2 * self._size, _MOST_JOBS)
+            call = calls.page_after(scan, ScanResult((), self._continuation))
             assert call is not None
             try:
                 page = await self._client.run(call)
