@@ -52,8 +52,10 @@ from pinlaterd.http.v1_errors import (
     bad_request,
     forbidden,
     json_response,
+    log_refusal,
     method_not_allowed,
     missing,
+    no_role,
     not_found,
     rest_error_of,
     unauthorized,
@@ -184,8 +186,7 @@ class V1:
         queue = self._queue_of(names["name"]) if names.get("name") else ""
         if not may(user, operation.role, queue):
             assert user is not None, "without users everybody may do everything"
-            _log_refusal(request, user.name, f"no role {operation.role}")
-            raise forbidden("forbidden", f"User {user.name} has no role {operation.role} here")
+            raise no_role(request, user, operation.role)
         return await operation.handler(request, names)
 
     def _queue_of(self, name: str) -> str:
@@ -198,7 +199,7 @@ class V1:
         try:
             return await self._access.identify(header, address)
         except Refused as refused:
-            _log_refusal(request, refused.user, refused.why.name.lower())
+            log_refusal(request, refused.user, refused.why.name.lower())
             raise _refusal_of(refused) from None
 
     async def _show_home(self, _request: web.Request, _names: Names) -> web.Response:
@@ -311,9 +312,3 @@ def _refusal_of(refused: Refused) -> RestError:
     if refused.why is Refusal.WRONG_PASSWORD:
         return forbidden("incorrect_password", f"Incorrect password for user {refused.user}")
     return _REFUSALS[refused.why]()
-
-
-def _log_refusal(request: web.Request, user: str, why: str) -> None:
-    log.warning(
-        "refused: %s %s from %s as %r: %s", request.method, request.path, request.remote, user, why
-    )

@@ -14,6 +14,7 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
+from pinlaterd.config.schema import UserSettings
 from pinlaterd.http.problems import of_aiohttp, problem_of
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,18 @@ bad_json = partial(
 
 def missing(field: str) -> RestError:
     return bad_request("missing_parameter", f"Missing required field: {field}")
+
+
+def no_role(request: web.Request, user: UserSettings, role: str) -> RestError:
+    """Return the refusal of a user who may not do that, and log it."""
+    log_refusal(request, user.name, f"no role {role}")
+    return forbidden("forbidden", f"User {user.name} has no role {role} here")
+
+
+def log_refusal(request: web.Request, user: str, why: str) -> None:
+    log.warning(
+        "refused: %s %s from %s as %r: %s", request.method, request.path, request.remote, user, why
+    )
 
 
 def unavailable(title: str, retry_seconds: int = 1) -> RestError:

@@ -26,9 +26,9 @@ from pinlaterd.http.v1_errors import (
     HEADERS,
     RestError,
     bad_request,
-    forbidden,
     json_response,
     missing,
+    no_role,
     not_found,
     server_error,
 )
@@ -99,6 +99,8 @@ class JobHandlers:
         expires_at_ms = None if expires_at is None else max(0, milliseconds(expires_at))
         options = JobOptions(job_id, expires_at_ms, key_of_all_queues=True)
         record = await self._store(job_type, data, run_after_ms, options)
+        if queue_of(record) != job_type.queue:  # it was there, under another type
+            _check(request, "view", record)
         return self._answer(record, HTTPStatus.ACCEPTED)
 
     async def _store(
@@ -173,7 +175,7 @@ class JobHandlers:
         elif attempt == 1 or not (retryable and job_type.is_retried):
             await self._end(job_id, job_type, JobState.FAILED, attempt - 1)
         else:
-            await self._decrement(job_id, job_type, attempt)
+            await self._decrement(request, job_id, job_type, attempt)
         return web.Response(headers=HEADERS)
 
     async def _end(
@@ -195,12 +197,15 @@ class JobHandlers:
         if not await self._finish(record, end):
             raise _reported_already()
 
-    async def _decrement(self, job_id: str, job_type: JobType, attempt: int) -> None:
-        """Have a job tried again that has `attempt` attempts left."""
+    async def _decrement(
+        self, request: web.Request, job_id: str, job_type: JobType, attempt: int
+    ) -> None:
+        """Have a job tried again that has `attempt` attempts left, whatever its type."""
         left = attempt - 1
         record = await self._find(job_id) if left > 0 else None
         is_done = False
         if record is not None:
+            _check(request, "work", record)
             delay_ms = backoff_ms(job_type.attempts, left)
             again = FinishInfo(
                 record.descriptor, JobState.PENDING, left, attempt, retry_delay_ms=delay_ms
@@ -226,13 +231,18 @@ class JobHandlers:
         record = await self._find(job_id, include_body=True)
         if record is None:
             raise not_found()
-        user = request.get(USER)
-        if user is not None and not may(user, role, queue_of(record)):
-            raise forbidden("forbidden", f"User {user.name} has no role {role} here")
+        _check(request, role, record)
         return record
 
     def _answer(self, record: JobRecord, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
         return json_response(job_answer(record, self._job_types.name_of(queue_of(record))), status)
+
+
+def _check(request: web.Request, role: str, record: JobRecord) -> None:
+    """Raise RestError unless the user may do this with a job of that type."""
+    user = request.get(USER)
+    if user is not None and not may(user, role, queue_of(record)):
+        raise no_role(request, user, role)
 
 
 # --- ids ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import count
@@ -236,6 +237,38 @@ def test_a_path_is_refused_before_the_caller_on_v1_only(guarded):
     assert error(api.get("/v2/job-types/a/b")) == (401, "unauthorized")
     assert error(api.call("DELETE", "/v2/job-types")) == (401, "unauthorized")
     assert api.call("OPTIONS", "/v1/jobs").status == 200
+
+
+def test_a_user_of_some_types_reaches_no_job_of_others(guarded):
+    api = http_of(guarded).as_user("test", SECRET)
+    for name in ("mine", "theirs"):
+        assert api.post("/v1/jobs", a_type(name=name)).status == 201
+    roles = [part for role in ("enqueue", "work") for part in ("--role", role)]
+    guarded.admin(
+        "user", "add", "eve", *roles, "--queue", "mine*", "--password-stdin", stdin=SECRET
+    )
+    theirs, job_id = "/v1/jobs/theirs", f"job_{uuid.uuid4()}"
+    assert api.put(f"{theirs}/{job_id}", {"data": 1}).status == 202
+    eve, report = http_of(guarded).as_user("eve", SECRET), {"status": "failed", "attempt": 7}
+
+    refused = [
+        eve.get(theirs),
+        eve.get(f"/v1/jobs/{job_id}"),
+        eve.get(f"/v1/jobs/mine/{job_id}"),
+        eve.put(f"/v1/jobs/mine/{job_id}", {"data": 2}),
+        eve.put(f"{theirs}/random_id", {"data": 2}),
+        eve.post(f"/v1/jobs/mine/{job_id}", report),
+        eve.post(f"/v1/jobs/{job_id}/replay"),
+    ]
+
+    assert [error(answer) for answer in refused] == [(403, "forbidden")] * len(refused)
+    log = (guarded.folder / "run/log/http.log").read_text()
+    assert f"refused: POST /v1/jobs/mine/{job_id} from 127.0.0.1 as 'eve': no role work" in log
+    assert [one["name"] for one in eve.get("/v2/job-types").body] == ["mine"]
+    assert eve.get("/v1/archived-jobs").body == []
+    mine = eve.put("/v1/jobs/mine/random_id", {"data": 2}).body["id"]
+    assert eve.post(f"/v1/jobs/mine/{mine}", report).status == 200
+    assert api.get(f"{theirs}/{job_id}").body["attempts"] == 7
 
 
 # --- by hand --------------------------------------------------------------------------------
