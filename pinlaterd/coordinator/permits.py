@@ -339,7 +339,6 @@ class PermitAllocator:
                 continue
             if permits > before:
                 holder.served_at = now
-                limited.turn_ends = now + TURN_SECONDS
             grants[shard] = self._grant(holder, permits, contested=contested, now=now)
             if holder.held > self._noted.get((queue, shard), -1):
                 self.note_due = True

@@ -38,7 +38,7 @@ class Owner:
         self.reports: deque[PermitReport] = deque()
         self.grants: deque[PermitGrant] = deque()
         self.permits = Permits(
-            JobState.IN_PROGRESS, lambda _queue, _state: self.store.used, world.clock.monotonic
+            world.state, lambda _queue, _state: self.store.used, world.clock.monotonic
         )
         self.permits.follow([QUEUE])
         self.permits.begin()
@@ -46,11 +46,13 @@ class Owner:
 
     def look(self) -> None:
         """Count what is ready, and report what is due."""
-        self.permits.permitted(QUEUE, (self.store.ready,))
+        # Enqueues wait for room one by one.
+        ready = self.store.ready if self.world.state is JobState.IN_PROGRESS else 1
+        self.permits.look(QUEUE, waiting=min(ready, self.store.ready))
         held = self.permits.report()
         if held:
             self.reports.append(
-                PermitReport(self.shard, self.pid, self.pid, JobState.IN_PROGRESS, held)
+                PermitReport(self.shard, self.pid, self.pid, self.world.state, held)
             )
 
     def claim(self) -> bool:
@@ -72,8 +74,11 @@ class Owner:
 
 
 class World:
-    def __init__(self, limit: int, shards: Sequence[str] = "abc") -> None:
+    def __init__(
+        self, limit: int, shards: Sequence[str] = "abc", state: JobState = JobState.IN_PROGRESS
+    ) -> None:
         self.clock = FakeClock()
+        self.state = state
         self.limit = self.allowed = limit
         self._ids = 0
         self.note: Sequence[NotedPermits] = ()
@@ -106,7 +111,9 @@ class World:
 
     def start_coordinator(self) -> None:
         number = self.clock.now_ms()
-        self.coordinator = PermitAllocator(self.clock, self.is_running, self.note, number)
+        self.coordinator = PermitAllocator(
+            self.clock, self.is_running, self.note, number, self.state
+        )
         self.coordinator.configure({QUEUE: self.limit}, [*self.stores])
         for owner in self.owners.values():
             owner.reports.clear()
@@ -325,7 +332,8 @@ def something_befalls(owner: Owner, world: World, rng: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(100))
 def test_whatever_is_lost_or_killed_no_more_run_than_the_limit(seed):
     rng = random.Random(seed)
-    world = World(rng.choice([1, 2, 3, 7, 40]))
+    state = rng.choice([JobState.IN_PROGRESS, JobState.PENDING])
+    world = World(rng.choice([1, 2, 3, 7, 40]), state=state)
     for _ in range(400):
         if world.owners and rng.random() < 0.6:
             something_befalls(rng.choice([*world.owners.values()]), world, rng)
@@ -340,6 +348,31 @@ def test_whatever_is_lost_or_killed_no_more_run_than_the_limit(seed):
     jobs = sum(store.ready + store.used for store in world.stores.values())
     world.wait(3 + jobs * 0.02, ack=lambda: True)
     assert sum(store.ready + store.used for store in world.stores.values()) == 0
+
+
+def test_a_permit_reaches_all_while_two_shards_have_a_job_at_a_time():
+    world = World(1)
+    world.stores["c"].ready = 1
+    for _ in range(30):
+        for shard in "ab":
+            world.stores[shard].ready = 1
+        world.wait(0.01, ack=lambda: True)
+
+    assert world.stores["c"].ready == 0
+
+
+def test_room_is_spread_evenly_and_goes_where_an_enqueue_waits():
+    world = World(90, state=JobState.PENDING)
+    for _ in range(40):
+        world.stores["a"].ready += 1
+        world.wait(0.01)
+    world.stores["b"].ready = 50
+    world.wait(0.1)
+
+    assert [store.used for store in world.stores.values()] == [40, 50, 0]
+    world.stores["c"].ready = 1
+    world.wait(0.1)
+    assert all(owner.permits.is_contested(QUEUE) for owner in world.owners.values())
 
 
 def test_proportional_parts_add_up():
