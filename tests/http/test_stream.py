@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import psutil
 
-from tests.deployment import CALL_SECONDS, Deployment
+from tests.deployment import CALL_SECONDS, COMMAND_SECONDS, Deployment
 from tests.http.conftest import HttpAnswer, HttpClient, http_of, serving_http
 
 LINES = {"Content-Type": "application/x-ndjson"}
@@ -128,7 +128,7 @@ def test_a_restart_ends_the_stream_with_what_was_stored(tmp_path):
                 with contextlib.suppress(OSError):
                     client.sendall(b'c\r\n{"data": 1}\n\r\n')
                 reader.join(0.01)
-        assert restart.wait(CALL_SECONDS) == 0
+        assert restart.wait(COMMAND_SECONDS) == 0
         pending = api.get("/v2/queues/mail").body["counts"]["pending"]
 
     *stored, last = [json.loads(line) for line in received if line.startswith(b"{")]
