@@ -141,4 +141,4 @@ def test_plain_queues_have_no_expiry(store: EngineHarness):
     store.enqueue(b"plain")
 
     assert list(store.engine.expiring) == []
-    assert store.engine.apply(Batch(claims=[claim_op(QUEUE, store.wanted())]), 0).expired == ()
+    assert not store.engine.apply(Batch(claims=[claim_op(QUEUE, store.wanted())]), 0).expired
