@@ -11,9 +11,9 @@ import sys
 from functools import reduce
 from pathlib import Path
 
-from tests.deployment import Deployment
-from tests.docs.pages import REPOSITORY
-from tests.http.conftest import serving_http
+from tests.deployment import Deployment, unused_port
+from tests.docs.pages import REPOSITORY, python_blocks
+from tests.http.conftest import http_of, serving_http
 
 
 def _commands(page: str = "http.md") -> list[str]:
@@ -81,3 +81,25 @@ def test_the_commands_of_rickovers_page_work(tmp_path, program_path):
 
     assert all('"title"' not in text for text in said.values()), said
     assert any('"status":"succeeded"' in text for text in said.values())
+
+
+def test_the_downstream_of_rickovers_page_runs_a_job(tmp_path, wait_until):
+    [program] = python_blocks((REPOSITORY / "docs/rickover.md").read_text("utf-8"))
+    port = unused_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {"DOWNSTREAM_URL": url, "DOWNSTREAM_WORKER_AUTH": "SECRET"}
+    deployment = Deployment(tmp_path / "d", environment=environment)
+    deployment.init(http=True)
+    api = http_of(deployment)
+    settings = {"API": f"http://127.0.0.1:{deployment.http_port}", "PORT": str(port)}
+    downstream = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, **settings})
+    try:
+        with deployment.running():
+            strategy = {"delivery_strategy": "at_least_once", "attempts": 7, "concurrency": 3}
+            api.post("/v1/jobs", {"name": "invoice-shipped", **strategy})
+            job = api.put("/v1/jobs/invoice-shipped/random_id", {"data": {"invoice": 17}}).body
+            path = f"/v1/jobs/{job['id']}"
+            wait_until(lambda: api.get(path).body["status"] == "succeeded", seconds=30)
+    finally:
+        downstream.kill()
+        downstream.wait()
