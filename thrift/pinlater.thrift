@@ -224,8 +224,8 @@ enum ErrorCode {
   NO_HEALTHY_SHARDS = 501,
 
   /** A required shard is down, or failed during the call: the outcome there is unknown. The message
-      names it. Acks, checkpoints, look-ups, counts and scans can be repeated safely; a repeated
-      enqueue may store the job twice. */
+      names it. Acks, checkpoints, look-ups, counts and scans can be repeated safely, and enqueues of
+      jobs with keys; any other repeated enqueue may store the job twice. */
   SHARD_CONNECTION_FAILED = 502
 }
 
@@ -576,6 +576,9 @@ service PinLater {
    * was stored. SHARD_CONNECTION_FAILED: the outcome is unknown, and the server does not try again,
    * so that no job is stored twice; for a request that was split, jobDescriptors of the error has
    * the outcome of each job.
+   * Jobs with keys are stored by the shards that are responsible for these, and by no others: so a
+   * request with several may be split, whatever its length. While such a shard is down it waits, then
+   * SHARD_CONNECTION_FAILED. It may be repeated in any case, until each job has a descriptor.
    * Holds: one descriptor for each job, in their order; each job is durable and can be looked up.
    */
   PinLaterEnqueueResponse enqueueJobs(1: RequestContext context, 2: PinLaterEnqueueRequest request)

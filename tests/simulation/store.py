@@ -56,6 +56,7 @@ class Disk:
     owner: ModelStore | None = None
     start_ms: int = 0
     first_id: int = 1
+    fence: int = 0
 
 
 class ModelStore(ModelEngine):
@@ -98,6 +99,13 @@ class ModelStore(ModelEngine):
 
     def durability(self) -> Durability:
         return Durability("as the simulation says")
+
+    @property
+    def fence(self) -> int:  # type: ignore[override]
+        return self._disk.fence
+
+    def raise_fence(self, number: int) -> None:
+        self._disk.fence = max(self._disk.fence, number)
 
     # --- commits -------------------------------------------------------------------------------
 
