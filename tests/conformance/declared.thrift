@@ -77,6 +77,32 @@ struct PinLaterJobAckResponse {
   2: required list<bool> failed
 }
 
+struct PinLaterJobFinishInfo {
+  1: required string jobDescriptor
+  2: required PinLaterJobState jobState
+  3: required i32 attemptsRemaining
+  4: optional i32 expectedAttempts
+  5: optional bool comparesPending = true
+  6: optional i64 retryDelayMillis = 0
+  7: optional string appendCustomStatus = ""
+}
+
+struct PinLaterFinishJobsRequest {
+  1: required string queueName
+  2: required list<PinLaterJobFinishInfo> finishes
+}
+
+enum PinLaterFinishOutcome {
+  DONE = 0,
+  NO_SUCH_JOB = 1,
+  ENDED_BEFORE = 2,
+  OTHER_ATTEMPTS = 3,
+}
+
+struct PinLaterFinishJobsResponse {
+  1: required list<PinLaterFinishOutcome> outcomes
+}
+
 struct PinLaterDequeueRequest {
   1: required string queueName
   2: required i32 limit
@@ -187,32 +213,6 @@ struct PinLaterDeleteJobsRequest {
   5: optional i32 limit = 1000
 }
 
-struct PinLaterJobFinishInfo {
-  1: required string jobDescriptor
-  2: required PinLaterJobState jobState
-  3: required i32 attemptsRemaining
-  4: optional i32 expectedAttempts
-  5: optional bool comparesPending = true
-  6: optional i64 retryDelayMillis = 0
-  7: optional string appendCustomStatus = ""
-}
-
-struct PinLaterFinishJobsRequest {
-  1: required string queueName
-  2: required list<PinLaterJobFinishInfo> finishes
-}
-
-enum PinLaterFinishOutcome {
-  DONE = 0,
-  NO_SUCH_JOB = 1,
-  ENDED_BEFORE = 2,
-  OTHER_ATTEMPTS = 3,
-}
-
-struct PinLaterFinishJobsResponse {
-  1: required list<PinLaterFinishOutcome> outcomes
-}
-
 service PinLater {
   void createQueue(1: RequestContext context, 2: string name)
     throws (1: PinLaterException e)
@@ -226,12 +226,13 @@ service PinLater {
     throws (1: PinLaterException e)
   PinLaterJobAckResponse ackJobs(1: RequestContext context, 2: PinLaterJobAckRequest request)
     throws (1: PinLaterException e)
+  PinLaterFinishJobsResponse finishJobs(1: RequestContext context, 2: PinLaterFinishJobsRequest request)
+    throws (1: PinLaterException e)
+
   void checkpointJobs(1: RequestContext context, 2: PinLaterCheckpointJobsRequest request)
     throws (1: PinLaterException e)
   PinLaterCheckpointJobsResponse applyCheckpoints(
       1: RequestContext context, 2: PinLaterCheckpointJobsRequest request)
-    throws (1: PinLaterException e)
-  PinLaterFinishJobsResponse finishJobs(1: RequestContext context, 2: PinLaterFinishJobsRequest request)
     throws (1: PinLaterException e)
   map<string, PinLaterJobInfo> lookupJobs(
       1: RequestContext context, 2: PinLaterLookupJobRequest request)
