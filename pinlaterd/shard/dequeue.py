@@ -72,7 +72,7 @@ class Dequeue(Acking):
         elif not self.parts:
             raise self.problem
         self._lease_ms = None
-        if self.problem is None:
+        if request.claim_timeout_ms is not None and self.problem is None:
             self._lease_ms = state.lease_ms(request.queue, request.claim_timeout_ms)
         limit = request.limit if entry.max_jobs < 0 else min(request.limit, entry.max_jobs)
         self.remaining = 0 if self.problem is not None else limit

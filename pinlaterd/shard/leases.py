@@ -33,15 +33,13 @@ class Leases:
     def __init__(self, served: Callable[[], float]) -> None:
         self._served = served
         self._held: defaultdict[_Place, dict[int, _Lease]] = defaultdict(dict)
-        # The jobs of a place and when to look at them: when the lease of one ends, or before.
-        self._looks: list[tuple[float, _Place, tuple[int, ...]]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._looks)
+        # The jobs of a place and when to look at them: when the lease of one ends, or before. Empty
+        # while there are no leases.
+        self.looks: list[tuple[float, _Place, tuple[int, ...]]] = []
 
     def clear(self) -> None:
         self._held.clear()
-        self._looks.clear()
+        self.looks.clear()
 
     def add(
         self, queue: str, priority: int, claims: Iterable[tuple[int, str]], timeout_ms: int
@@ -50,7 +48,7 @@ class Leases:
         place, ends = (queue, priority), self._served() + timeout_ms / 1000
         leases = {local_id: _Lease(claim, timeout_ms, ends) for local_id, claim in claims}
         self._held[place].update(leases)
-        heappush(self._looks, (ends, place, tuple(leases)))
+        heappush(self.looks, (ends, place, tuple(leases)))
 
     def renew(
         self, queue: str, renewals: Iterable[tuple[JobKey, str | None]], timeout_ms: int | None
@@ -66,7 +64,7 @@ class Leases:
                 ends = now + lasts_ms / 1000
                 leases[local_id] = _Lease(lease.claim_descriptor, lasts_ms, ends)
                 if ends < lease.ends:
-                    heappush(self._looks, (ends, (queue, priority), (local_id,)))
+                    heappush(self.looks, (ends, (queue, priority), (local_id,)))
             elif timeout_ms and claim:
                 self.add(queue, priority, [(local_id, claim)], timeout_ms)
 
@@ -84,10 +82,10 @@ class Leases:
         None: at most as many as said, or those that ended together. They are forgotten."""
         now = self._served()
         queue, acks = "", list[Acks]()
-        while self._looks and self._looks[0][0] <= now and len(acks) < most_jobs:
-            if acks and self._looks[0][1][0] != queue:
+        while self.looks and self.looks[0][0] <= now and len(acks) < most_jobs:
+            if acks and self.looks[0][1][0] != queue:
                 break
-            _, place, local_ids = heappop(self._looks)
+            _, place, local_ids = heappop(self.looks)
             leases = self._held[place]
             later: dict[float, list[int]] = {}
             for local_id in local_ids:
@@ -99,5 +97,5 @@ class Leases:
                     acks.append(Acks(place[1], [local_id], "", 0, lease.claim_descriptor))
                     del leases[local_id]
             for ends, others in later.items():
-                heappush(self._looks, (ends, place, tuple(others)))
+                heappush(self.looks, (ends, place, tuple(others)))
         return (queue, acks) if acks else None

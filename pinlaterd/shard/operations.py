@@ -345,7 +345,7 @@ class Acking(Operation):
         commit.acks.append(self)
 
     def take_result(self, _result: AckResult) -> None:
-        if self.state.leases:
+        if self.state.leases.looks:
             op: AckOp = self.parts[0]
             self.state.leases.end(op.queue, (*op.succeeded, *op.failed))
 
@@ -523,7 +523,7 @@ class CheckpointJobs(Operation):
         commit.checkpoints.append(self)
 
     def take_result(self, result: CheckpointResult) -> None:
-        if self.state.leases or self.lease_ms is not None:
+        if self.state.leases.looks or self.lease_ms is not None:
             renewals = [
                 (each.key, each.claim_descriptor)
                 for each in self.parts[0].checkpoints

@@ -146,7 +146,8 @@ class Rules:
         if request.limit < 1 or request.max_wait_ms < 0:
             _check_least("limit", request.limit, 1)
             _check_least("maxWaitMillis", request.max_wait_ms, 0)
-        check_claim_timeout(request.claim_timeout_ms)
+        if request.claim_timeout_ms is not None:
+            check_claim_timeout(request.claim_timeout_ms)
         if not 0 < request.coverage <= 1:
             raise InvalidRequest(
                 f"coverage is {request.coverage}; it must be above 0 and at most 1"

@@ -103,7 +103,7 @@ def test_a_lease_is_no_longer_than_the_queues_time_out(shard):
 
     assert job.claim_timeout_seconds == 600
     _pass(shard, 3)
-    assert not shard.service._state.leases
+    assert not shard.service._state.leases.looks
 
 
 @pytest.mark.parametrize("lease_ms", [999, 0, -1])

@@ -81,7 +81,7 @@ def apply_batch(tx: Transaction, batch: Batch) -> BatchResult:
         releases=[_release(tx, op) for op in batch.releases],
         enqueues=_enqueue(tx, batch.enqueues) if batch.enqueues else (),
         keyed=_enqueue_keyed(tx, batch.keyed) if batch.keyed else (),
-        expired=_expire_claimed(tx, batch.claims) if batch.fails_expired else (),
+        expired=_expire_claimed(tx, batch) if tx.store.expiring_ids else (),
         claims=_claim(tx, batch) if batch.claims else (),
         finishes=[_finish(tx, op) for op in batch.finishes],
     )
@@ -428,10 +428,10 @@ def fail_expired(tx: Transaction, queue_id: int, local_ids: Sequence[int]) -> li
     return [JobKey(run.priority, local_id) for local_id, run in failed.items()]
 
 
-def _expire_claimed(tx: Transaction, ops: Sequence[ClaimOp]) -> list[int]:
+def _expire_claimed(tx: Transaction, batch: Batch) -> list[int]:
     """Fail jobs that are to be claimed and are past their expiry; returns how many of each op."""
     failed = []
-    for op in ops if tx.store.expiring_ids else ():
+    for op in batch.claims if batch.fails_expired else ():
         queue_id = tx.store.queue_id(op.queue)
         local_ids = [local_id for claims in op.claims for local_id in claims.local_ids]
         expires = queue_id in tx.store.expiring_ids
