@@ -52,7 +52,7 @@ COUNTERS = (
 )
 GAUGES = (
     *("scheduled", "oldest_ready_age_ms", "rate_limit", "rate_share", "rate_demand"),
-    *("in_progress_limit", "pending_limit", "held_by_limit"),
+    *("in_progress_limit", "pending_limit", "held_by_limit", "push_concurrency"),
 )
 HISTOGRAMS = ("dequeue_delay_ms", "first_dequeue_delay_ms")
 

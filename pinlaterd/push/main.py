@@ -158,6 +158,7 @@ class PushProcess(ReportingProcess):
             if work := self._works.pop(queue, None):  # else its removal was interrupted
                 work.pusher.stop()
                 work.watch.cancel()
+                self._stats.drop_gauge(f"{queue}_push_concurrency")
         if queues:
             await self._consumer.remove(*queues, grace_seconds=_GRACE_SECONDS)
             log.info("no longer pushing the jobs of %s", ", ".join(queues))
@@ -173,6 +174,10 @@ class PushProcess(ReportingProcess):
             named += [f"{len(down) - len(named)} more"] if len(down) > len(named) else []
             facts["downstream warning"] = "; ".join(named)
         return facts
+
+    def tick(self) -> None:
+        for queue, work in self._works.items():
+            self._stats.gauge(f"{queue}_push_concurrency", work.pusher.places.open)
 
     def follow(self, snapshot: Snapshot, active: ActiveConfig | None) -> None:
         if active is not None:

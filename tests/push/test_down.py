@@ -61,6 +61,7 @@ def test_jobs_outlive_a_downstream_that_is_down(tmp_path: Path, wait_until: Wait
         waiting = list(client.scan("mail", JobState.PENDING))
 
         assert failed() <= first + 4, "one probe at a time"
+        assert deployment.stats()["gauges"]["mail_push_concurrency"] <= 1
         assert first <= 16, "what was in flight, and no more"
         assert len([job for job in waiting if job.attempts_remaining == 9]) >= jobs - 24
 
@@ -71,3 +72,4 @@ def test_jobs_outlive_a_downstream_that_is_down(tmp_path: Path, wait_until: Wait
         with downstream(call_back, port=port):
             wait_until(lambda: client.count("mail", JobState.SUCCEEDED) == jobs, seconds=60)
             wait_until(lambda: warnings() == "")
+            wait_until(lambda: deployment.stats()["gauges"]["mail_push_concurrency"] == 8)
