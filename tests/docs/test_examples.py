@@ -29,7 +29,9 @@ def passwords(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(folder: Path, kind: str, text: str) -> Config:
-    files = {"pinlaterd": "", "shards": "shards: {1: {}}", "queues": ""} | {kind: text}
+    hosts = re.findall(r"url: https?://([^/:]+)", text)  # each has to be one to push to
+    server = f"push_hosts: {','.join(hosts)}\n" if hosts else ""
+    files = {"pinlaterd": server, "shards": "shards: {1: {}}", "queues": ""} | {kind: text}
     for name, content in files.items():
         (folder / f"{name}.yaml").write_text(content)
     return load_config(folder)
