@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.client import Client
+from pinlaterd.client import Client, Job, JobOptions
 from pinlaterd.config.load import load_config
 from pinlaterd.deployment.service import processes_of
 from tests.cli.program import Program
@@ -229,3 +229,40 @@ def test_a_server_leaves(servers: tuple[Server, Server], wait_until: WaitUntil):
 
     wait_until(lambda: "jobs-2" not in first.owned(), seconds=30)
     assert "cluster.key is missing" in pinlaterd.error("up", second.folder)
+
+
+def test_keys_are_held_over_all_servers(servers: tuple[Server, Server]):
+    first, second = servers
+    ports = [load_config(one.etc).server.port for one in servers]
+    with Client("127.0.0.1", ports[0]) as one, Client("127.0.0.1", ports[1]) as other:
+        one.create_queue("keyed")
+        jobs = [Job(b"x", options=JobOptions(f"k{number}")) for number in range(40)]
+        stored = one.enqueue_keyed("keyed", jobs)
+        descriptors = [job.descriptor for job in stored]
+
+        def again() -> None:
+            """Through either server all jobs exist."""
+            for client in (one, other):
+                found = client.enqueue_keyed("keyed", jobs)
+                assert [job.descriptor for job in found] == descriptors
+                assert all(job.existed for job in found)
+                assert len(client.lookup_keys("keyed", [f"k{n}" for n in range(40)])) == 40
+
+        assert not any(job.existed for job in stored)
+        again()
+        first.admin.output("shard dequeue-only 1 on --yes")
+        again()
+        new = [Job(b"y", options=JobOptions(f"new{number}")) for number in range(20)]
+        added = other.enqueue_keyed("keyed", new)
+        second.admin.output("shard dequeue-only 1 off")
+        again()
+        assert one.enqueue_keyed("keyed", new) == [job._replace(existed=True) for job in added]
+        assert {job.descriptor.split(":")[1] for job in added} <= {"s2", "s3", "s4"}
+        running = [process for server in servers for process in processes_of(server.folder)]
+        coordinators = [
+            process for process in running if "coordinator" in " ".join(process.cmdline())
+        ]
+        for process in coordinators:
+            process.kill()
+        assert len(coordinators) == 2
+        again()
