@@ -29,7 +29,7 @@ PUSHED = Case(SECTION, "small jobs", CONCURRENCY, "one process, callbacks over T
 QUEUE = "pushed"
 
 _ACCEPTED = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"
-_CALLBACK_SECONDS = 0.005
+_CALLBACK_SECONDS = 0.001
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE)
 
