@@ -221,6 +221,7 @@ class PermitAllocator:
         self._changed |= limits.keys()
 
     def heard(self, peer: bytes, report: PermitReport) -> None:
+        """Take the report of a shard, which answers are sent to by `peer`."""
         if report.shard not in self._shards:
             return
         before = self._shards[report.shard]
@@ -312,12 +313,14 @@ class PermitAllocator:
         # Below 0 once a limit was lowered: then not even a new owner has what the one before held.
         free = limited.limit - held if is_known else min(0, limited.limit - held)
         contested = limited.is_contested(live, rest)
-        if contested:
-            if now >= limited.turn_ends:
-                limited.begin_turn(live, now)
-            self._look_at(queue, limited.turn_ends)
+        if contested and now >= limited.turn_ends:
+            limited.begin_turn(live, now)
         targets = limited.targets(live, rest, contested=contested)
-        may_cut = held > limited.limit or limited.starves(live, targets)
+        starves = limited.starves(live, targets)
+        may_cut = held > limited.limit or starves
+        out_of_turn = any(one.told.waits and not targets[shard] for shard, one in live.items())
+        if contested and (starves or (out_of_turn and rest)):
+            self._look_at(queue, limited.turn_ends)
         grants = {}
         for shard, holder in live.items():
             if not holder.confirmed and now - holder.sent_at <= _CONFIRM_SECONDS:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pinlaterd.model import JobState
 from pinlaterd.wire.control import GrantedPermits, HeldPermits
 
-# How soon what changes slowly is reported: demand moves permits within 100 ms.
-_REPORT_SECONDS = 0.02
+# How soon changes are reported for which nobody waits.
+_REPORT_SECONDS = 0.1
 _AGAIN_SECONDS = 1.0  # after which jobs that still wait are reported once more
 
 
