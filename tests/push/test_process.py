@@ -69,6 +69,20 @@ def test_the_environment_names_a_downstream(tmp_path: Path, wait_until: WaitUnti
         assert not [path for path in written if secret.encode() in path.read_bytes()]
 
 
+def test_another_downstream_needs_processes_that_see_it(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path / "d")
+    deployment.init(settings=PATIENT)
+    with deployment.running():
+        other = Deployment(deployment.folder, environment={"DOWNSTREAM_URL": "http://127.0.0.1:1"})
+        with pytest.raises(AssertionError, match="DOWNSTREAM_URL: not what supervisord was"):
+            other.up()
+        assert "push" not in deployment.pids()
+
+        deployment.down()
+        other.up()
+        assert "push" in deployment.pids()
+
+
 def _in_another_shell(deployment: Deployment) -> Deployment:
     other = Deployment(deployment.folder)
     other.port, other.stats_port = deployment.port, deployment.stats_port
