@@ -25,9 +25,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -269,17 +271,18 @@ class V2:
         return answer_json(answer)
 
     async def _describe(self, queue: str) -> QueueAnswer:
-        counted = {
-            "pending": calls.count(queue, JobState.PENDING),
-            "scheduled": calls.count(queue, JobState.PENDING, future=True),
-            "in_progress": calls.count(queue, JobState.IN_PROGRESS),
-            "succeeded": calls.count(queue, JobState.SUCCEEDED),
-            "failed": calls.count(queue, JobState.FAILED),
-        }
-        numbers = await asyncio.gather(*map(self._client.run, counted.values()))
+        # A checkpoint may have put off the run-after of a job that is not pending, too.
+        counted = list(product(JobState, (False, True)))
+        numbers = await asyncio.gather(
+            *(self._client.run(calls.count(queue, state, future=far)) for state, far in counted)
+        )
+        counts: Counter[str] = Counter()
+        for (state, is_future), number in zip(counted, numbers, strict=True):
+            is_scheduled = is_future and state is JobState.PENDING
+            counts["scheduled" if is_scheduled else state.name.lower()] += number
         return QueueAnswer(
             name=queue,
-            counts=dict(zip(counted, numbers, strict=True)),
+            counts=counts,
             limits=self._limits(queue),
             paused=self.config.queue(queue).paused,
         )

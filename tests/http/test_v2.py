@@ -186,6 +186,20 @@ def test_checkpoints_change_jobs_that_run_and_tell_which_applied(api, mail):
     )
 
 
+def test_a_job_whose_run_after_a_checkpoint_put_off_is_counted_where_it_is(api, mail):
+    api.post(f"{mail}/jobs", {"data": 1})
+    [job] = api.post(f"{mail}/claims").body["jobs"]
+    claim = {"descriptor": job["descriptor"], "claim": job["claim"]}
+    changed = {**claim, "run_after": "2100-01-01T00:00:00Z"}
+    api.post("/v2/jobs/checkpoints", {"checkpoints": [changed]})
+    running = api.get(mail).body["counts"]
+    api.post("/v2/jobs/acks", {"succeeded": [claim]})
+    ended = api.get(mail).body["counts"]
+
+    assert (running["in_progress"], running["scheduled"]) == (1, 0)
+    assert (ended["in_progress"], ended["succeeded"]) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
