@@ -398,6 +398,9 @@ class AllRefused(EnqueueRejected):
     """No shard took these jobs. `left`: what became of them."""
 
     def __init__(self, refusals: Mapping[str, str], left: str = "nothing was stored") -> None:
-        told = [f"shard {name}: {reason}" for name, reason in refusals.items()]
+        names: dict[str, list[str]] = {}
+        for name, reason in refusals.items():
+            names.setdefault(reason, []).append(name)
+        told = [f"shard {', '.join(shards)}: {reason}" for reason, shards in names.items()]
         super().__init__(f"overloaded: {'; '.join(told)}; {left}; try later")
         self.refusals = refusals

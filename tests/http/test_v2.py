@@ -312,11 +312,13 @@ def test_a_limit_is_set_and_shown(api, mail, wait_until):
 def test_a_queue_that_is_full_says_when_to_try_again(api, mail, wait_until):
     api.put(mail, {"limits": {"max_pending": 0}})
     wait_until(lambda: api.post(f"{mail}/jobs", {"data": 1}).status == 503)
-    refused = api.post(f"{mail}/jobs", {"data": 1})
+    keyed = {"data": 1, "key": "full"}
+    refused = [api.post(f"{mail}/jobs", job) for job in ({"data": 1}, keyed)]
     api.put(mail, {"limits": {"max_pending": None}})
 
-    assert refused.headers["Retry-After"] == "1"
-    assert "max_pending" in refused.body["detail"]
+    for each in refused:
+        assert (each.status, each.headers["Retry-After"]) == (503, "1")
+        assert "max_pending" in each.body["detail"]
     wait_until(lambda: api.post(f"{mail}/jobs", {"data": 1}).status == 201)
 
 
