@@ -115,9 +115,10 @@ class JobHandlers:
             await self._client.run(calls.create_queue(job_type.queue))
             [enqueued] = await self._client.run(call)
         descriptor = enqueued.descriptor
-        record = (await self._client.run(calls.lookup([descriptor], include_body=True)))[descriptor]
+        look_up = calls.lookup([descriptor], include_body=enqueued.existed)
+        record = (await self._client.run(look_up))[descriptor]
         if not enqueued.existed:
-            return _as_stored(record)
+            return _as_stored(record)._replace(body=data)
         if record.state not in _QUEUED:
             raise _archived_already()
         return record

@@ -425,7 +425,7 @@ def test_the_archive_shows_the_most_recent_end_first(api, archived):
     assert set(found) == set(archived)
     shown = [api.get(f"/v1/jobs/{job_id}").body for job_id in found]
     assert api.get("/v1/archived-jobs?limit=12").body == shown
-    ends = [job["created_at"] for job in shown]
+    ends = [instant(job["created_at"]) for job in shown]
     assert ends == sorted(ends, reverse=True)
 
 
