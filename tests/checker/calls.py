@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pinlaterd.client import calls
-from pinlaterd.client.calls import PreparedCall
+from pinlaterd.client.calls import EnqueuedJob, PreparedCall
 from pinlaterd.config.schema import Address
 from pinlaterd.errors import EnqueuedInPart, ErrorCode, OutcomeUnknown, PinLaterError
 from pinlaterd.model import (
@@ -26,6 +26,7 @@ from pinlaterd.model import (
     CheckpointInfo,
     ClaimedJob,
     Job,
+    JobOptions,
     JobRecord,
     JobState,
 )
@@ -33,6 +34,7 @@ from tests.checker.history import FAIL, OK, UNKNOWN, History, Record
 
 HOST = "127.0.0.1"
 _CONNECT_SECONDS = 1.0
+_HALF_AN_HOUR_MS = 1_800_000
 _LENGTH = struct.Struct(">I")
 _SHOWN_BYTES = 60
 _MOST_PAGES = 40
@@ -115,6 +117,13 @@ class Calls:
         )
         shown = [[shown_body(body.encode()), *rest] for body, *rest in jobs]
         return self._run("enqueue", {"queue": queue, "jobs": shown}, prepared)
+
+    def enqueue_keyed(self, queue: str, keys: Sequence[str]) -> list[EnqueuedJob] | None:
+        """Enqueue jobs of these keys and bodies that are due in half an hour."""
+        due_ms = time.time_ns() // 1_000_000 + _HALF_AN_HOUR_MS
+        jobs = [Job(k.encode(), run_after_ms=due_ms, options=JobOptions(k)) for k in keys]
+        prepared = calls.enqueue_keyed(queue, jobs)
+        return self._run("keyed", {"queue": queue, "keys": list(keys)}, prepared)
 
     def dequeue(
         self,

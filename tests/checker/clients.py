@@ -3,7 +3,7 @@
 Each is a thread with a client and a seeded random choice of its own. Queues: `work`, whose claims
 last for a while; `brief`, whose claims are often left to time out; `bulk`, whose jobs fail and are
 retried and deleted; `large`, whose answers no socket holds whole; `temporary`, which comes and
-goes.
+goes; `keyed`, whose jobs have keys, are not due yet, and are enqueued again and again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from pinlaterd.model import JobState
 from tests.checker.calls import Calls, Claim
 from tests.checker.history import UNKNOWN, History, Record
 
-WORK, BRIEF, BULK, LARGE, TEMPORARY = QUEUES = ("work", "brief", "bulk", "large", "temporary")
-CLAIM_SECONDS = {WORK: 12.0, BRIEF: 2.0, BULK: 12.0, LARGE: 12.0, TEMPORARY: 12.0}
+QUEUES = ("work", "brief", "bulk", "large", "temporary", "keyed")
+WORK, BRIEF, BULK, LARGE, TEMPORARY, KEYED = QUEUES
+CLAIM_SECONDS = {WORK: 12.0, BRIEF: 2.0, BULK: 12.0, LARGE: 12.0, TEMPORARY: 12.0, KEYED: 12.0}
 # How long a queue has to be empty for its claims to have ended, or its delayed jobs to be due.
 DRAINED_SECONDS = {WORK: 2.5, BRIEF: 3.5, BULK: 2.5, LARGE: 0.0}
 PRIORITIES = (1, 2, 3)
 _MOST_UNFINISHED = 300
+_RECENT_KEYS = 30
 # After a call of unknown outcome, as an application would; and each makes the judge's work longer.
 _BACK_OFF_SECONDS = 0.25
 _HALF_AN_HOUR_MS = 1_800_000
@@ -43,6 +45,7 @@ class Shared:
     stop: threading.Event = field(default_factory=threading.Event)
     descriptors: deque[str] = field(default_factory=lambda: deque(maxlen=400))
     unfinished: int = 0
+    last_key: int = 0
 
 
 class Client(threading.Thread):
@@ -107,6 +110,19 @@ class Enqueuer(Client):
                 shared.descriptors.extend(found)
                 shared.unfinished += len(found)
             yield rng.uniform(0.005, 0.05)
+
+
+class Repeater(Client):
+    """Enqueues the keys that its like does, too, as if no outcome were ever known."""
+
+    def work(self) -> Iterator[float]:
+        shared, rng = self.shared, self.rng
+        while not shared.stop_enqueuing.is_set():
+            shared.last_key += 1
+            recent = range(max(0, shared.last_key - _RECENT_KEYS), shared.last_key)
+            numbers = rng.choices(recent, k=rng.choice((1, 1, 5)))
+            self.calls.enqueue_keyed(KEYED, sorted({f"key{number}" for number in numbers}))
+            yield rng.uniform(0.01, 0.05)
 
 
 class Worker(Client):

@@ -293,8 +293,36 @@ def the_end_is_at_rest(run: Run) -> None:
             run.violate("depths equal rows", f"{queue}: {gauges}, rows {dict(counts[queue])}")
 
 
+def keys_are_held_once(run: Run) -> None:
+    """A key names one job for the whole run, one answer at most says that it was new, and that job
+    is stored; unless a store was restored, or jobs were moved."""
+    if run.by_operation["restored"] or run.by_operation["moved"]:
+        return
+    named: dict[str, set[str]] = defaultdict(set)
+    news: Counter[str] = Counter()
+    for record in run.by_operation["keyed"]:
+        if record.outcome == OK:
+            for key, (descriptor, existed) in zip(
+                record.arguments["keys"], record.result, strict=True
+            ):
+                named[key].add(descriptor)
+                news[key] += not existed
+    stored: dict[str, set[str]] = defaultdict(set)
+    for record in run.by_operation["keyed_row"]:
+        stored[record.result[1]].add(record.arguments["descriptor"])
+    for key, descriptors in named.items():
+        if len(descriptors) > 1 or news[key] > 1:
+            told = f"{key}: {sorted(descriptors)}, new in {news[key]} answers"
+            run.violate("keys are held once", told)
+    for key in stored.keys() | named.keys() if stored else ():
+        if len(stored[key]) > 1 or not named[key] <= stored[key]:
+            told = f"{key}: stored {sorted(stored[key])}, named {sorted(named[key])}"
+            run.violate("keys are held once", told)
+
+
 RULES = (
     every_job_is_explained,
+    keys_are_held_once,
     claims_are_unique,
     owners_never_overlap,
     lost_claims_are_released,

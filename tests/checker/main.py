@@ -22,18 +22,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.checker import history
 from tests.checker.calls import Calls
 from tests.checker.clients import (
     DRAINED_SECONDS,
+    KEYED,
     QUEUES,
     Builder,
     Client,
     Cutter,
     Enqueuer,
     Keeper,
+    Repeater,
     Searcher,
     Shared,
     Worker,
@@ -90,7 +93,8 @@ def check(
         else:
             site.deployment.kill_all()
         for record in site.stored():
-            log.add(record)
+            is_keyed = record.arguments["descriptor"].startswith(f"{KEYED}:")
+            log.add(replace(record, operation="keyed_row") if is_keyed else record)
     finally:
         log.close()
         site.close()
@@ -113,7 +117,8 @@ def _drive(
     def calls(name: str) -> Calls:
         return Calls(name, site.target(), log)
 
-    kinds: list[type[Client]] = [Enqueuer] * 2 + [Worker] * 4 + [Keeper, Builder, Searcher]
+    kinds: list[type[Client]] = [Enqueuer] * 2 + [Repeater] * 2 + [Worker] * 4
+    kinds += [Keeper, Builder, Searcher]
     names = [f"{kind.__name__.lower()}{number}" for number, kind in enumerate(kinds)]
     clients = [kind(name, calls(name), shared) for kind, name in zip(kinds, names, strict=True)]
     if large:

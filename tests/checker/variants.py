@@ -327,7 +327,18 @@ def _any_priority() -> None:
 
 _EXPLAINED = "every job is explained"
 
+
+def _keys_overlooked() -> None:
+    """A shard does not find one key in twenty."""
+    from pinlaterd.engines.sqlite.keys import KeyIndex
+
+    find = KeyIndex.find
+    numbers = itertools.count(1)
+    _replace(KeyIndex, "find", lambda *given: find(*given) if next(numbers) % 20 else {})
+
+
 VARIANTS = {
+    "keys-overlooked": Variant(_keys_overlooked, ("keys are held once",)),
     "no-claim-compare": Variant(_no_claim_compare, (_EXPLAINED,), seconds=8),
     "no-token-compare": Variant(
         _no_token_compare,
