@@ -22,7 +22,7 @@ from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.push.downstream import Downstreams
 from pinlaterd.push.overdue import SOURCE, Overdue
 from pinlaterd.push.pusher import Pusher
-from pinlaterd.push.targets import JobIds, Target, targets_of
+from pinlaterd.push.targets import JobIds, Target, targets_of, watched_secrets
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ProcessState, Snapshot
 from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process, wait_until_served
@@ -79,6 +79,7 @@ class PushProcess(ReportingProcess):
         self._ids = JobIds(self._client)
         hosts = PushHosts(self._config.server.push_hosts)
         self._downstreams = {False: Downstreams(hosts), True: Downstreams(None)}
+        self._secrets = watched_secrets(self._config)
         self._works: dict[str, _Work] = {}
         self._changed = asyncio.Event()
 
@@ -178,10 +179,13 @@ class PushProcess(ReportingProcess):
     def tick(self) -> None:
         for queue, work in self._works.items():
             self._stats.gauge(f"{queue}_push_concurrency", work.pusher.places.open)
+        if self._secrets.look():
+            self._changed.set()
 
     def follow(self, snapshot: Snapshot, active: ActiveConfig | None) -> None:
         if active is not None:
             self._config = active.config
+            self._secrets = watched_secrets(active.config)
             self._changed.set()
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from pinlaterd.client.client import AsyncClient
 from pinlaterd.client.running_job import RunningJob
+from pinlaterd.config.layout import FileWatch
 from pinlaterd.config.schema import (
     DOWNSTREAM_AUTH_ENVIRONMENT,
     Config,
@@ -175,6 +176,12 @@ def _target(queue: str, push: PushSettings, config: Config) -> Target:
     claim_seconds = max(push.callback_seconds, timeout_seconds + _LATE_SECONDS)
     claim_ms = round(claim_seconds * 1000)
     return Target(queue, push.url, requests, timeout_seconds, headers, claim_ms)
+
+
+def watched_secrets(config: Config) -> FileWatch[bool]:
+    """Watch the files that hold secrets; it gives True once they have changed."""
+    named = {config.server.downstream_auth_file, *(one.auth_file for one in config.pushes.values())}
+    return FileWatch([Path(name) for name in sorted(named) if name], lambda: True)
 
 
 def _authorization(secret: str) -> str:

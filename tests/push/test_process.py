@@ -69,6 +69,28 @@ def test_the_environment_names_a_downstream(tmp_path: Path, wait_until: WaitUnti
         assert not [path for path in written if secret.encode() in path.read_bytes()]
 
 
+def test_a_secret_may_change_at_any_time(
+    there: Downstream, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    deployment = Deployment(tmp_path / "d")
+    push = {"url": f"{there.url}/", "auth_file": "etc/hooks.auth"}
+    deployment.init(
+        settings={**PATIENT, "push_hosts": "127.0.0.1"}, queues={"mail": {"push": push}}
+    )
+    secret = deployment.folder / "etc/hooks.auth"
+    secret.write_text("first\n")
+
+    def sent_with(authorization: str) -> bool:
+        client.enqueue("mail", [b"1"])
+        return authorization in [one.headers["Authorization"] for one in there.received]
+
+    with deployment.running(), deployment.client() as client:
+        client.create_queue("mail")
+        wait_until(lambda: sent_with("Bearer first"))
+        secret.write_text("ada:second\n")
+        wait_until(lambda: sent_with("Basic YWRhOnNlY29uZA=="))
+
+
 def test_another_downstream_needs_processes_that_see_it(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path / "d")
     deployment.init(settings=PATIENT)
