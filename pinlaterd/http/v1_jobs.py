@@ -116,7 +116,9 @@ class JobHandlers:
             [enqueued] = await self._client.run(call)
         descriptor = enqueued.descriptor
         look_up = calls.lookup([descriptor], include_body=enqueued.existed)
-        record = (await self._client.run(look_up))[descriptor]
+        record = (await self._client.run(look_up)).get(descriptor)
+        if record is None:  # the queue was deleted by then
+            raise not_found()
         if not enqueued.existed:
             return _as_stored(record)._replace(body=data)
         if record.state not in _QUEUED:
