@@ -391,8 +391,15 @@ def _structs_writer(head: bytes, declared: Struct) -> Write:
     """Write a list of structs.
 
     If they begin with a text or bytes, what equals the one before is not written again: jobs of one
-    call mostly differ in the first field alone, acks in the first and the last text, the claim."""
+    call mostly differ in the first field alone, acks in the first and the last text, the claim.
+    Options that come last are written for each."""
     first, *others = declared.fields
+    of_options = [field for field in others if field.place >= declared.size]
+    if others[len(others) - len(of_options) :] == of_options:
+        del others[len(others) - len(of_options) :]
+    else:
+        of_options = []
+    write_options = [write for _, write in _places(declared, of_options)]
     if first.type.code != _STRING or len(others) < _LEAST_OTHERS:
         return _plain_structs_writer(head, struct_writer(declared))
     is_text, first_head, first_place = not first.type.binary, first.header, first.place
@@ -424,7 +431,14 @@ def _structs_writer(head: bytes, declared: Struct) -> Write:
                     write_last(rest, last_text)
                 rest.append(end)
                 written = b"".join(rest)
-            parts += (pack_first(first_head, len(raw)), raw, written)
+            options = value[declared.options_at] if write_options else None
+            if options is None:
+                parts += (pack_first(first_head, len(raw)), raw, written)
+                continue
+            parts += (pack_first(first_head, len(raw)), raw, written[:-1])
+            for write_option in write_options:
+                write_option(parts, options)
+            parts.append(b"\0")
 
     return write
 
