@@ -53,6 +53,7 @@ from pinlaterd.model import (
     RetryFailedRequest,
     ScanRequest,
     ScanResult,
+    key_of,
 )
 from pinlaterd.rpc import codec
 
@@ -392,7 +393,8 @@ async def enqueue_rest(
     request = cast("EnqueueRequest", enqueued.request)
     descriptors = list(error.descriptors)
     places = [place for place, each in enumerate(descriptors) if each == error.NOT_STORED]
-    if not places:
+    # A call with keys may be repeated as it is, and then tells which jobs existed.
+    if not places or any(key_of(request.queue, job.options) for job in request.jobs):
         raise error
     why = error.message
     try:

@@ -46,10 +46,13 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
     JobDescriptor,
+    JobOptions,
     JobRecord,
     JobState,
+    KeyedEnqueueResult,
     LookupRequest,
     Method,
+    QueueKey,
     Request,
     Result,
     RetryFailedRequest,
@@ -1179,3 +1182,39 @@ async def test_a_dry_run_in_an_unusual_layout_claims_nothing(site: Site) -> None
 
     assert sorted(await client.bodies()) == [b"a", b"b"]
     assert len(await site.dequeue(5)) == 2
+
+
+def keyed(number: int) -> Job:
+    return Job(b"x", options=JobOptions(f"k{number}"))
+
+
+async def test_a_job_with_a_key_is_stored_by_no_other_shard_than_its_own(site: Site) -> None:
+    homes = {n: site.shards.homes.of(QueueKey(QUEUE, f"k{n}")).responsible for n in range(30)}
+    mine, others = next(n for n in homes if homes[n] == "2"), [n for n in homes if homes[n] != "2"]
+    site.shard("2").serves(serves=False)
+
+    with pytest.raises(ShardConnectionFailed, match="shard 2: is down; nothing was done there"):
+        await site.enqueue(keyed(mine))
+    with pytest.raises(EnqueuedInPart) as in_part:
+        await site.enqueue(*map(keyed, homes))
+    found = await site.call(Method.ENQUEUE, EnqueueRequest(QUEUE, [keyed(n) for n in others]))
+
+    stored = [descriptor for descriptor in in_part.value.descriptors if descriptor != "?"]
+    assert found == KeyedEnqueueResult(stored, [True] * len(others))
+    assert {shard_of(descriptor) for descriptor in stored} == {"1", "3"}
+
+
+async def test_a_shard_that_follows_another_placement_is_waited_for(site: Site) -> None:
+    service = site.services[site.shards.homes.of(QueueKey(QUEUE, "k1")).responsible]
+    service.follow_keys(site.placement.followed_by({"1": True}, 9))
+
+    enqueued = asyncio.ensure_future(site.enqueue(keyed(1)))
+    looked_up = asyncio.ensure_future(
+        site.call(Method.LOOKUP, LookupRequest((), keys=[QueueKey(QUEUE, "k1")]))
+    )
+    await asyncio.sleep(0.1)
+    assert not enqueued.done()
+    service.follow_keys(site.placement)
+
+    await enqueued
+    assert looked_up.done() or await looked_up is not None
