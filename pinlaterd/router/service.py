@@ -45,8 +45,8 @@ _FILL_CALLS = 16
 _SMALL_CALL_BYTES = 4096
 _LONG_LIST = 1000
 _SILENT, _STALLED, _NEVER = GiveUp.SILENT, GiveUp.STALLED, GiveUp.NEVER  # see envelope.DONE
-_REFUSED = Status.REFUSED
-_TRY_OTHERS = (Status.FOREIGN, _REFUSED)
+_FOREIGN, _REFUSED, _STALE = Status.FOREIGN, Status.REFUSED, Status.STALE
+_TRY_OTHERS = (_FOREIGN, _REFUSED)
 _LOOK_SECONDS = 0.01
 
 
@@ -146,7 +146,7 @@ class RouterService:
         shard.call(call, self._enqueued)
 
     def _enqueued(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
-        if reply.status is Status.FOREIGN:
+        if reply.status is _FOREIGN:
             self._run(call, EnqueueByKey(call, self._shared).run())
             return
         if reply.status is not _REFUSED:
@@ -184,7 +184,7 @@ class RouterService:
         self._shards.by_name[shard].call(call, self._enqueued_by_key)
 
     def _enqueued_by_key(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
-        if reply.status is Status.STALE:
+        if reply.status is _STALE:
             self._run(call, EnqueueByKey(call, self._shared).run())
         else:
             call.finish(shard, reply)

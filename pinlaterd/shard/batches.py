@@ -61,7 +61,7 @@ from pinlaterd.shard.operations import (
 )
 from pinlaterd.shard.state import STORE_FAILED, ShardState
 from pinlaterd.shard.tasks import MOST_TASKS, Steps, Tasks
-from pinlaterd.wire.envelope import RELEASES, CallEntry, Op, Status, unpack_keys
+from pinlaterd.wire.envelope import CALL, RELEASES, CallEntry, Op, Status, unpack_keys
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ _ROOM_SECONDS, _RETRY_AFTER_MS = 0.1, 1000
 _TOO_LATE = "got the call after its deadline"
 _DELETE_QUEUE = Method.DELETE_QUEUE.encode()
 _TAKES_NO_JOBS = "is dequeue-only"
+_FIND_KEYS = Op.FIND_KEYS  # see envelope.CALL
 _CALLS = (Op.CALL, Op.VALIDATE, Op.OLDEST_FAILED, Op.ACK_SCHEDULED)
 
 
@@ -476,8 +477,8 @@ class _Batch:
 def _goes_alone(entry: CallEntry) -> bool:
     """Return whether a call may drop a queue that others in the same batch rely on, or raises the
     fence of keys. A job's body that holds this name only ends a batch early."""
-    is_call = entry.op is Op.CALL
-    return entry.op is Op.FIND_KEYS or (is_call and entry.message.find(_DELETE_QUEUE, 0, 40) >= 0)
+    op = entry.op
+    return op is _FIND_KEYS or (op is CALL and entry.message.find(_DELETE_QUEUE, 0, 40) >= 0)
 
 
 class Dispatch:
@@ -501,7 +502,7 @@ class Dispatch:
         if entry.op not in _CALLS:
             return self._take_message(entry)
         state, replies = self._state, self._replies
-        if entry.placement and entry.op is Op.CALL and not state.takes_keys(entry.placement):
+        if entry.placement and entry.op is CALL and not state.takes_keys(entry.placement):
             replies.add(entry, Status.STALE, b"")
             return None
         try:
