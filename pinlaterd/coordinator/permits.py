@@ -270,7 +270,7 @@ class PermitAllocator:
             for shard, granted in self._allocate(queue, now).items():
                 grants.setdefault(shard, {})[queue] = granted
         return [
-            (of.peer, PermitGrant(shard, self.state, queues))
+            (of.peer, PermitGrant(shard, of.incarnation, self.state, queues))
             for shard, queues in grants.items()
             if (of := self._shards[shard]) is not None
         ]

@@ -119,6 +119,8 @@ class ShardService:
     def grant(self, grant: PermitGrant) -> None:
         """Follow the permits that the coordinator grants."""
         state = self._state
+        if grant.incarnation != self.incarnation:
+            return
         if grant.state is JobState.PENDING:
             state.room.grant(grant.queues)
             return

@@ -194,9 +194,11 @@ class PermitReport(_Message):
 
 
 class PermitGrant(_Message):
-    """The permits that a shard has for jobs of these queues."""
+    """The permits that a shard has for jobs of these queues; another ownership of its store than
+    the one whose report they follow from must not have them."""
 
     shard: str
+    incarnation: int
     state: JobState
     queues: Mapping[str, GrantedPermits]
 

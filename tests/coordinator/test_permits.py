@@ -69,7 +69,9 @@ class Owner:
             self.look()
 
     def hear(self) -> None:
-        self.permits.grant(self.grants.popleft().queues)
+        grant = self.grants.popleft()
+        assert grant.incarnation == self.pid
+        self.permits.grant(grant.queues)
         self.look()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from pinlaterd.config.schema import Config, ShardSettings
@@ -23,9 +25,11 @@ class LimitedShard:
     def grant(self, permits: int, *, contested: bool = False) -> None:
         self._number += 1
         granted = {"mail": GrantedPermits(self._number, permits, contested)}
-        self.shard.service.grant(
-            PermitGrant(self.shard.service.name, JobState.IN_PROGRESS, granted)
-        )
+        self.shard.service.grant(self.granted(granted))
+
+    def granted(self, queues: Mapping[str, GrantedPermits]) -> PermitGrant:
+        service = self.shard.service
+        return PermitGrant(service.name, service.incarnation, JobState.IN_PROGRESS, queues)
 
     def told(self) -> tuple[int, int, int]:
         """The permits, the jobs that use them and those that are ready, as reported now."""
@@ -125,18 +129,20 @@ def test_permits_that_others_wait_for_are_handed_back_once_nothing_needs_them(li
     assert shard.dequeue() == []
 
 
-def test_an_owner_begins_without_permits_and_an_older_grant_is_not_followed(limited):
+def test_an_owner_begins_without_permits_and_follows_no_grant_of_before(limited):
     shard = limited.shard
     limited.grant(3)
     shard.enqueue(*[b"job"] * 10)
     shard.dequeue(2)
+    before = limited.granted({"mail": GrantedPermits(99, 9, contested=False)})
     shard.service.close()
     shard.service.open()
 
     assert shard.dequeue() == []
     assert limited.told() == (0, 2, 8)
-    older = PermitGrant("s1", JobState.IN_PROGRESS, {"mail": GrantedPermits(1, 9, contested=False)})
-    shard.service.grant(older)
+    older = limited.granted({"mail": GrantedPermits(1, 9, contested=False)})
+    for late in (before, older):
+        shard.service.grant(late)
     assert shard.dequeue() == []
 
 
