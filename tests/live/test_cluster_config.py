@@ -48,6 +48,10 @@ class Server:
         found: Mapping[str, Any] = json.loads(PINLATERD("status", self.folder, "--json").stdout)
         return found
 
+    @property
+    def is_healthy(self) -> bool:
+        return PINLATERD("status", self.folder).returncode == 0
+
     def warnings(self) -> list[str]:
         """Those about edits."""
         return [text for text in self.status()["warnings"] if "your edit" in text]
@@ -67,8 +71,7 @@ class Server:
 
     def pid(self, program: str) -> int:
         found = self.status()["processes"]
-        server = load_config(self.etc).server.server
-        return next(int(one["pid"]) for one in found if one["name"] == f"{server}/{program}")
+        return next(int(one["pid"]) for one in found if one["name"] == program)
 
     def write(self, name: str, text: str) -> None:
         beside = self.etc / f".{name}.swp"
@@ -160,8 +163,9 @@ def test_a_limit_holds_over_the_shards_of_all_servers(
         client.enqueue("few", [b"job"] * 100)
         wait_until(lambda: workers.done >= 140)
     first.write("queues.yaml", before)
+    wait_until(lambda: all(server.is_healthy for server in servers))
 
-    assert workers.most == 3
+    assert 0 < workers.most <= 3
 
 
 def test_of_two_edits_of_one_file_the_second_is_kept(
@@ -180,6 +184,49 @@ def test_of_two_edits_of_one_file_the_second_is_kept(
     [kept] = loser.etc.glob("queues.yaml.yours-*")
     assert kept.read_text() != loser.read("queues.yaml") == winner.read("queues.yaml")
     kept.unlink()
+
+
+def test_keys_are_held_over_all_servers(servers: tuple[Server, Server], wait_until: WaitUntil):
+    first, second = servers
+    ports = [load_config(one.etc).server.port for one in servers]
+    with Client("127.0.0.1", ports[0]) as one, Client("127.0.0.1", ports[1]) as other:
+        one.create_queue("keyed")
+        jobs = [Job(b"x", options=JobOptions(f"k{number}")) for number in range(40)]
+        stored = one.enqueue_keyed("keyed", jobs)
+        descriptors = [job.descriptor for job in stored]
+
+        def again() -> None:
+            """Through either server all jobs exist."""
+            for client in (one, other):
+                found = client.enqueue_keyed("keyed", jobs)
+                assert [job.descriptor for job in found] == descriptors
+                assert all(job.existed for job in found)
+                assert len(client.lookup_keys("keyed", [f"k{n}" for n in range(40)])) == 40
+
+        assert not any(job.existed for job in stored)
+        again()
+        first.admin.output("shard dequeue-only 1 on --yes")
+        again()
+        new = [Job(b"y", options=JobOptions(f"new{number}")) for number in range(20)]
+        added = other.enqueue_keyed("keyed", new)
+        second.admin.output("shard dequeue-only 1 off")
+        again()
+        assert one.enqueue_keyed("keyed", new) == [job._replace(existed=True) for job in added]
+        assert {job.descriptor.split(":")[1] for job in added} <= {"s2", "s3", "s4"}
+        running = [process for server in servers for process in processes_of(server.folder)]
+        coordinators = [
+            process for process in running if "coordinator" in " ".join(process.cmdline())
+        ]
+        for process in coordinators:
+            process.kill()
+        assert len(coordinators) == 2
+        again()
+        left = len(jobs) + len(new)
+        while left:  # others remove shards, which must hold no jobs
+            ended = one.dequeue("keyed", limit=left, max_wait_ms=1000)
+            one.ack("keyed", succeeded=ended)
+            left -= len(ended)
+    wait_until(lambda: all(server.is_healthy for server in servers))
 
 
 def test_a_shard_is_removed_wherever_it_is_owned(servers: tuple[Server, Server]):
@@ -229,40 +276,3 @@ def test_a_server_leaves(servers: tuple[Server, Server], wait_until: WaitUntil):
 
     wait_until(lambda: "jobs-2" not in first.owned(), seconds=30)
     assert "cluster.key is missing" in pinlaterd.error("up", second.folder)
-
-
-def test_keys_are_held_over_all_servers(servers: tuple[Server, Server]):
-    first, second = servers
-    ports = [load_config(one.etc).server.port for one in servers]
-    with Client("127.0.0.1", ports[0]) as one, Client("127.0.0.1", ports[1]) as other:
-        one.create_queue("keyed")
-        jobs = [Job(b"x", options=JobOptions(f"k{number}")) for number in range(40)]
-        stored = one.enqueue_keyed("keyed", jobs)
-        descriptors = [job.descriptor for job in stored]
-
-        def again() -> None:
-            """Through either server all jobs exist."""
-            for client in (one, other):
-                found = client.enqueue_keyed("keyed", jobs)
-                assert [job.descriptor for job in found] == descriptors
-                assert all(job.existed for job in found)
-                assert len(client.lookup_keys("keyed", [f"k{n}" for n in range(40)])) == 40
-
-        assert not any(job.existed for job in stored)
-        again()
-        first.admin.output("shard dequeue-only 1 on --yes")
-        again()
-        new = [Job(b"y", options=JobOptions(f"new{number}")) for number in range(20)]
-        added = other.enqueue_keyed("keyed", new)
-        second.admin.output("shard dequeue-only 1 off")
-        again()
-        assert one.enqueue_keyed("keyed", new) == [job._replace(existed=True) for job in added]
-        assert {job.descriptor.split(":")[1] for job in added} <= {"s2", "s3", "s4"}
-        running = [process for server in servers for process in processes_of(server.folder)]
-        coordinators = [
-            process for process in running if "coordinator" in " ".join(process.cmdline())
-        ]
-        for process in coordinators:
-            process.kill()
-        assert len(coordinators) == 2
-        again()

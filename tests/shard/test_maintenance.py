@@ -5,8 +5,16 @@ from __future__ import annotations
 import sqlite3
 from datetime import UTC, datetime
 
-from pinlaterd.config.schema import JOB_TYPE_TIMEOUT_SECONDS, Config, JobType, ShardSettings
+from pinlaterd.config.schema import (
+    JOB_TYPE_TIMEOUT_SECONDS,
+    Config,
+    JobType,
+    ServerSettings,
+    ShardSettings,
+    default_queue_settings,
+)
 from pinlaterd.model import Job, JobOptions, JobState
+from pinlaterd.wire.control import GrantedPermits, PermitGrant
 from tests.shard.conftest import SHARD
 
 INTERVAL = 10.0
@@ -74,9 +82,13 @@ def test_a_claim_that_bears_a_time_to_come_has_its_whole_time_out(make_shard, cl
 def test_after_a_time_out_the_next_attempt_of_a_job_type_waits(shard):
     made = JobType("mail", "mail", datetime(2026, 1, 1, tzinfo=UTC), "at_least_once", attempts=3)
     shards = {shard.service.name: ShardSettings(shard.service.name)}
-    shard.service.follow(Config(shards=shards, job_types={"mail": made}))
+    queues = {"mail": default_queue_settings(ServerSettings(), made)}
+    shard.service.follow(Config(shards=shards, queues=queues, job_types={"mail": made}))
+    one = {"mail": GrantedPermits(1, 1, contested=False)}  # of the type's concurrency
+    name, incarnation = shard.service.name, shard.service.incarnation
+    shard.service.grant(PermitGrant(name, incarnation, JobState.IN_PROGRESS, one))
     shard.enqueue(Job(b"a", attempts_allowed=3))
-    shard.dequeue()
+    assert len(shard.dequeue()) == 1
     shard.clock.advance(JOB_TYPE_TIMEOUT_SECONDS - INTERVAL + 0.1)
     maintain(shard)
 
