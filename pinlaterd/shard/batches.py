@@ -143,8 +143,9 @@ class Batches:
                 self._add(batch, operation)
             else:
                 self.unfinished.append(operation)
-        for enqueue in self._enqueues_to_go_on(batch.now):
-            self._add(batch, enqueue)
+        if self._awaiting_room:
+            for enqueue in self._enqueues_to_go_on(batch.now):
+                self._add(batch, enqueue)
         self._fill(batch)
         operations = [*batch.writes, *batch.dequeues]
         if not operations:

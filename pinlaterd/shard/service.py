@@ -11,6 +11,7 @@ opened, calls are REFUSED: other shards may serve.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -110,10 +111,12 @@ class ShardService:
     @property
     def permits_due(self) -> bool:
         """Return whether the coordinator has to hear of permits now."""
-        return self._permits_at <= self._clock.monotonic()
+        return self._state.limits_queues and self._permits_at <= self._clock.monotonic()
 
     @property
     def _permits_at(self) -> float:
+        if not self._state.limits_queues:
+            return math.inf  # mostly
         return min(self._state.permits.due, self._state.room.due)
 
     def grant(self, grant: PermitGrant) -> None:

@@ -209,6 +209,7 @@ class ShardState:
         self.dequeue_only = shard is not None and shard.dequeue_only
         self.room.follow(config.limits_of(JobState.PENDING))
         changed = self.permits.follow(config.limits_of(JobState.IN_PROGRESS))
+        self.limits_queues = bool(self.permits.queues or self.room.queues)
         self.touched.update(queue for queue in changed if queue in self.ready)
 
     def begin(self, incarnation: int) -> None:
