@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.http.conftest import http_of, serving_http
 
@@ -104,13 +105,17 @@ def test_a_token_is_shown_once_and_refused_once_its_user_is_removed(guarded, wai
     assert token not in kept
 
 
-def test_refusals_are_logged_without_the_credentials(guarded):
+def test_refusals_are_logged_without_the_credentials(guarded, wait_until: WaitUntil):
     http_of(guarded).as_user("view", "wrong password").get("/v2/queues")
     http_of(guarded).as_user("view", SECRET).post("/v2/queues/mail/claims")
 
-    log = (guarded.folder / "run/log/http.log").read_text()
-    assert "refused: GET /v2/queues from 127.0.0.1 as 'view': wrong_password" in log
-    assert "refused: POST /v2/queues/mail/claims from 127.0.0.1 as 'view': no role work" in log
+    log_file = guarded.folder / "run/log/http.log"  # written by supervisord
+    refused = [
+        "refused: GET /v2/queues from 127.0.0.1 as 'view': wrong_password",
+        "refused: POST /v2/queues/mail/claims from 127.0.0.1 as 'view': no role work",
+    ]
+    wait_until(lambda: all(line in log_file.read_text() for line in refused))
+    log = log_file.read_text()
     assert "wrong password" not in log
     assert SECRET not in log
 
