@@ -1,6 +1,6 @@
 """Private PostgreSQL servers for tests, with the tables of a Rickover: as for MariaDB (mariadb.py).
 
-PostgreSQL does not run for root, who is another user of a namespace of its own then.
+PostgreSQL does not run for root: it is `nobody` then, who sees the folder at another place.
 """
 
 from __future__ import annotations
@@ -39,18 +39,36 @@ CREATE TABLE archived_jobs (
 """
 
 
+_NOBODY = 65534
+_SEEN_AT = "/mnt"
+_AS_NOBODY = (
+    f'mount --bind "$0" {_SEEN_AT} && exec setpriv --reuid={_NOBODY} --regid={_NOBODY}'
+    ' --clear-groups --pdeathsig KILL "$@"'
+)
+
+
 class PostgreSQL:
     """One server, on a Unix socket in `folder`, which must not exist yet."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
+        self._folder = folder
+        self._is_root = os.geteuid() == 0
+        seen_at = _SEEN_AT if self._is_root else str(folder)
+        if self._is_root:
+            os.chown(folder, _NOBODY, _NOBODY)
         self.url = f"host={folder} user={USER} dbname=postgres"
-        data = folder / "data"
-        _run("initdb", "-D", str(data), "-U", USER, "-A", "trust", "--no-sync").check_returncode()
-        options = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", str(folder)]
+        data = ("-D", f"{seen_at}/data")
+        made = subprocess.run(
+            self._command("initdb", *data, "-U", USER, "-A", "trust", "--no-sync"),
+            capture_output=True,
+            check=False,
+        )
+        assert made.returncode == 0, made.stderr.decode(errors="replace")
+        options = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", seen_at]
         options += ["-c", "dynamic_shared_memory_type=mmap"]  # in its folder, whatever ends it
         self._process = subprocess.Popen(
-            _command("postgres", "-D", str(data), *options),
+            self._command("postgres", *data, *options),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -61,19 +79,18 @@ class PostgreSQL:
 
     def _answers(self) -> bool:
         assert self._process.poll() is None
-        return _run("pg_isready", "-d", self.url).returncode == 0
+        try:
+            psycopg.connect(self.url).close()
+        except psycopg.OperationalError:
+            return False
+        return True
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
-
-def _command(program: str, *arguments: str) -> list[str]:
-    outside = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
-    place = outside if os.geteuid() == 0 else []
-    ends_with_us = ["setpriv", "--pdeathsig", "KILL"]
-    return [*place, *ends_with_us, str(PROGRAMS[-1] / program), *arguments]
-
-
-def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(_command(program, *arguments), capture_output=True, check=False)
+    def _command(self, program: str, *arguments: str) -> list[str]:
+        command = [str(PROGRAMS[-1] / program), *arguments]
+        if not self._is_root:
+            return ["setpriv", "--pdeathsig", "KILL", *command]
+        return ["unshare", "--mount", "sh", "-c", _AS_NOBODY, str(self._folder), *command]
