@@ -18,10 +18,12 @@ from typing import Annotated
 import msgspec
 from msgspec import structs
 
-# For which a shard may fail on a server that is up, or be missed by others (routers need some
-# seconds more to say so): doubled with each try, until it has served in one place for a minute.
-_PATIENCE_SECONDS, _LONGEST_PATIENCE_SECONDS = 5.0, 60.0
-_MISSED_SECONDS = 3.0
+# For which a shard may open its store on a server that is up, have lost it, or be missed by others
+# (routers need some seconds more to say so): doubled with each try since it last served.
+_PATIENCE_SECONDS, _LOST_SECONDS, _MISSED_SECONDS = 5.0, 3.0, 3.0
+# The longest patience, and for how long a shard must serve in one place until a planned move of it
+# that failed is forgotten.
+_LONGEST_PATIENCE_SECONDS = 60.0
 _TRIES_COUNT_SECONDS = 600.0
 _HANDOVER_SECONDS = 5.0  # for which a planned owner may wait for the one before
 _PREPARE_SECONDS = 10.0
@@ -84,6 +86,7 @@ class Placement:
         # By shard: servers that were tried in vain, in which epoch, and when.
         self._tried: defaultdict[str, dict[tuple[str, int], float]] = defaultdict(dict)
         self._served: dict[str, int] = {}  # the last epoch, by shard
+        self._served_at: dict[str, float] = {}  # when each shard last served, reached by all
         self._settled_at: dict[str, float] = {}  # when each shard had served for a while
         self._before: dict[tuple[object, ...], float] = {}
         self._since: dict[tuple[object, ...], float] = {}  # what is so now, and since when
@@ -148,14 +151,13 @@ class Placement:
             health = "failing"
         lasted = self._lasted(name, server, entry.epoch, health)
         next_lasted = self._lasted(name, "next", entry.next)
-        if health == "serving" and min(lasted, next_lasted) >= _LONGEST_PATIENCE_SECONDS:
-            self._settled_at[name] = self._now
-        tries = sum(at > self._settled_at.get(name, -math.inf) for at in tried.values())
-        patience = _MISSED_SECONDS if health == "unreached" else _PATIENCE_SECONDS
-        patience = min(patience * 2 ** min(tries, 9), _LONGEST_PATIENCE_SECONDS)
-        if health != "failing":
-            self._served[name] = entry.epoch
-        takes_over = entry.planned and self._served.get(name) != entry.epoch
+        self._remember_service(name, entry.epoch, health, min(lasted, next_lasted))
+        has_served = self._served.get(name) == entry.epoch
+        seconds = _MISSED_SECONDS if health == "unreached" else _PATIENCE_SECONDS
+        if health == "failing" and has_served:
+            seconds = _LOST_SECONDS
+        patience = _doubled(seconds, tried, self._served_at.get(name))
+        takes_over = entry.planned and not has_served
         impatient = lasted >= patience + (_HANDOVER_SECONDS if takes_over else 0)
         others = [candidate for candidate in candidates if candidate != server]
         if state.state == "superseded" and state.epoch >= entry.epoch:
@@ -165,13 +167,25 @@ class Placement:
             self._assign(name, self._choose(name, others))
         elif entry.next:
             self._go_on(name, entry, others, next_lasted)
-        elif next_lasted >= patience or not tries:
-            if server in candidates:
-                others = self._better_reached(others, missed) if missed and impatient else []
-            if others and self._moves() < _MOVES_AT_ONCE:
-                if server in candidates:
-                    tried.setdefault((server, entry.epoch), self._now)
+        elif server not in candidates:
+            pause = _doubled(_PATIENCE_SECONDS, tried, self._settled_at.get(name))
+            is_due = pause == _PATIENCE_SECONDS or next_lasted >= pause
+            if is_due and others and self._moves() < _MOVES_AT_ONCE:
                 self._prepare(name, self._choose(name, others))
+        elif missed and impatient and next_lasted >= patience:
+            better = self._better_reached(others, missed)
+            if better and self._moves() < _MOVES_AT_ONCE:
+                tried.setdefault((server, entry.epoch), self._now)
+                self._prepare(name, self._choose(name, better))
+
+    def _remember_service(self, name: str, epoch: int, health: str, lasted: float) -> None:
+        """Note that a shard serves, if it does, and has for `lasted` seconds without a move."""
+        if health != "failing":
+            self._served[name] = epoch
+        if health == "serving":
+            self._served_at[name] = self._now
+            if lasted >= _LONGEST_PATIENCE_SECONDS:
+                self._settled_at[name] = self._now
 
     def _go_on(self, name: str, entry: Assigned, others: Sequence[str], lasted: float) -> None:
         """With a planned move."""
@@ -264,3 +278,11 @@ class Placement:
 
     def _endpoint(self, server: str, slot: int) -> str:
         return f"tcp://{self._live[server].host}:{self._live[server].shard_ports + slot}"
+
+
+def _doubled(
+    seconds: float, tried: Mapping[tuple[str, int], float], served_at: float | None
+) -> float:
+    """Return `seconds`, doubled for each try since `served_at` (None: never)."""
+    tries = sum(at > (served_at or -math.inf) for at in tried.values())
+    return min(seconds * float(2 ** min(tries, 9)), _LONGEST_PATIENCE_SECONDS)
