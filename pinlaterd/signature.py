@@ -1,0 +1,65 @@
+"""The signature of a failure: what a custom status says, without what differs from job to job.
+
+Pure. A worker appends to the custom status what each failed attempt had to say, such as
+`ValueError: no address in 'x' (mail.py:12 in send < queue.py:3 in run); `, without the `; ` at its
+end if no attempt follows. (In a Redis store the last attempt's text takes the place of the earlier
+ones.) The signature is that of the last attempt: jobs that failed alike have equal ones.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+MOST_CHARS: Final = 200  # of a message, and of a place
+TIMED_OUT: Final = "claim timed out"
+UNSAID: Final = "claim timed out, or no status given"
+_READ_CHARS: Final = 1_000  # of the last attempt
+
+_PLACE: Final = re.compile(r"\(([^()]*:\d+ in [^()]*)\)")
+# Quotes that the cut of a long status has left open reach to its end. Digits within brackets stay.
+_VARYING: Final = re.compile(
+    r"0[xX][0-9a-fA-F]+"
+    r"|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+    r'|"[^"]*(?:"|\Z)'
+    r"|(?<!\w)'[^']*(?:'(?!\w)|\Z)"
+    r"|\d++(?![^()]*+\))"
+)
+
+
+class Signature(NamedTuple):
+    """A message with `#` for what varies, and where it was raised: `mail.py:12 in send`, or ""."""
+
+    message: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.place})" if self.place else self.message
+
+
+def signature(status: str, *, failed: bool = False) -> Signature:
+    """Return the signature of the last attempt in a custom status.
+
+    `failed`: of a job that has FAILED, whose last attempt may have said nothing: its claim has
+    timed out if the status ends as one does that another attempt follows."""
+    said = _last_attempt(status)
+    if failed and not said:
+        return Signature(TIMED_OUT if status else UNSAID)
+    said = (said or _last_attempt(status.removesuffix("; "))).strip("; ")
+    opening = said.rfind("(")
+    place = _PLACE.fullmatch(said, opening) if opening >= 0 else None
+    if place is not None:
+        said = said[:opening].rstrip()
+    message = _VARYING.sub("#", said[:_READ_CHARS])[:MOST_CHARS]
+    return Signature(message, place[1][:MOST_CHARS] if place is not None else "")
+
+
+def _last_attempt(status: str) -> str:
+    """Return what follows the last attempt that another one follows."""
+    end = len(status)
+    while (close := status.rfind("); ", 0, end)) >= 0:
+        opening = status.rfind("(", 0, close)
+        if opening >= 0 and _PLACE.fullmatch(status, opening, close + 1):
+            return status[close + 3 :]
+        end = close + 2
+    return status
