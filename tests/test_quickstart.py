@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.client import JobState
+from pinlaterd.client import Client, JobState
 from pinlaterd.config.schema import ServerSettings
+from pinlaterd.model import claim_source
 from tests.deployment import Deployment
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +63,7 @@ def test_it_does_what_it_says_and_a_second_run_reuses_what_is_there(deployment):
 
     with deployment.client() as client:
         assert client.count("quickstart", JobState.SUCCEEDED) == int(enqueued[1])
+        assert_example(deployment, client)
     pids = deployment.pids()
     assert {"router", "coordinator", "shard-1", "shard-2", "shard-3"} <= pids.keys()
 
@@ -73,6 +75,27 @@ def test_it_does_what_it_says_and_a_second_run_reuses_what_is_there(deployment):
     assert deployment.pids() == pids
     with deployment.client() as client:
         assert client.count("quickstart", JobState.SUCCEEDED) == 2 * int(enqueued[1])
+        assert client.count("images", JobState.PENDING) == 1_200
+
+
+def assert_example(deployment: Deployment, client: Client) -> None:
+    """Every state is there, a queue that nobody asks, a paused one, and failures of several kinds
+    in several places at several workers."""
+    counts = {state: client.count("mail", state) for state in JobState}
+    assert counts == {
+        JobState.PENDING: 0,
+        JobState.IN_PROGRESS: 6,
+        JobState.SUCCEEDED: 200,
+        JobState.FAILED: 280,
+    }
+    assert client.count("images", JobState.PENDING) == 1_200
+    assert client.count("invoices", JobState.PENDING, future=True) == 96
+    assert "paused: true" in (deployment.folder / "etc/queues.yaml").read_text()
+    failed = list(client.scan("mail", JobState.FAILED))
+    statuses = [job.custom_status for job in failed]
+    assert len({status.partition(":")[0] for status in statuses}) == 3
+    assert {status.count(" in send") for status in statuses} == {0, 2}  # one an attempt
+    assert len({claim_source(job.claim_descriptor or "") for job in failed}) == 7
 
 
 @pytest.fixture

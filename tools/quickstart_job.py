@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import quickstart_cluster
+import quickstart_example
 import quickstart_store
 from quickstart_store import Store, StoreMissing
 
@@ -105,6 +106,7 @@ def main() -> int:
         with Client(server.host, server.port, source="quickstart:main") as client:
             records = do_main_job(client, server)
             show_results(client, server, records)
+        leave_example(directory, server)
     except (NotAsPromised, ConfigError, PinLaterError, ConnectionFailed) as error:
         print(f"\ntools/quickstart: {error}", file=sys.stderr)
         return 1
@@ -477,6 +479,18 @@ def call_metrics(server: ServerSettings) -> dict[str, Mapping[str, float]]:
         for name, metric in stats["metrics"].items()
         if name.startswith(prefix) and name.endswith(suffix)
     }
+
+
+def leave_example(directory: Path, server: ServerSettings) -> None:
+    """Leave queues that show what the dashboard is for, unless they are there."""
+
+    def client_of(source: str) -> Client:
+        return Client(server.host, server.port, source=source)
+
+    if quickstart_example.leave(client_of, directory):
+        print(
+            "\nExample queues: mail (jobs failed), images (no worker), invoices, reports (paused)"
+        )
 
 
 def show_the_way(directory: Path, server: ServerSettings) -> None:
