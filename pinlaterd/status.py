@@ -1,4 +1,4 @@
-"""What an operator sees of the service: its status, its figures, and what both show.
+"""The view of the service that an operator has: its status, its figures, and what both show.
 
 Pure: figures in, an operator's view out. The coordinator's pages, `status`, `top`, `shard list` and
 whatever else shows the service use it, so that all show the same.
@@ -6,20 +6,31 @@ whatever else shows the service use it, so that all show the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+import re
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from pinlaterd.config.layout import shard_program
-from pinlaterd.stats import Histogram, StatsSnapshot, empty, merge, natural, percentiles, since
+from pinlaterd.queue_totals import (
+    AGE,
+    QueueTotals,
+    Recent,
+    merged_recent,
+    merged_totals,
+    recent,
+    totals_of,
+)
+from pinlaterd.stats import Histogram, StatsSnapshot, empty, natural, percentiles, since
+from pinlaterd.verdict import WORST_FIRST, QueueVerdict, QueueView, judge
 
 SILENT = "silent"  # states of a process that it does not report itself
 STOPPED = "stopped"
-# Every queue that a shard has, and nothing else, has a peak whose name ends so.
-_QUEUE_AGE = "_oldest_ready_age_ms"
 _COUNTING = "shard_queues_counting"  # every shard that has looked at its store has it
-_ENDED_BADLY = ("ack_failed", "timeout_retry", "timeout_done")
+
+_PAUSED_AT = re.compile(r".*T([0-9]{2}:[0-9]{2}):[0-9]{2}Z")
 
 Facts = dict[str, Any]  # a row of what is shown, as JSON has it
 
@@ -176,7 +187,7 @@ def shards_of(sample: Sample) -> list[Facts]:
     facts = {process["name"]: process["facts"] for process in processes if process["facts"]}
     found: list[Facts] = []
     for shard in sample.status["shards"]:
-        program = _program_of(shard)
+        program = program_of(shard, sample.stats)
         about = facts.get(program, {})
         stats = sample.stats.get(program, empty())
         found.append(
@@ -194,20 +205,22 @@ def shards_of(sample: Sample) -> list[Facts]:
     return found
 
 
-def _program_of(shard: ShardStatus) -> str:
-    """Return the name of its process, as all servers together have it."""
+def program_of(shard: ShardStatus, known: Container[str]) -> str:
+    """Return the name of its process among those that are `known`, of one server or of all."""
     program = shard_program(shard["name"])
-    return f"{shard['server']}/{program}" if shard["server"] else program
+    named_with_server = f"{shard['server']}/{program}"
+    return named_with_server if named_with_server in known else program
 
 
 def _queue_names(stats: StatsSnapshot) -> list[str]:
-    ages = (name for name in stats["peaks"] if name.endswith(_QUEUE_AGE))
-    return sorted((name.removesuffix(_QUEUE_AGE) for name in ages), key=natural)
+    ages = (name for name in stats["peaks"] if name.endswith(AGE))
+    return sorted((name.removesuffix(AGE) for name in ages), key=natural)
 
 
 def jobs_in(now: Sample, queue: str) -> Mapping[str, int]:
     """Return how many jobs of a queue all shards hold, by state; nothing while one counts them."""
-    stats = [now.stats.get(_program_of(shard), empty()) for shard in now.status["shards"]]
+    programs = [program_of(shard, now.stats) for shard in now.status["shards"]]
+    stats = [now.stats.get(program, empty()) for program in programs]
     found = [jobs for one in stats if (jobs := _jobs_of(one, queue)) is not None]
     states = found[0] if len(found) == len(stats) else ()
     return {state.upper(): sum(jobs[state] for jobs in found) for state in states}
@@ -235,7 +248,7 @@ def _jobs_of(stats: StatsSnapshot, only: str = "") -> Mapping[str, int] | None:
     }
 
 
-# --- rates between two samples ----------------------------------------------------------------
+# --- what happened between two times ----------------------------------------------------------
 
 
 def between(before: Sample, now: Sample) -> Mapping[str, StatsSnapshot]:
@@ -243,82 +256,298 @@ def between(before: Sample, now: Sample) -> Mapping[str, StatsSnapshot]:
     return {name: since(before.stats.get(name, empty()), s) for name, s in now.stats.items()}
 
 
-def frame(before: Sample, now: Sample) -> Facts:
-    """Return what `top` shows of the time between two samples."""
+class Moment(NamedTuple):
+    """The totals at one time, of one server, or of all that a sample has. They do not change."""
+
+    at: float  # monotonic seconds
+    queues: Mapping[str, QueueTotals]
+    commits: Mapping[str, Histogram]  # how long commits took, by the shard's process
+    batches: Mapping[str, Histogram]  # how many jobs each had
+    cpu_seconds: Mapping[tuple[str, int | None], float]  # by process and pid
+    processes: frozenset[str]  # that have reported
+    missing: Sequence[str]  # shards of this server of which it is not known what they hold
+
+
+def moment_of(sample: Sample) -> Moment:
+    """Take the totals out of a sample."""
+    stats = sample.stats
+    programs = {shard["name"]: program_of(shard, stats) for shard in _own_shards(sample)}
+    found = {name: stats[name] for name in programs.values() if name in stats}
+    commits = {name: one["histograms"].get("shard_commit_ms") for name, one in found.items()}
+    batches = {name: one["histograms"].get("shard_batch_jobs") for name, one in found.items()}
+    return Moment(
+        sample.at,
+        totals_of(stats, found.keys()),
+        {name: one for name, one in commits.items() if one is not None},
+        {name: one for name, one in batches.items() if one is not None},
+        {(one["name"], one["pid"]): one["cpu_seconds"] for one in sample.status["processes"]},
+        frozenset(stats),
+        [
+            shard
+            for shard, program in programs.items()
+            if program not in found or found[program]["gauges"].get(_COUNTING, 1)
+        ],
+    )
+
+
+def _own_shards(sample: Sample) -> Sequence[ShardStatus]:
+    """List the shards whose figures the sample has to have."""
+    own = ("", sample.status.get("server", ""))
+    return [
+        shard
+        for shard in sample.status["shards"]
+        if shard["server"] in own or program_of(shard, sample.stats) in sample.stats
+    ]
+
+
+class QueuePart(msgspec.Struct):
+    """The figures that one server has of a queue."""
+
+    totals: QueueTotals  # without waits, of which `recent` has what is needed
+    recent: Recent
+    minute: Recent
+    oldest_before_ms: float | None = None  # a minute ago; None: not known
+    silent_seconds: float | None = None  # since a job was handed out; None: not known
+    unasked_seconds: float | None = None  # since a worker asked; None: not known
+    failures: dict[str, int] = {}  # attempts that failed lately, by what they said
+
+
+class ServerFrame(msgspec.Struct):
+    """The figures of one server for the time between two moments."""
+
+    status: Status
+    seconds: float
+    queues: dict[str, QueuePart]
+    shards: dict[str, Facts]
+    cpu_percent: dict[str, float]  # of one core, by process
+
+
+class PauseNote(msgspec.Struct, frozen=True):
+    """A note of the person who paused a queue, the time and the reason, if they are known."""
+
+    by: str = ""
+    at: str = ""  # as 2026-11-26T02:10:00Z
+    reason: str = ""
+
+
+def server_frame(sample: Sample, now: Moment, before: Moment, minute: Moment) -> ServerFrame:
+    """Return what has happened on a server since `before`, and since `minute`, a minute ago."""
+    seconds, minute_seconds = max(now.at - before.at, 1e-3), max(now.at - minute.at, 1e-3)
+    queues: dict[str, QueuePart] = {}
+    for queue, totals in now.queues.items():
+        earlier = minute.queues.get(queue)
+        part = queues[queue] = QueuePart(
+            replace(totals, waits={}),
+            recent(before.queues.get(queue), totals, seconds),
+            recent(earlier, totals, minute_seconds, with_waits=False),
+        )
+        if earlier is not None and minute is not now:
+            part.oldest_before_ms = earlier.oldest_ms
+    return ServerFrame(
+        sample.status,
+        seconds,
+        queues,
+        shard_frames(sample, now, before),
+        cpu_of(sample, now, before),
+    )
+
+
+def shard_frames(sample: Sample, now: Moment, before: Moment) -> dict[str, Facts]:
+    """Return what shards hold, and how they have committed since `before`, by name."""
     seconds = max(now.at - before.at, 1e-3)
-    recent = between(before, now)
-    figures = merge(recent.values())
-    used = {(one["name"], one["pid"]): one["cpu_seconds"] for one in before.status["processes"]}
+    own = {shard["name"]: program_of(shard, sample.stats) for shard in _own_shards(sample)}
     return {
-        "seconds": round(seconds, 3),
-        "healthy": bool(now.status["healthy"]),
-        "problems": now.status["problems"],
-        "warnings": now.status["warnings"],
-        "queues": [_queue(queue, figures, seconds) for queue in _queue_names(figures)],
-        "shards": [
-            {**shard, **_commits(recent.get(_program_of(of), empty()), seconds)}
-            for of, shard in zip(now.status["shards"], shards_of(now), strict=True)
-        ],
-        "processes": [
-            _process(one, used.get((one["name"], one["pid"]), one["cpu_seconds"]), seconds)
-            for one in now.status["processes"]
-        ],
+        row["name"]: {**row, **_commits(own[row["name"]], now, before, seconds)}
+        for row in shards_of(sample)
+        if row["name"] in own
     }
 
 
-def _queue(queue: str, recent: StatsSnapshot, seconds: float) -> Facts:
-    counters, gauges = recent["counters"], recent["gauges"]
-    scheduled = round(gauges.get(f"{queue}_scheduled", 0))
-
-    def per_second(*names: str) -> float:
-        return round(sum(counters.get(f"{queue}_{name}", 0) for name in names) / seconds, 2)
-
-    return {
-        "name": queue,
-        "enqueues_per_second": per_second("enqueue"),
-        "dequeues_per_second": per_second("dequeue"),
-        "acks_per_second": per_second("ack_succeeded"),
-        "failures_per_second": per_second(*_ENDED_BADLY),  # attempts
-        "limited_per_second": per_second("dequeue_requests_rate_limited"),
-        "jobs_per_second_limit": gauges.get(f"{queue}_rate_limit"),
-        "pending": max(0, round(gauges.get(f"{queue}_pending", 0)) - scheduled),  # due by now
-        "scheduled": scheduled,
-        "in_progress": round(gauges.get(f"{queue}_in_progress", 0)),
-        "in_progress_limit": gauges.get(f"{queue}_in_progress_limit"),
-        "pending_limit": gauges.get(f"{queue}_pending_limit"),
-        "held_by_limit": round(gauges.get(f"{queue}_held_by_limit", 0)),
-        "oldest_ready_age_ms": recent["peaks"].get(f"{queue}{_QUEUE_AGE}", 0),
-        "dequeue_delay_p99_ms": _p99(recent["histograms"].get(f"{queue}_dequeue_delay_ms")),
-    }
+def cpu_of(sample: Sample, now: Moment, before: Moment) -> dict[str, float]:
+    """Return how much of a core processes have used since `before`, in percent, by name."""
+    seconds = max(now.at - before.at, 1e-3)
+    found: dict[str, float] = {}
+    for process in sample.status["processes"]:
+        used = now.cpu_seconds[process["name"], process["pid"]]
+        used -= before.cpu_seconds.get((process["name"], process["pid"]), used)
+        found[process["name"]] = round(max(0.0, used) / seconds * 100, 1)
+    return found
 
 
-def _commits(recent: StatsSnapshot, seconds: float) -> Facts:
+def commits_between(program: str, now: Moment, before: Moment) -> Histogram:
+    """Return how long the commits of a shard's process took since `before`."""
+    commits = now.commits.get(program)
+    return Histogram() if commits is None else commits.since(before.commits.get(program))
+
+
+def _commits(program: str, now: Moment, before: Moment, seconds: float) -> Facts:
     """Return how a shard commits."""
-    batches = recent["histograms"].get("shard_batch_jobs")
-    commits = recent["histograms"].get("shard_commit_ms")
-    jobs = batches.sum if batches is not None else 0.0
-    count = commits.count if commits is not None else 0
+    commits, batches = commits_between(program, now, before), now.batches.get(program)
+    jobs = 0.0 if batches is None else batches.since(before.batches.get(program)).sum
     return {
         "jobs_per_second": round(jobs / seconds, 2),
-        "commits_per_second": round(count / seconds, 2),
-        "jobs_per_commit": round(jobs / count, 2) if count else None,
-        "commit_p99_ms": _p99(commits),
+        "commits_per_second": round(commits.count / seconds, 2),
+        "jobs_per_commit": round(jobs / commits.count, 2) if commits.count else None,
+        "commit_p99_ms": _percentile(commits, 0.99),
     }
 
 
-def _process(process: ProcessStatus, cpu_seconds_before: float, seconds: float) -> Facts:
-    cpu_seconds = process["cpu_seconds"] - cpu_seconds_before
+# --- frames -------------------------------------------------------------------------------------
+
+
+def frame(before: Sample, now: Sample) -> Facts:
+    """Return what `top` shows of the time between two samples."""
+    earlier, later = moment_of(before), moment_of(now)
+    return whole_frame(server_frame(now, later, earlier, earlier))
+
+
+def whole_frame(
+    own: ServerFrame,
+    others: Mapping[str, ServerFrame | None] | None = None,
+    pauses: Mapping[str, PauseNote] | None = None,
+) -> Facts:
+    """Return what `top` and the dashboard show of all servers together. `others`: by name; None
+    stands for a server that does not answer. `pauses`: of all queues that are paused."""
+    found = {own.status["server"]: own} if "server" in own.status else {"": own}
+    status, cpu_percent = own.status, own.cpu_percent
+    if others:
+        found |= {name: one for name, one in others.items() if one is not None}
+        samples = {
+            name: None if one is None else Sample(one.status, {}) for name, one in others.items()
+        }
+        status = together(Sample(own.status, {}), samples).status
+        cpu_percent = {
+            f"{server}/{process}": percent
+            for server, one in found.items()
+            for process, percent in one.cpu_percent.items()
+        }
+    shards = [_shard_row(shard, found) for shard in status["shards"]]
+    missing = [shard["name"] for shard in shards if shard["jobs"] is None]
+    parts: dict[str, list[QueuePart]] = {}
+    for one in found.values():
+        for queue, part in one.queues.items():
+            parts.setdefault(queue, []).append(part)
     return {
-        "name": process["name"],
-        "state": process["state"],
-        "pid": process["pid"],
-        "cpu_percent": round(max(0.0, cpu_seconds) / seconds * 100, 1),  # of one core
-        "rss_bytes": process["rss_bytes"],
+        "seconds": round(max(one.seconds for one in found.values()), 3),
+        "healthy": bool(status["healthy"]),
+        "problems": status["problems"],
+        "warnings": status["warnings"],
+        "queues": [
+            _queue(queue, parts[queue], missing, (pauses or {}).get(queue))
+            for queue in sorted(parts, key=natural)
+        ],
+        "shards": shards,
+        "processes": [
+            {
+                "name": one["name"],
+                "state": one["state"],
+                "pid": one["pid"],
+                "cpu_percent": cpu_percent.get(one["name"], 0.0),
+                "rss_bytes": one["rss_bytes"],
+            }
+            for one in status["processes"]
+        ],
     }
 
 
-def _p99(data: Histogram | None) -> float | None:
-    """Return the 99th percentile; None if nothing was measured."""
-    if data is None or not data.count:
-        return None
-    return round(percentiles(data, (0.99,))[0], 3)
+def worst_first(queues: Sequence[Facts]) -> list[Facts]:
+    """Sort rows of queues: those that need somebody first, of one verdict the most ready jobs."""
+    return sorted(
+        queues, key=lambda queue: (WORST_FIRST[queue["verdict"]["kind"]], -queue["pending"])
+    )
+
+
+def _shard_row(shard: ShardStatus, found: Mapping[str, ServerFrame]) -> Facts:
+    """Return the row of a shard from the server that owns it."""
+    for one in found.values():
+        row = one.shards.get(shard["name"])
+        if row is not None and shard["server"] in ("", one.status.get("server", "")):
+            return row
+    [row] = shards_of(Sample({"processes": [], "shards": [shard]}, {}))  # type: ignore[typeddict-item]
+    nothing = {"jobs_per_second": 0.0, "commits_per_second": 0.0, "jobs_per_commit": None}
+    return {**row, **nothing, "commit_p99_ms": None}
+
+
+def _queue(
+    queue: str, parts: Sequence[QueuePart], missing: Sequence[str], pause: PauseNote | None
+) -> Facts:
+    totals = merged_totals([part.totals for part in parts])
+    recent_rates = merged_recent([part.recent for part in parts])
+    wait = recent_rates.wait
+    return {
+        "name": queue,
+        "verdict": _verdict(totals, parts, missing, pause)._asdict(),
+        "pause": None if pause is None else asdict(pause),
+        "enqueues_per_second": round(recent_rates.enqueued, 2),
+        "dequeues_per_second": round(recent_rates.dequeued, 2),
+        "acks_per_second": round(recent_rates.succeeded, 2),
+        "failures_per_second": round(recent_rates.failed + recent_rates.timed_out, 2),  # attempts
+        "limited_per_second": round(recent_rates.refused, 2),
+        "jobs_per_second_limit": totals.rate_limit,
+        "pending": totals.ready,  # due by now
+        "scheduled": totals.scheduled,
+        "in_progress": totals.in_progress,
+        "in_progress_limit": totals.in_progress_limit,
+        "pending_limit": totals.pending_limit,
+        "held_by_limit": totals.held_by_limit,
+        "succeeded": totals.kept_succeeded,
+        "failed": totals.kept_failed,
+        "oldest_ready_age_ms": totals.oldest_ms,
+        "dequeue_delay_p50_ms": _percentile(wait, 0.5),
+        "dequeue_delay_p95_ms": _percentile(wait, 0.95),
+        "dequeue_delay_p99_ms": _percentile(wait, 0.99),
+    }
+
+
+def _verdict(
+    totals: QueueTotals, parts: Sequence[QueuePart], missing: Sequence[str], pause: PauseNote | None
+) -> QueueVerdict:
+    minute = merged_recent([part.minute for part in parts])
+    failures: dict[str, int] = {}
+    for part in parts:
+        for text, attempts in part.failures.items():
+            failures[text] = failures.get(text, 0) + attempts
+    top = max(failures, key=failures.__getitem__, default="")
+    view = QueueView(
+        ready=totals.ready,
+        scheduled=totals.scheduled,
+        in_progress=totals.in_progress,
+        oldest_ms=totals.oldest_ms,
+        oldest_before_ms=_most([part.oldest_before_ms for part in parts]),
+        enqueued=minute.enqueued,
+        dequeued=minute.dequeued,
+        succeeded=minute.succeeded,
+        failed=minute.failed,
+        timed_out=minute.timed_out,
+        refused=minute.refused,
+        silent_seconds=_least([part.silent_seconds for part in parts]),
+        unasked_seconds=_least([part.unasked_seconds for part in parts]),
+        max_jobs_per_second=totals.rate_limit,
+        top_failure=top,
+        top_failure_share=failures[top] / sum(failures.values()) if top else 0.0,
+        shards_missing=missing,
+        is_readable=totals.counted > 0,
+    )
+    if pause is not None:
+        view = view._replace(
+            is_paused=True,
+            paused_by=pause.by,
+            paused_at=_PAUSED_AT.sub(r"\1", pause.at),
+            pause_reason=pause.reason,
+        )
+    return judge(view)
+
+
+def _most(found: Sequence[float | None]) -> float | None:
+    return max((one for one in found if one is not None), default=None)
+
+
+def _least(found: Sequence[float | None]) -> float | None:
+    """Return the least; None if one of them is not known."""
+    known = [one for one in found if one is not None]
+    return min(known) if known and len(known) == len(found) else None
+
+
+def _percentile(data: Histogram | None, fraction: float) -> float | None:
+    """Return a percentile; None if nothing was measured."""
+    return round(percentiles(data, (fraction,))[0], 3) if data and data.count else None

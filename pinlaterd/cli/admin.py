@@ -27,7 +27,7 @@ from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError, how_m
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.model import QUEUE_NAME, JobState
 from pinlaterd.stats import merge
-from pinlaterd.status import between, jobs_in
+from pinlaterd.status import between, jobs_in, worst_first
 
 PASSWORD_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD"  # noqa: S105  a variable's name
 
@@ -170,13 +170,20 @@ def queue() -> None:
 
 
 @queue.command("list")
+@command.option("--long", is_flag=True, help="Show what waits and runs, and the verdict.")
 @command.admin_options
-def list_queues() -> None:
-    """List the queues, a name a line.
+def list_queues(*, long: bool) -> None:
+    """List the queues, a name a line; with --long those that need somebody first.
 
-    Example: pinlater-admin queue list
+    Examples:
+      pinlater-admin queue list
+      pinlater-admin queue list --long
     """
-    command.show_queue_names()
+    if not long:
+        command.show_queue_names()
+        return
+    queues = worst_first(service_status.take_frame()["queues"])
+    command.show(queues, lambda: command.print_table(service_status.LIST_COLUMNS, queues))
 
 
 @queue.command()
@@ -229,7 +236,7 @@ def delete(*, name: str, password_file: IO[str] | None) -> None:
 )
 @command.admin_options
 def stats(*, name: str, seconds: float) -> None:
-    """Show how many jobs are in each state, and how many come and go in a second.
+    """Show how many jobs are in each state, how many come and go in a second, and the verdict.
 
     SCHEDULED are the PENDING ones whose run-after is still to come. Large numbers are those of the
     last second; they have a >= where a shard is still counting.
@@ -248,14 +255,20 @@ def stats(*, name: str, seconds: float) -> None:
     counts |= {state: max(counts[state], held.get(state, 0)) for state in cut_short}
     bounds = dict.fromkeys({*cut_short} - held.keys(), ">=")
 
+    frame = service_status.take_frame()
+    verdict = next((one["verdict"] for one in frame["queues"] if one["name"] == name), None)
+
     def print_tables() -> None:
+        if verdict is not None:
+            click.echo(f"{command.printable(verdict['text'])}\n")
         jobs: command.Column = ("#jobs", lambda state: f"{bounds.get(state[0], '')}{state[1]}")
         command.print_table((("state", 0), jobs), counts.items())
         click.echo()
         per_second: command.Column = ("#per second", lambda rate: f"{rate[1]:.1f}")
         command.print_table((("jobs", 0), per_second), rates.items())
 
-    command.show({"queue": name, "jobs": counts, "per_second": rates}, print_tables)
+    facts = {"queue": name, "jobs": counts, "per_second": rates, "verdict": verdict}
+    command.show(facts, print_tables)
 
 
 def _rates(name: str, seconds: float) -> dict[str, float]:

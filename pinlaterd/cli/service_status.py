@@ -22,14 +22,14 @@ from pinlaterd.cli import command
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.stats import natural
-from pinlaterd.status import Facts, Sample, Status, frame, shards_of
+from pinlaterd.status import Facts, Sample, Status, shards_of, worst_first
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _WARNING = "warning"  # a fact whose name ends so is listed among the warnings
 
-_SECONDS = 1.0  # between two samples of `top`; figures are no fresher
+_SECONDS = 1.0  # between two frames of `top`; figures are no fresher
 _QUIT = (b"q", b"Q", b"\x04", b"")  # the last: the terminal has gone
 _MAX_NOTE_CHARS = 300
 
@@ -48,6 +48,13 @@ def take_sample() -> Sample:
     from pinlaterd.client import coordinator
 
     return coordinator.take_sample(command.directory(), command.stats_url())
+
+
+def take_frame() -> Facts:
+    """Take what has happened on all servers in the last seconds. Raises ConnectionFailed."""
+    from pinlaterd.client import coordinator
+
+    return coordinator.take_frame(command.directory(), command.stats_url())
 
 
 def find_shard(name: str) -> Facts | None:
@@ -180,9 +187,7 @@ def top(*, once: bool) -> None:
     if not (once or command.wants_json()) and sys.stdout.isatty():
         _show_live()
         return
-    before = take_sample()
-    time.sleep(_SECONDS)
-    found = frame(before, take_sample())
+    found = take_frame()
     command.show(found, lambda: _print_frame(found))
 
 
@@ -211,7 +216,13 @@ _QUEUE_COLUMNS: Sequence[command.Column] = (
     ("#p99 delay", _age("dequeue_delay_p99_ms")),
     ("#limit/s", _shown("jobs_per_second_limit", "g")),
     ("#limited/s", _shown("limited_per_second")),
+    ("verdict", lambda queue: queue["verdict"]["text"]),
 )
+LIST_COLUMNS: Sequence[command.Column] = [
+    column
+    for column in _QUEUE_COLUMNS
+    if column[0] in ("queue", "#pending", "#scheduled", "#running", "#oldest", "verdict")
+]
 _SHARD_COLUMNS: Sequence[command.Column] = (
     ("shard", "name"),
     ("state", shown_state),
@@ -263,9 +274,9 @@ def _show_live() -> None:
     from rich.live import Live
     from rich.text import Text
 
-    before = take_sample()  # a service that is away is told of on the plain screen
     console = Console(highlight=False)
-    shown: RenderableType = Text("measuring for a second…")
+    # A service that is away is reported on the plain screen.
+    shown: RenderableType = _screen(take_frame(), console.height)
     with (
         contextlib.suppress(KeyboardInterrupt),
         _single_keys() as keys,
@@ -273,12 +284,11 @@ def _show_live() -> None:
     ):
         while not _quits_within(_SECONDS, keys):
             try:
-                now = take_sample()
+                found = take_frame()
             except ConnectionFailed as error:
                 shown = Text(command.printable(str(error), _MAX_NOTE_CHARS), style="red")
             else:
-                shown = _screen(frame(before, now), console.height)
-                before = now
+                shown = _screen(found, console.height)
             live.update(shown, refresh=True)
 
 
@@ -318,7 +328,7 @@ def _screen(found: Facts, height: int) -> RenderableType:
     shown += [Text(command.printable(note, _MAX_NOTE_CHARS), style="yellow") for note in notes]
     room = height - len(notes) - 8  # headline, three lines of titles and three between
     for columns, rows, part in (
-        (_QUEUE_COLUMNS, sorted(found["queues"], key=_queue_busyness), 2),
+        (_QUEUE_COLUMNS, worst_first(sorted(found["queues"], key=_queue_busyness)), 2),
         (_SHARD_COLUMNS, sorted(found["shards"], key=lambda one: -one["jobs_per_second"]), 4),
         (_PROCESS_COLUMNS, found["processes"], 4),
     ):

@@ -22,7 +22,7 @@ import msgspec
 from pinlaterd.config.layout import ETC, SHARDS_FILE, STATS_SOCKET
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.stats import StatsSnapshot
-from pinlaterd.status import Sample
+from pinlaterd.status import Facts, Sample
 
 ALL_SERVERS = "?servers=all"
 _TIMEOUT_SECONDS = 5.0
@@ -68,6 +68,12 @@ def take_sample(directory: Path, url: str | None = None) -> Sample:
     )
     figures = msgspec.convert(stats, Mapping[str, StatsSnapshot], str_keys=True)
     return Sample(status, figures, time.monotonic())
+
+
+def take_frame(directory: Path, url: str | None = None) -> Facts:
+    """Ask for what has happened on all servers in the last seconds. Raises ConnectionFailed."""
+    found: Facts = fetch_json(f"/frame.json{ALL_SERVERS}", directory=directory, url=url)
+    return found
 
 
 def fetch_json(path: str, *, directory: Path, url: str | None) -> Any:

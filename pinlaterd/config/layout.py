@@ -52,6 +52,7 @@ PROGRAMS_LOCK = RUN / "programs.lock"
 PROGRAMS_DUE = RUN / "programs.due"
 RATES_FILE = RUN / "rates.json"
 PERMITS_FILE = RUN / "permits.json"
+HISTORY_FILE = DATA / "history"
 KEY_PLACEMENT_FILE = DATA / "key_placement.json"
 SERVER_SET_COPY = RUN / "server_set"
 LEAVING = RUN / "leaving"  # while it is there, this server's shards go to others

@@ -442,6 +442,12 @@ class ServerSettings:
         secret=True,
         live=True,
     )
+    history_mib: int = _setting(
+        32,
+        "memory for the history that the dashboard plots, MiB: an hour at 5 s and seven days at"
+        " 5 min of each queue, of the busiest ones if it is too little",
+        Between(0, 4096),
+    )
     log_level: str = _setting("info", "lowest level that is logged", OneOf(LOG_LEVELS), live=True)
 
     @property

@@ -38,9 +38,11 @@ from pinlaterd.coordinator.server_rates import ServerRates
 from pinlaterd.coordinator.shared_config import SharedConfig
 from pinlaterd.coordinator.zookeeper import View
 from pinlaterd.stats import StatsSnapshot
-from pinlaterd.status import Sample, Status, together
+from pinlaterd.status import Sample, ServerFrame, Status, together
 from pinlaterd.wire.control import (
+    FrameQuestion,
     HoldingQuestion,
+    PeerQuestion,
     ProcessState,
     ShardEntry,
     Snapshot,
@@ -209,19 +211,23 @@ class MemberCoordinator(Coordinator):
 
     async def whole(self, *, statistics: bool) -> Sample:
         own = self._own(statistics=statistics)
+        return together(own, await self._ask_others(StatusQuestion(statistics), Sample))
+
+    async def _other_frames(self) -> Mapping[str, ServerFrame | None]:
+        return await self._ask_others(FrameQuestion(), ServerFrame)
+
+    async def _ask_others(self, question: PeerQuestion, kind: type[T]) -> Mapping[str, T | None]:
+        """Ask all other servers; None stands for one that does not answer."""
         others = {
             member.server: node
             for node, member in self._cluster.members.items()
-            if member.server != own.status["server"]
+            if member.server != self._cluster.place.server
         }
-        question = StatusQuestion(statistics)
-        asked = (self._ask(node, question, Sample) for node in others.values())
+        asked = (self._ask(node, question, kind) for node in others.values())
         found = await asyncio.gather(*asked)
-        return together(own, dict(zip(others, found, strict=True)))
+        return dict(zip(others, found, strict=True))
 
-    async def _ask(
-        self, node: str, question: StatusQuestion | HoldingQuestion, kind: type[T]
-    ) -> T | None:
+    async def _ask(self, node: str, question: PeerQuestion, kind: type[T]) -> T | None:
         """None if it does not answer, or as no release up to this one does."""
         assert self._peers is not None
         answer = await self._peers.ask(node, question, _ANSWER_SECONDS)
@@ -242,9 +248,11 @@ class MemberCoordinator(Coordinator):
         )
         return {shard: one for shard, one in zip(asked, told, strict=True) if one is not None}
 
-    def _answer(self, question: StatusQuestion | HoldingQuestion) -> object:
+    def _answer(self, question: PeerQuestion) -> object:
         """Answer a question of another server's coordinator."""
         if isinstance(question, HoldingQuestion):
             here = self._holding(question.shard)
             return here and self._shared.holding(here)
+        if isinstance(question, FrameQuestion):
+            return self._overview.server_frame()
         return self._own(statistics=question.statistics)

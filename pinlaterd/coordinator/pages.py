@@ -1,10 +1,10 @@
-"""The HTTP pages: /stats.txt, /stats.json, /metrics, /health, /status.json, /snapshot.json.
+"""The HTTP pages: figures, status, what happened lately, and history.
 
 Read-only, on the statistics port and on run/stats.sock. `?process=shard-1` narrows figures down to
 one process: /stats.txt in Ostrich's layout, /metrics in Prometheus' format, with queue, method,
 code and process as labels. /snapshot.json has them by process and with their histograms' buckets:
-the difference of two is what happened in between. With `?servers=all` it and /status.json are of
-all servers of the cluster.
+the difference of two is what happened in between. /frame.json has what `top` shows of the last
+seconds. With `?servers=all` these and /status.json are of all servers of the cluster.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from aiohttp import web
 
+from pinlaterd.coordinator.overview import Overview, QuestionError
 from pinlaterd.stats import (
     BODY_SIZE,
     COUNTERS,
@@ -60,11 +61,13 @@ class Pages:
         status: Callable[[], Status],
         stats: Callable[[], Mapping[str, StatsSnapshot]],
         whole: Whole,
+        overview: Overview,
     ) -> None:
         """`whole`: both, of all servers of the cluster."""
         self._status = status
         self._stats = stats
         self._whole = whole
+        self._overview = overview
         self._prometheus = PrometheusText()
         self._handlers: Mapping[str, _Handler] = {
             "/stats.txt": self._stats_text,
@@ -73,6 +76,9 @@ class Pages:
             "/health": self._health,
             "/status.json": self._status_json,
             "/snapshot.json": self._snapshot_json,
+            "/frame.json": self._frame_json,
+            "/history.json": self._history_json,
+            "/events.json": self._events_json,
         }
 
     def application(self) -> web.Application:
@@ -125,8 +131,16 @@ class Pages:
             stats = (await self._whole(statistics=True)).stats
         else:
             stats = self._chosen(request)
-        body = msgspec.json.encode(stats)
-        return web.Response(body=body, content_type="application/json", charset="utf-8")
+        return _json(stats)
+
+    async def _frame_json(self, request: web.Request) -> web.Response:
+        return _json(await self._overview.frame(whole=_is_whole(request)))
+
+    async def _history_json(self, request: web.Request) -> web.Response:
+        return _json(self._overview.read_history(request.query))
+
+    async def _events_json(self, request: web.Request) -> web.Response:
+        return _json({"events": self._overview.read_events(request.query)})
 
     def _chosen(self, request: web.Request) -> Mapping[str, StatsSnapshot]:
         stats = self._stats()
@@ -137,6 +151,11 @@ class Pages:
             names = ", ".join(stats)
             raise web.HTTPNotFound(text=f"no process {process!r}; choose from {names}\n")
         return {process: stats[process]}
+
+
+def _json(found: object) -> web.Response:
+    body = msgspec.json.encode(found)
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 def _is_whole(request: web.Request) -> bool:
@@ -150,6 +169,8 @@ async def _plain_errors(request: web.Request, handler: _Handler) -> web.StreamRe
         return await handler(request)
     except web.HTTPMethodNotAllowed as error:
         return _error(error, "only GET and HEAD are answered here")
+    except QuestionError as error:
+        return _error(web.HTTPBadRequest(), str(error))
     except web.HTTPNotFound as error:
         text = (error.text or "").strip()
         return _error(error, text if "process" in text else "no such page; see /")

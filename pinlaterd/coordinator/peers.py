@@ -19,16 +19,15 @@ from pinlaterd.coordinator.server_rates import ClusterView, ServerRates
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
     ControlServer,
-    HoldingQuestion,
     MalformedMessage,
     PeerAnswer,
     PeerClient,
+    PeerQuestion,
     PermitGrant,
     PermitReport,
     Question,
     ServerGrant,
     ServerReport,
-    StatusQuestion,
     pack,
     unpack,
 )
@@ -48,7 +47,7 @@ class Peers:
         key: ClusterKey,
         loop: asyncio.AbstractEventLoop,
         stats: Stats,
-        answer: Callable[[StatusQuestion | HoldingQuestion], object],
+        answer: Callable[[PeerQuestion], object],
         on_heard: Callable[[], None],
         new_rates: Callable[[Peers], ServerRates],
         permits: PermitControl,
@@ -126,9 +125,7 @@ class Peers:
         self._server.send(peer, grant)
         self._hear_soon()
 
-    async def ask(
-        self, member: str, about: StatusQuestion | HoldingQuestion, seconds: float
-    ) -> bytes | None:
+    async def ask(self, member: str, about: PeerQuestion, seconds: float) -> bytes | None:
         """The answer, JSON; None if it does not come within `seconds`."""
         self._questions += 1
         question = Question(self._questions, about)

@@ -19,6 +19,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, ConfigSuperseded, activate, load_active
 from pinlaterd.config.schema import Config
+from pinlaterd.coordinator.overview import Overview
 from pinlaterd.coordinator.pages import Pages
 from pinlaterd.coordinator.permit_control import PermitControl
 from pinlaterd.coordinator.processes import ProcessView, Registry, status, usage_of
@@ -29,7 +30,7 @@ from pinlaterd.errors import ConfigError
 from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import count_dropped_lines, process_exists, set_up_log
 from pinlaterd.stats import Stats, StatsSnapshot, empty
-from pinlaterd.status import About, Sample, Status
+from pinlaterd.status import About, Sample, ServerFrame, Status
 from pinlaterd.wire.control import (
     ControlServer,
     MalformedMessage,
@@ -79,7 +80,8 @@ class Coordinator:
         self._permit_look: asyncio.TimerHandle | None = None
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
-        pages = Pages(self.status, self.stats, self.whole)
+        self._overview = Overview(clock, self._totals, lambda: self._config, self._other_frames)
+        pages = Pages(self.status, self.stats, self.whole, self._overview)
         # Two, so that commands reach this coordinator while clients hold all of the port.
         self._socket = HttpPort(pages.application())
         self._web = HttpPort(pages.application(), self._hosts)
@@ -88,6 +90,7 @@ class Coordinator:
     async def start(self) -> None:
         """Raises OSError if a port or socket can't be had."""
         write_snapshot(self._snapshot)
+        self._overview.start()
         self._control = ControlServer()
         self._loop.add_reader(self._control.fileno(), self._hear)
         self._hear()
@@ -108,6 +111,7 @@ class Coordinator:
         log.info("stopping")
         await self._web.stop()
         await self._socket.stop()
+        await self._overview.stop()
         if self._control is not None:
             self._loop.remove_reader(self._control.fileno())
             self._control.close()
@@ -223,6 +227,16 @@ class Coordinator:
 
     def _own(self, *, statistics: bool) -> Sample:
         return Sample(self.status(), self.stats() if statistics else {})
+
+    def _totals(self) -> Sample:
+        """Return the status and the figures of this server, without those of its processes' use of
+        the machine, which the status has."""
+        stats = {layout.COORDINATOR: self._stats.snapshot(), **self._registry.stats()}
+        return Sample(self.status(), stats, self._clock.monotonic())
+
+    async def _other_frames(self) -> Mapping[str, ServerFrame | None]:
+        """Return the frames of the other servers, of which there is none."""
+        return {}
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
         figures = {layout.COORDINATOR: self._stats.snapshot(), **self._registry.stats()}

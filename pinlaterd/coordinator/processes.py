@@ -8,12 +8,13 @@ ends in `warning` is a warning (a store that keeps commits less well than acknow
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 from msgspec.structs import replace
 
 from pinlaterd import __version__
@@ -30,6 +31,10 @@ from pinlaterd.wire.control import TAKES_JOBS, UNHEALTHY_SHARDS, ProcessState, R
 SILENT_SECONDS = 3.0  # three reports missed
 
 _WARNING = "warning"
+# In /proc/PID/stat, counted from the state, which follows the program's name.
+_USER_TICKS, _SYSTEM_TICKS, _PAGES = 11, 12, 21
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _DURABILITY_WARNING = "durability warning"
 
 
@@ -245,14 +250,15 @@ def status(config: Config, views: Sequence[ProcessView], about: About) -> Status
 
 
 def usage_of(pid: int) -> Usage | None:
-    """None if there is no such process (any more), or no file can be opened."""
+    """Return None if there is no such process (any more), or no file can be opened."""
     try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            times, memory = process.cpu_times(), process.memory_info()
-    except (psutil.Error, OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
         return None
-    return Usage(round(times.user + times.system, 2), memory.rss)
+    # The name of the program, in parentheses, may hold anything.
+    fields = stat.rpartition(") ")[2].split()
+    ticks = int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
+    return Usage(round(ticks / _TICKS_A_SECOND, 2), int(fields[_PAGES]) * _PAGE_BYTES)
 
 
 def _processes(config: Config, views: Sequence[ProcessView]) -> list[ProcessStatus]:

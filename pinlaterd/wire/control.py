@@ -228,15 +228,22 @@ class StatusQuestion(_Message):
     statistics: bool = False  # the figures by process, too
 
 
+class FrameQuestion(_Message):
+    """A question for what has happened on a server in the last seconds."""
+
+
 class HoldingQuestion(_Message):
     """A question for the jobs that a shard there still holds."""
 
     shard: str
 
 
+PeerQuestion = StatusQuestion | HoldingQuestion | FrameQuestion
+
+
 class Question(_Message):
     number: int
-    about: StatusQuestion | HoldingQuestion
+    about: PeerQuestion
 
 
 class PeerAnswer(_Message):

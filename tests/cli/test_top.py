@@ -26,7 +26,8 @@ def until_shown(admin, queue, **wanted):
     deadline = time.monotonic() + 20
     while True:
         found = admin.facts("top")
-        [shown] = [one for one in found["queues"] if one["name"] == queue]
+        rows: Any = {one["name"]: one for one in found["queues"]}
+        shown = rows.get(queue, {})
         if wanted.items() <= shown.items():
             return found, shown
         assert time.monotonic() < deadline, shown

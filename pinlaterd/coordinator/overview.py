@@ -1,0 +1,132 @@
+"""The view of a server over time that the coordinator gives: frames, history and marks.
+
+It samples every 5 s, and writes the history every 5 min and at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from pinlaterd.clock import Clock
+from pinlaterd.config import layout
+from pinlaterd.config.schema import MIB, Config
+from pinlaterd.coordinator.events import Event
+from pinlaterd.coordinator.history import KINDS, LONG_STEP_MS, STEP_MS, load_history
+from pinlaterd.coordinator.sampler import Sampler
+from pinlaterd.status import Facts, PauseNote, Sample, ServerFrame, whole_frame
+
+log = logging.getLogger(__name__)
+
+_SINCE = re.compile(r"([0-9]{1,15})([smhd]?)")
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+OtherFrames = Callable[[], Awaitable[Mapping[str, ServerFrame | None]]]
+
+
+class QuestionError(Exception):
+    """A request that can't be answered, and why."""
+
+
+class Overview:
+    """Frames, history and marks of one server. Used on the coordinator's event loop."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        take: Callable[[], Sample],
+        config_of: Callable[[], Config],
+        others: OtherFrames,
+        path: Path = layout.HISTORY_FILE,
+    ) -> None:
+        """`take` returns the sample of this server, `others` the frames of the others by name."""
+        self._clock = clock
+        self._take = take
+        self._config_of = config_of
+        self._others = others
+        self._path = path
+        self.history = load_history(path, config_of().server.history_mib * MIB)
+        self.events = self.history.events
+        self._sampler = Sampler(clock, take, self.history)
+        self._next: asyncio.TimerHandle | None = None
+        self._written_ms = clock.now_ms()
+        self._writing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Sample from now on."""
+        # In the middle of the 5 s of a point, so that no point is missed or comes twice.
+        wait_ms = STEP_MS - (self._clock.now_ms() - STEP_MS // 2) % STEP_MS
+        self._next = asyncio.get_running_loop().call_later(wait_ms / 1000, self._step)
+
+    async def stop(self) -> None:
+        """Write the history a last time."""
+        if self._next is not None:
+            self._next.cancel()
+        if self._writing is not None:
+            await self._writing
+        self._write(self.history.pack())
+
+    def _step(self) -> None:
+        self.start()
+        sample = self._sampler.step()
+        now_ms = self._clock.now_ms()
+        self.events.look(sample.status, now_ms)
+        if now_ms - self._written_ms >= LONG_STEP_MS:
+            self._written_ms = now_ms
+            packed = self.history.pack()
+            self._writing = asyncio.create_task(asyncio.to_thread(self._write, packed))
+
+    def _write(self, packed: bytes) -> None:
+        try:
+            layout.replace_file(self._path, packed, durably=True)
+        except OSError as error:
+            log.error("the history can't be written to %s: %s", self._path, error)
+
+    # --- what is asked --------------------------------------------------------------------------
+
+    def server_frame(self) -> ServerFrame:
+        """Return this server's part of a frame."""
+        return self._sampler.frame()
+
+    async def frame(self, *, whole: bool) -> Facts:
+        """Return what has happened in the last seconds, here or on the `whole` cluster."""
+        others = await self._others() if whole else {}
+        return whole_frame(self.server_frame(), others, self._pauses())
+
+    def _pauses(self) -> Mapping[str, PauseNote]:
+        queues = self._config_of().queues
+        return {name: PauseNote() for name, queue in queues.items() if queue.paused}
+
+    def read_history(self, query: Mapping[str, str]) -> Facts:
+        """Return the history that a request asks for: of the `queue`, `shard` or `process` that it
+        names, `since` a time. Raises QuestionError."""
+        kinds = [kind for kind in KINDS.values() if kind.name in query]
+        if len(kinds) != 1:
+            raise QuestionError("name one subject: ?queue=NAME, ?shard=NAME or ?process=NAME")
+        kind, name, now_ms = kinds[0], query[kinds[0].name], self._clock.now_ms()
+        since_ms = _since_ms(query, now_ms)
+        found = self.history.read(kind, name, since_ms, now_ms)
+        return {
+            kind.name: name,
+            **msgspec.structs.asdict(found),
+            "now_ms": now_ms,
+            "events": self.events.since(found.from_ms),
+        }
+
+    def read_events(self, query: Mapping[str, str]) -> Sequence[Event]:
+        """Return the marks `since` a time, all by default. Raises QuestionError."""
+        return self.events.since(_since_ms(query, self._clock.now_ms(), default="0"))
+
+
+def _since_ms(query: Mapping[str, str], now_ms: int, default: str = "1h") -> int:
+    """Read a time: so long ago (90s, 30m, 6h, 7d), or milliseconds since the epoch."""
+    found = _SINCE.fullmatch(query.get("since", default))
+    if found is None:
+        raise QuestionError("since: expected a time ago, as 30m, 6h or 7d, or milliseconds")
+    amount, unit = found.groups()
+    return now_ms - int(amount) * _UNITS_MS[unit] if unit else int(amount)

@@ -1,0 +1,66 @@
+"""What the coordinator shows of queues over time, on a real service: frames, history, marks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pinlaterd.client import Job
+from pinlaterd.client.coordinator import fetch_json
+from tests.deployment import PATIENT, serving
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("overview") / "d"
+    with serving(folder, shards=2, settings=PATIENT) as deployment:
+        yield deployment
+
+
+@pytest.fixture
+def client(deployment):
+    with deployment.client("mailer:web3") as client:
+        yield client
+
+
+@pytest.fixture
+def page(deployment):
+    return lambda path: fetch_json(path, directory=deployment.folder, url=None)
+
+
+@pytest.fixture
+def row_of(page):
+    """Returns the row of a queue in the frame; {} while there is none."""
+
+    def find(queue):
+        rows = page("/frame.json?servers=all")["queues"]
+        return next((row for row in rows if row["name"] == queue), {})
+
+    return find
+
+
+def test_a_frame_says_what_a_queue_holds_and_does(client, row_of, wait_until):
+    client.create_queue("mail")
+    client.enqueue("mail", [Job(b"a")] * 5 + [Job(b"later", run_after_ms=2**42)])
+    first, second = client.dequeue("mail", limit=2)
+    client.ack("mail", succeeded=[first])
+    client.ack("mail", failed=[second])
+
+    def is_shown():
+        row = row_of("mail")
+        held = {key: row.get(key) for key in ("pending", "scheduled", "in_progress", "succeeded")}
+        return held == {"pending": 4, "scheduled": 1, "in_progress": 0, "succeeded": 1} and row
+
+    wait_until(is_shown)
+    assert row_of("mail")["verdict"]["kind"] in ("failing", "well")
+
+
+def test_a_frame_takes_less_than_a_kilobyte_a_queue(client, page, wait_until):
+    for number in range(20):
+        client.create_queue(f"small{number}")
+    wait_until(lambda: len(page("/frame.json")["queues"]) >= 20)
+
+    found = page("/frame.json")
+
+    assert len(json.dumps(found["queues"])) < 1_000 * len(found["queues"])

@@ -1,0 +1,171 @@
+"""The verdict of a queue: each rule, their order, and the words that an operator reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from pinlaterd.status import worst_first
+from pinlaterd.verdict import QueueView, VerdictKind, VerdictLevel, judge, span
+
+MINUTE_MS = 60_000
+STOPPED = QueueView(
+    ready=48_210, oldest_ms=11 * MINUTE_MS, silent_seconds=360, unasked_seconds=360, enqueued=120
+)
+FAILING = QueueView(
+    succeeded=16.4,
+    failed=3.6,
+    enqueued=20,
+    dequeued=20,
+    top_failure="ConnectTimeout: smtp# did not answer",
+    top_failure_share=0.92,
+)
+BEHIND = QueueView(
+    ready=9_001,
+    in_progress=64,
+    oldest_ms=12 * MINUTE_MS,
+    oldest_before_ms=11.5 * MINUTE_MS,
+    enqueued=120,
+    dequeued=80,
+    succeeded=80,
+    silent_seconds=0,
+)
+PAUSED = QueueView(
+    ready=310, is_paused=True, paused_by="ada", paused_at="02:10", pause_reason="disk check"
+)
+DRAINING = QueueView(
+    ready=2_400, dequeued=24, enqueued=10, oldest_ms=41_000, oldest_before_ms=41_000
+)
+WELL = QueueView(ready=12, in_progress=16, enqueued=210, dequeued=211, succeeded=211)
+
+
+@pytest.mark.parametrize(
+    ("view", "level", "text"),
+    [
+        (
+            QueueView(is_readable=False, shards_missing=["2"]),
+            VerdictLevel.BAD,
+            "Unreadable: shard 2 does not answer",
+        ),
+        (PAUSED, VerdictLevel.WARN, 'Paused by ada, 02:10: "disk check"'),
+        (PAUSED._replace(paused_by="", paused_at="", pause_reason=""), VerdictLevel.WARN, "Paused"),
+        (
+            QueueView(refused=12, max_jobs_per_second=100),
+            VerdictLevel.WARN,
+            "Limited: 12 calls/s refused by the limit of 100 jobs/s",
+        ),
+        (STOPPED, VerdictLevel.BAD, "Stopped: no worker asks, for 6 min"),
+        (
+            STOPPED._replace(unasked_seconds=1),
+            VerdictLevel.BAD,
+            "Stopped: workers ask and get no job, for 6 min",
+        ),
+        (
+            STOPPED._replace(unasked_seconds=None),
+            VerdictLevel.BAD,
+            "Stopped: no job is handed out, for 6 min",
+        ),
+        (
+            QueueView(timed_out=3 / 60, dequeued=1),
+            VerdictLevel.BAD,
+            "Claims time out: 3 in the last minute",
+        ),
+        (
+            FAILING,
+            VerdictLevel.BAD,
+            "Failing 18 %: ConnectTimeout: smtp# did not answer",
+        ),
+        (BEHIND, VerdictLevel.WARN, "Behind +40 jobs/s, oldest 12 min"),
+        (
+            BEHIND._replace(max_jobs_per_second=80.0),
+            VerdictLevel.WARN,
+            "Behind +40 jobs/s, oldest 12 min, limit 80 jobs/s",
+        ),
+        (DRAINING, VerdictLevel.OK, "Draining, empty in about 3 min"),
+        (WELL, VerdictLevel.OK, "Well"),
+        (WELL._replace(shards_missing=["2", "3"]), VerdictLevel.OK, "Well without shard 2, 3"),
+        (QueueView(), VerdictLevel.IDLE, "Idle"),
+    ],
+)
+def test_each_verdict_reads_as_a_sentence(view, level, text):
+    found = judge(view)
+
+    assert (found.text, found.level) == (text, level)
+    assert found.word in found.text
+    assert found.detail in found.text
+
+
+def test_the_first_rule_that_holds_decides():
+    """One thing after the other is mended, in the order of the rules."""
+    view = STOPPED._replace(
+        is_readable=False, is_paused=True, refused=1, timed_out=1, failed=1, oldest_before_ms=0
+    )
+    kinds = [judge(view).kind]
+    for mended in (
+        {"is_readable": True},
+        {"is_paused": False},
+        {"refused": 0},
+        {"silent_seconds": 1, "unasked_seconds": 1},
+        {"timed_out": 0},
+        {"failed": 0},
+        {"dequeued": 200},
+        {"ready": 12},
+        {"ready": 0, "dequeued": 0, "enqueued": 0},
+    ):
+        view = view._replace(**mended)
+        kinds.append(judge(view).kind)
+
+    assert kinds == list(VerdictKind)
+
+
+@pytest.mark.parametrize(
+    ("view", "kind"),
+    [
+        # just enqueued, after a quiet night
+        (STOPPED._replace(oldest_ms=2_000, silent_seconds=40_000), VerdictKind.WELL),
+        (STOPPED._replace(ready=0), VerdictKind.WELL),
+        (STOPPED._replace(silent_seconds=59), VerdictKind.WELL),
+        (FAILING._replace(failed=0.8, succeeded=19.2), VerdictKind.WELL),  # 4 %
+        (FAILING._replace(failed=1, succeeded=19), VerdictKind.FAILING),  # 5 %
+        (FAILING._replace(failed=1 / 60, succeeded=0), VerdictKind.FAILING),  # the only one
+        (BEHIND._replace(oldest_ms=100, oldest_before_ms=90), VerdictKind.WELL),
+        (BEHIND._replace(dequeued=119.9), VerdictKind.WELL),
+        (BEHIND._replace(oldest_before_ms=None), VerdictKind.WELL),  # a minute ago is not known
+        (DRAINING._replace(ready=200), VerdictKind.WELL),  # gone within a minute
+        (QueueView(ready=1), VerdictKind.WELL),
+        (QueueView(scheduled=5), VerdictKind.IDLE),
+    ],
+)
+def test_what_is_usual_is_no_verdict_against_a_queue(view, kind):
+    assert judge(view).kind is kind
+
+
+def test_banners_say_how_much_waits_and_why():
+    assert judge(STOPPED).sentence == (
+        "48,210 ready, the oldest for 11 min. No worker has asked for 6 min."
+    )
+    assert judge(FAILING).sentence == (
+        "18 % of attempts in the last minute; 92 % of them ConnectTimeout: smtp# did not answer."
+    )
+    assert judge(PAUSED._replace(oldest_ms=52 * MINUTE_MS)).sentence == (
+        '310 ready, the oldest for 52 min. Paused by ada, 02:10: "disk check".'
+    )
+
+
+def test_the_worst_come_first():
+    views = {"index": WELL, "reports": PAUSED, "mail": STOPPED, "images": BEHIND, "pay": FAILING}
+    rows = [
+        {"name": name, "pending": view.ready, "verdict": judge(view)._asdict()}
+        for name, view in views.items()
+    ]
+
+    assert [row["name"] for row in worst_first(rows)] == [
+        *("mail", "pay", "images", "reports", "index")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.1, "0.1 s"), (41.2, "41 s"), (171, "3 min"), (7_200, "2 h"), (259_200, "3 d")],
+)
+def test_times_are_said_in_their_largest_unit(seconds, text):
+    assert span(seconds) == text
