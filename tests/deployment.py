@@ -70,7 +70,7 @@ class Deployment:
         self.folder = folder.resolve()
         self.port = unused_port()
         self.stats_port = unused_port()
-        self.http_port = 0  # none
+        self.http_port = self.web_port = 0  # none
         self._environment = environment or {}
 
     # --- commands -------------------------------------------------------------------------
@@ -82,12 +82,16 @@ class Deployment:
         settings: Mapping[str, object] = MappingProxyType({}),
         queues: Mapping[str, object] | None = None,
         http: bool = False,
+        web: bool = False,
     ) -> None:
-        """Write it, with the HTTP interface if `http`. `shards`: how many of SQLite, or what
-        shards.yaml says of each. `settings`: those of pinlaterd.yaml that differ from the defaults.
+        """Write it, with the HTTP interface if `http`, the dashboard if `web`. `shards`: how many
+        of SQLite, or what shards.yaml says of each. `settings`: those of pinlaterd.yaml that differ
+        from the defaults.
         """
         self.http_port = unused_port() if http else 0
-        ports = {"port": self.port, "stats_port": self.stats_port, "http_port": self.http_port}
+        self.web_port = unused_port() if web else 0
+        ports = {"port": self.port, "stats_port": self.stats_port}
+        ports |= {"http_port": self.http_port, "web_port": self.web_port}
         count = shards if isinstance(shards, int) else len(shards)
         write_deployment(self.folder, "sqlite", count, ports)
         with (self.folder / "etc/pinlaterd.yaml").open("a", encoding="utf-8") as file:

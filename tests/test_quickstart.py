@@ -176,9 +176,10 @@ def test_a_taken_port_is_named_with_the_way_out(deployment):
 def test_a_new_deployment_goes_round_ports_that_are_taken(monkeypatch, free_port, capsys):
     monkeypatch.syspath_prepend(ROOT / "tools")
     job = importlib.import_module("quickstart_job")
-    settings = ServerSettings(port=free_port(), stats_port=free_port(), http_port=free_port())
+    names = ("port", "stats_port", "http_port", "web_port")
+    settings = ServerSettings(**{name: free_port() for name in names})
     monkeypatch.setattr(job, "ServerSettings", lambda: settings)
-    options = argparse.Namespace(port=None, stats_port=None, http_port=None)
+    options = argparse.Namespace(**dict.fromkeys(names))
 
     assert job.free_ports(options) == []
     with socket.create_server(("127.0.0.1", settings.port)):

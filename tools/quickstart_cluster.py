@@ -200,7 +200,7 @@ def prepare(directory: Path) -> Sequence[Server]:
             key = ["--key", str(first.folder / ETC / KEY_FILE)]
             server.pinlaterd("cluster", "join", str(server.folder), *common, *key)
         with (server.folder / ETC / LOCAL_FILE).open("a", encoding="utf-8") as file:
-            for setting in ("host", "stats_host", "http_host", "advertised_host"):
+            for setting in ("host", "stats_host", "http_host", "web_host", "advertised_host"):
                 file.write(f"{setting}: {server.host}\n")
     for server in servers:
         print(f"Waiting for server {server.name} ... ", end="", flush=True)

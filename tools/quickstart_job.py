@@ -201,6 +201,7 @@ def free_ports(options: argparse.Namespace) -> list[str]:
         ("--port", defaults.host, defaults.port, options.port),
         ("--stats-port", defaults.stats_host, defaults.stats_port, options.stats_port),
         ("--http-port", defaults.http_host, defaults.http_port, options.http_port),
+        ("--web-port", defaults.web_host, defaults.web_port, options.web_port),
     ):
         if wanted is None and is_taken(host, usual):
             port = next(p for p in range(usual + 1, 65536) if not is_taken(host, p))
@@ -243,6 +244,7 @@ def start_service(directory: Path, server: ServerSettings) -> None:
             ("port", server.host, server.port),
             ("stats-port", server.stats_host, server.stats_port),
             ("http-port", server.http_host, server.http_port),
+            ("web-port", server.web_host, server.web_port),
         ):
             if port and is_taken(host, port):
                 raise NotAsPromised(
@@ -507,6 +509,8 @@ Stop it:
   {in_directory}{programs}/pinlaterd down
 A worker of your own is five lines away: "Your first worker" in README.md{http_way(server)}"""
     )
+    if server.web_port:
+        print(f"See it all in a browser: http://{server.web_address}/")
 
 
 def http_way(server: ServerSettings) -> str:

@@ -92,8 +92,8 @@ def cli() -> None:
 )
 @command.option(
     "--web-port",
-    type=command.PORT,
-    help="Port kept for a dashboard, not in this release  [default: 9011]",
+    type=_PORT_OR_NONE,
+    help="Port of the dashboard; 0: there is none  [default: 9011, or 1 above --port]",
 )
 def init(*, directory: Path, engine: str, shards: int, **ports: int | None) -> None:
     """Write a new deployment into DIR. Never overwrites a file.
@@ -130,8 +130,9 @@ def up(*, directory: Path) -> None:
     state = "serving" if result.changed else "already serving"
     thrift, stats = (server.host, server.port), (server.stats_host, server.stats_port)
     http = f"HTTP on http://{server.http_address}/v2, " if server.http_port else ""
+    web = f"dashboard on http://{server.web_address}/, " if server.web_port else ""
     click.echo(
-        f"{state}: Thrift on {address_of(*thrift)}, {http}statistics on "
+        f"{state}: Thrift on {address_of(*thrift)}, {http}{web}statistics on "
         f"http://{address_of(*stats)}, shards {', '.join(result.config.shards)}"
     )
 
@@ -187,6 +188,7 @@ _cluster_options = command.together(
     command.option("--port", type=command.PORT, help="Thrift port, if not that of all servers."),
     command.option("--stats-port", type=command.PORT, help="Port of statistics, likewise."),
     command.option("--http-port", type=_PORT_OR_NONE, help="Port of HTTP, likewise; 0: none."),
+    command.option("--web-port", type=_PORT_OR_NONE, help="Of the dashboard, likewise; 0: none."),
 )
 
 

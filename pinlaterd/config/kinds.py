@@ -75,6 +75,10 @@ def _http_processes(config: Config) -> Mapping[str, object]:
     return numbered(config.server.http_processes) if config.server.http_port else {}
 
 
+def _web_processes(config: Config) -> Mapping[str, object]:
+    return numbered(1) if config.server.web_port else {}
+
+
 def _push_processes(config: Config) -> Mapping[str, object]:
     # Where nothing is to be pushed there is none.
     is_needed = bool(config.pushes or config.server.downstream_url)
@@ -124,6 +128,14 @@ KINDS = [
         priority=500,
         members=_push_processes,
         is_live=True,
+    ),
+    WEB := ProcessKind(
+        "web",
+        main="pinlaterd.web.main",
+        purpose="Run the dashboard, a client of the routers.",
+        priority=600,
+        members=_web_processes,
+        address=("web_host", "web_port"),
     ),
 ]
 

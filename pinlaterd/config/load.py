@@ -180,13 +180,17 @@ def _check_cluster(local: Section, server: ServerSettings, key: Path, shards: in
 
 
 def _check_reach(file: FileReader, server: ServerSettings) -> None:
-    """Without users the HTTP interface is open to whoever reaches it: to this machine only."""
-    if server.http_port and not (server.insecure or _is_loopback(server.http_host)):
-        cure = "add one with `pinlater-admin user add` first, or set `insecure: true`"
-        problem = (
-            f"{server.http_host!r} reaches beyond this machine, and there are no users; {cure}"
-        )
-        file.problem(0, "http_host", problem)
+    """Check that without users HTTP and the dashboard are open to this machine only."""
+    add = "add one with `pinlater-admin user add` first"
+    http_host = server.http_host if server.http_port and not server.insecure else ""
+    web_host = server.web_host if server.web_port else ""
+    for key, host, cure in (
+        ("http_host", http_host, f"{add}, or set `insecure: true`"),
+        ("web_host", web_host, add),
+    ):
+        if host and not _is_loopback(host):
+            problem = f"{host!r} reaches beyond this machine, and there are no users; {cure}"
+            file.problem(0, key, problem)
 
 
 def _is_loopback(host: str) -> bool:

@@ -217,7 +217,17 @@ class ServerSettings:
         Between(0.1, SECONDS_A_YEAR),
         live=True,
     )
-    web_port: int = _setting(9011, "HTTP port of the dashboard (not in this release)", _ANY_PORT)
+    web_host: str = _machine("127.0.0.1", "address that the dashboard listens on", _ANY_HOST)
+    web_port: int = _machine(9011, "port of the dashboard; 0: there is none", Between(0, MAX_PORT))
+    web_label: str = _setting(
+        "",
+        "word that the dashboard shows in red, such as PRODUCTION",
+        Matching(re.compile(r".{0,24}"), "expected at most 24 characters"),
+        live=True,
+    )
+    web_writes: bool = _setting(
+        False, "whether the dashboard may change anything (true or false)", live=True
+    )
     advertised_host: str = _machine(
         _OWN_HOST_NAME,
         "this server's name in claim descriptors (default: the machine's host name)",
@@ -459,6 +469,11 @@ class ServerSettings:
     def http_address(self) -> str:
         """HOST:PORT that the HTTP interface listens on."""
         return address_of(self.http_host, self.http_port)
+
+    @property
+    def web_address(self) -> str:
+        """HOST:PORT that the dashboard listens on."""
+        return address_of(self.web_host, self.web_port)
 
     @property
     def store_answer_seconds(self) -> float:

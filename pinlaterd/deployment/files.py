@@ -56,7 +56,7 @@ def write_deployment(
     check_depth(directory)
     etc = directory / layout.ETC
     texts = {
-        etc / layout.SERVER_FILE: server_text(with_http_port(ports)),
+        etc / layout.SERVER_FILE: server_text(with_http_ports(ports)),
         etc / layout.SHARDS_FILE: shards_text(engine, shards),
         etc / layout.QUEUES_FILE: queues_text(),
         etc / layout.SUPERVISORD_FILE: supervisord_text(),
@@ -89,17 +89,19 @@ def make_folders(directory: Path) -> None:
         (directory / folder).mkdir(mode=0o700, exist_ok=True)
 
 
-def with_http_port(given: Mapping[str, T]) -> Mapping[str, T | int]:
-    """Return the settings that a deployment is given, with a port of its own for HTTP where only
-    other ports are given: as far from the Thrift port as by default, or the next that is not among
-    them and that nobody has. So several deployments of a machine get on with each other."""
-    port = given.get("port")
-    if "http_port" in given or not isinstance(port, int):
-        return given
-    defaults, taken = ServerSettings(), set(given.values())
-    first = port + defaults.http_port - defaults.port
-    candidates = (each for each in range(first, MAX_PORT + 1) if each not in taken)
-    return {**given, "http_port": next(filter(_is_free, candidates), 0)}
+def with_http_ports(given: Mapping[str, T]) -> Mapping[str, T | int]:
+    """Return the settings that a deployment is given, with ports of its own for HTTP and for the
+    dashboard where only other ports are given: as far from the Thrift port as by default, or the
+    next that is not among them and that nobody has. So several deployments of a machine get on with
+    each other."""
+    port, defaults = given.get("port"), ServerSettings()
+    found: dict[str, T | int] = {**given}
+    if isinstance(port, int):
+        for name in ("http_port", "web_port"):
+            first, taken = port + getattr(defaults, name) - defaults.port, set(found.values())
+            candidates = (each for each in range(first, MAX_PORT + 1) if each not in taken)
+            found.setdefault(name, next(filter(_is_free, candidates), 0))
+    return found
 
 
 def _is_free(port: int) -> bool:
@@ -131,7 +133,7 @@ def server_text(ports: Mapping[str, int]) -> str:
 
 def local_text(given: Mapping[str, object]) -> str:
     """local.yaml, likewise."""
-    given = with_http_port(given)
+    given = with_http_ports(given)
     settings = settings_of(ServerSettings).items()
     own = {name: setting for name, setting in settings if setting.machine}
     return _settings_text(_LOCAL_HEAD, own, given)

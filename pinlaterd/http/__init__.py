@@ -13,8 +13,8 @@ v1_errors      its errors, with the ids that its clients compare
 job_types      the registry of job types
 bodies         their JSON, as records that are checked as they are read
 problems       errors as RFC 9457 has them (`application/problem+json`)
-service        the service behind it: calls that outlast the restart of a router
 process        `pinlaterd http`: wires these together
 
-Relies on `client` for calls, on `wire` for what the coordinator says.
+Relies on `client` and `router_client` for calls, on `access` for users, on `wire` for
+what the coordinator says.
 """

@@ -15,8 +15,8 @@ from pinlaterd.config.schema import Config
 from pinlaterd.http.api import answer_json, read_body, read_query
 from pinlaterd.http.bodies import JobAnswer, Time, milliseconds
 from pinlaterd.http.pages import MOST_TEXT_CHARS, JobPages, literal
-from pinlaterd.http.service import RouterClient
 from pinlaterd.model import JobState
+from pinlaterd.router_client import RouterClient
 
 _SHOWN = 10  # jobs of a preview
 _Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]

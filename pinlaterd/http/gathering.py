@@ -16,8 +16,8 @@ from pinlaterd.client import calls
 from pinlaterd.config.schema import Config
 from pinlaterd.errors import QueueNotFound, RequestError
 from pinlaterd.http.bodies import EnqueuedAnswer
-from pinlaterd.http.service import RouterClient
 from pinlaterd.model import Job
+from pinlaterd.router_client import RouterClient
 
 # Larger enqueues go alone; a call carries so much at most.
 _SMALL_JOBS, _SMALL_BYTES = 100, 16 * 1024

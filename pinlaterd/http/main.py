@@ -11,18 +11,18 @@ import uvloop
 from aiohttp import web
 
 from pinlaterd import __version__
+from pinlaterd.access import Access
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.kinds import HTTP, counterpart
-from pinlaterd.http.access import Access
 from pinlaterd.http.job_types import JobTypes
 from pinlaterd.http.problems import explain
-from pinlaterd.http.service import RouterClient
 from pinlaterd.http.v1 import V1
 from pinlaterd.http.v2 import V2
 from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import ExitCode, StopSignal, allowed_files
+from pinlaterd.router_client import RouterClient
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ProcessState, Snapshot
 from pinlaterd.wire.listeners import Offer, is_offered, take_listeners
@@ -70,7 +70,7 @@ class HttpProcess(ReportingProcess):
         self._name = start.name
         self._settings = config.server
         self._access = Access(config.users, clock)
-        self._client = RouterClient(config.server, clock)
+        self._client = RouterClient(config.server, clock, "http")
         self._v2 = V2(self._client, self._access, start.etc, config)
         self._job_types = JobTypes(start.etc, config)
         v1 = V1(

@@ -21,7 +21,6 @@ from pinlaterd.errors import RequestError
 from pinlaterd.http.api import answer_json, read_query
 from pinlaterd.http.bodies import JobAnswer
 from pinlaterd.http.problems import invalid
-from pinlaterd.http.service import RouterClient
 from pinlaterd.model import (
     CONTINUATION_END,
     CONTINUATION_START,
@@ -31,6 +30,7 @@ from pinlaterd.model import (
     ScanKey,
     ScanResult,
 )
+from pinlaterd.router_client import RouterClient
 
 MOST_JOBS = 1_000  # of a page
 MOST_TEXT_CHARS = 1_000

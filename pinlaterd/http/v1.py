@@ -32,6 +32,7 @@ from typing import NamedTuple
 from aiohttp import web
 
 from pinlaterd import __version__
+from pinlaterd.access import FAILURES_SECONDS, Access, Refusal, Refused, may
 from pinlaterd.client import calls
 from pinlaterd.config.schema import (
     DELIVERY_STRATEGIES,
@@ -40,10 +41,8 @@ from pinlaterd.config.schema import (
     UserSettings,
     queue_of_type,
 )
-from pinlaterd.http.access import FAILURES_SECONDS, Access, Refusal, Refused, may
 from pinlaterd.http.job_types import JobTypes
 from pinlaterd.http.problems import Handler
-from pinlaterd.http.service import RouterClient
 from pinlaterd.http.v1_archive import Archive
 from pinlaterd.http.v1_bodies import INT16, Fields, job_type_answer
 from pinlaterd.http.v1_errors import (
@@ -63,6 +62,7 @@ from pinlaterd.http.v1_errors import (
 )
 from pinlaterd.http.v1_jobs import USER, JobHandlers, Names
 from pinlaterd.http_port import body_of
+from pinlaterd.router_client import RouterClient
 
 log = logging.getLogger(__name__)
 

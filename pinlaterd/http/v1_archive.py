@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from pinlaterd.access import may
 from pinlaterd.client import calls
 from pinlaterd.errors import QueueNotFound
-from pinlaterd.http.access import may
 from pinlaterd.http.job_types import JobTypes
-from pinlaterd.http.service import RouterClient
 from pinlaterd.http.v1_bodies import job_answer, status_of
 from pinlaterd.http.v1_errors import bad_request, json_response, server_error
 from pinlaterd.http.v1_jobs import USER, Names, queue_of
@@ -32,6 +31,7 @@ from pinlaterd.model import (
     ScanKey,
     ScanResult,
 )
+from pinlaterd.router_client import RouterClient
 
 _MOST_JOBS = 100
 _FIRST_JOBS = 8  # of each scan: most of many types bring nothing

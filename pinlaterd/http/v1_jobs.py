@@ -14,13 +14,12 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from pinlaterd.access import may
 from pinlaterd.client import calls
 from pinlaterd.config.schema import JobType, UserSettings
 from pinlaterd.errors import QueueNotFound
-from pinlaterd.http.access import may
 from pinlaterd.http.bodies import milliseconds
 from pinlaterd.http.job_types import JobTypes
-from pinlaterd.http.service import RouterClient
 from pinlaterd.http.v1_bodies import INT16, Fields, job_answer
 from pinlaterd.http.v1_errors import (
     HEADERS,
@@ -43,6 +42,7 @@ from pinlaterd.model import (
     JobState,
     backoff_ms,
 )
+from pinlaterd.router_client import RouterClient
 
 Names = Mapping[str, str]  # the parts of a path that differ
 USER = web.RequestKey("rickover_user", UserSettings)

@@ -36,12 +36,12 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from pinlaterd.access import FAILURES_SECONDS, Access, Refusal, Refused, may
 from pinlaterd.client import calls
 from pinlaterd.config import edit
 from pinlaterd.config.load import LIMIT
 from pinlaterd.config.schema import Config, UserSettings
 from pinlaterd.http import openapi
-from pinlaterd.http.access import FAILURES_SECONDS, Access, Refusal, Refused, may
 from pinlaterd.http.api import (
     USER,
     ApiCall,
@@ -83,10 +83,10 @@ from pinlaterd.http.changes import (
 from pinlaterd.http.gathering import Gathering
 from pinlaterd.http.pages import JobPages, PageAnswer, PageQuery
 from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
-from pinlaterd.http.service import RouterClient
 from pinlaterd.http.stream import JSON_LINES, JobStreams
 from pinlaterd.http_port import UNDELIVERED
 from pinlaterd.model import JobDescriptor, JobState
+from pinlaterd.router_client import RouterClient
 
 Ack = TypeVar("Ack", bound=SucceededBody | CheckpointBody)
 

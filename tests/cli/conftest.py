@@ -35,9 +35,9 @@ class Operator:
         return self._pinlaterd(command, self.folder, *arguments)
 
     def init(self, *arguments: object) -> Done:
-        """Without HTTP, unless `arguments` say otherwise."""
-        ports = ("--port", self.port, "--stats-port", self.stats_port, "--http-port", 0)
-        return self.run("init", *ports, *arguments)
+        """Without HTTP and the dashboard, unless `arguments` say otherwise."""
+        ports = ("--port", self.port, "--stats-port", self.stats_port)
+        return self.run("init", *ports, "--http-port", 0, "--web-port", 0, *arguments)
 
     def up(self) -> Done:
         return self.run("up")

@@ -164,6 +164,7 @@ class Site:
     def _make_cluster(self) -> None:
         first, *others = self.servers
         ports = {"port": THRIFT_PORT, "stats_port": STATS_PORT, "http_port": 0}
+        ports["web_port"] = 0
         write_deployment(first.folder, "sqlite", 1, ports)
         etc = first.folder / "etc"
         (etc / "shards.yaml").write_text(json.dumps({"shards": self._shards()}))

@@ -46,7 +46,9 @@ class Coordinator:
         self.stats_port = stats_port
         self._running = []
         (folder / "etc").mkdir()
-        (folder / "etc" / "pinlaterd.yaml").write_text(f"stats_port: {stats_port}\nhttp_port: 0\n")
+        (folder / "etc" / "pinlaterd.yaml").write_text(
+            f"stats_port: {stats_port}\nhttp_port: 0\nweb_port: 0\n"
+        )
         (folder / "etc" / "shards.yaml").write_text("shards: {1: {}, 2: {dequeue_only: true}}\n")
 
     def start(self, limits: str = "") -> subprocess.Popen[str]:

@@ -183,7 +183,7 @@ ABOUT = About(
     config_judged="abc",
 )
 CONFIG = Config(
-    ServerSettings(http_port=0),
+    ServerSettings(http_port=0, web_port=0),
     {
         "1": ShardSettings("1", file="data/shard-1.sqlite"),
         "2": ShardSettings("2", dequeue_only=True, file="data/shard-2.sqlite"),
@@ -280,7 +280,7 @@ def test_a_warning_that_several_shards_have_is_given_once():
 
 
 def test_several_routers_are_each_expected():
-    config = Config(ServerSettings(routers=2, http_port=0), CONFIG.shards)
+    config = Config(ServerSettings(routers=2, http_port=0, web_port=0), CONFIG.shards)
 
     found = status(config, [view("router-1"), *ALL[1:]], ABOUT)
 

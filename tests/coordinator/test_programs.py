@@ -71,7 +71,7 @@ def test_a_shard_of_other_settings_is_started_anew(load, edit):
 def test_settings_of_all_concern_all(load):
     after = load(server="num_priority_levels: 4\n")
 
-    assert changed(load(), after) == {"coordinator", "router", "http", "shard-1", "shard-2"}
+    assert changed(load(), after) == {"coordinator", "router", "http", "web", "shard-1", "shard-2"}
 
 
 def test_definitions_hold_no_secrets(load):

@@ -1,4 +1,4 @@
-"""The service behind the HTTP interface: calls that outlast the restart of a router.
+"""The service behind what speaks HTTP: calls that outlast the restart of a router.
 
 An HTTP request has the time that a call has (`request_timeout_ms`). A call that could not be sent,
 since no router listened, is made again until that is up; one whose outcome is unknown never is.
@@ -35,11 +35,12 @@ _WAITING_CONNECTIONS = 1_000
 class RouterClient:
     """Makes calls of this server's routers, for requests of one event loop."""
 
-    def __init__(self, settings: ServerSettings, clock: Clock) -> None:
+    def __init__(self, settings: ServerSettings, clock: Clock, kind: str) -> None:
+        """`kind`: of the process, by which routers know the caller."""
         self._clock = clock
         self._seconds = settings.request_timeout_ms / 1000
-        self._at_once = _client(settings, self._seconds, _CONNECTIONS)
-        self._waiting = _client(settings, self._seconds, _WAITING_CONNECTIONS)
+        self._at_once = _client(settings, kind, self._seconds, _CONNECTIONS)
+        self._waiting = _client(settings, kind, self._seconds, _WAITING_CONNECTIONS)
         self._releases: set[asyncio.Task[None]] = set()
         self._claims: dict[asyncio.Future[Any], PreparedCall[Any]] = {}  # under way
 
@@ -115,11 +116,11 @@ class RouterClient:
         await self._waiting.close()
 
 
-def _client(settings: ServerSettings, seconds: float, connections: int) -> AsyncClient:
+def _client(settings: ServerSettings, kind: str, seconds: float, connections: int) -> AsyncClient:
     """Return a client of the routers; `seconds`: in which they answer."""
     return AsyncClient(
         *settings.own_address,
-        source=f"http:{settings.advertised_host}",
+        source=f"{kind}:{settings.advertised_host}",
         timeout_seconds=seconds + 1,  # so that the router's own answer comes first
         max_connections=connections,
     )

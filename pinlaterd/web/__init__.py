@@ -1,0 +1,20 @@
+"""The dashboard: a process of its own that shows the service in a browser, and mends it.
+
+main           `pinlaterd web`: wires these together, and lists the pages
+site           what every page has: its frame, its rights, its forms
+rendering      templates, and the files that they load
+refusals       requests that are not carried out: why, and what to do about it
+sessions       who has logged in
+live           what is known of the service now, and the stream of what has changed
+text           figures as people read them
+overview, queue    a page each
+
+To add a page, write a module with `routes(site)` and a template, and add the module to PAGES in
+main. `routes` returns what `site.page(path, handler)` gives for a page, and `site.action(path,
+handler)` for a form that is posted; both check the user's rights for the `{queue}` in the path.
+A handler ends with `site.render(request, "NAME.html", …)`; its template extends base.html. Texts
+that change are cells: `data-cell="KEY"` in the template, and a source of the same keys by
+`site.live.add`.
+
+Relies on `client` and `router_client` for calls, on `wire` for what the coordinator says.
+"""

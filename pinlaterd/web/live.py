@@ -1,0 +1,213 @@
+"""Live figures: the newest of the service, sent to every page that shows them.
+
+One sample a second serves all viewers, and none is taken while nobody looks. A stream sends the
+cells of one page, `key: text`, that have changed. Viewers of the same page and rights share a
+channel, which makes and encodes its cells once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from aiohttp import web
+
+from pinlaterd.client.coordinator import fetch_sample
+from pinlaterd.clock import Clock, until_full
+from pinlaterd.config.schema import UserSettings
+from pinlaterd.errors import ConnectionFailed
+from pinlaterd.status import Facts, Sample, frame, jobs_in
+
+log = logging.getLogger(__name__)
+
+_SECONDS = 1.0  # between samples
+_PATIENCE_SECONDS = 1.5  # for the coordinator's answer, where an earlier one can be shown
+_MOST_BEHIND = 5  # events that a viewer has not taken yet
+
+Cells = Mapping[str, str]
+
+
+class Moment(NamedTuple):
+    """The figures of the service at one time."""
+
+    facts: Facts
+    at: float  # monotonic
+
+
+CellSource = Callable[[Moment, str, UserSettings | None], Cells]
+
+
+class ServiceFrames:
+    """Asks the coordinator of this server; used on the event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.last: Moment | None = None
+        self._before: Sample | None = None
+        self._asking: asyncio.Task[Moment] | None = None
+        self.problem = ""  # why the last one is not newer
+
+    @property
+    def age_seconds(self) -> float | None:
+        """The age of the last frame; None if there is none."""
+        return None if self.last is None else self._clock.monotonic() - self.last.at
+
+    async def now(self) -> Moment:
+        """Return what is known now, or was when the coordinator last answered. Raises
+        ConnectionFailed if it never has."""
+        age = self.age_seconds
+        if self.last is not None and age is not None and age < _SECONDS / 2:
+            return self.last
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(self._ask())
+        patience = None if self.last is None else 0.0 if self.problem else _PATIENCE_SECONDS
+        await asyncio.wait({self._asking}, timeout=patience)
+        if not self._asking.done():
+            self.problem = self.problem or "the coordinator does not answer"
+        elif (error := self._asking.exception()) and (
+            not isinstance(error, ConnectionFailed) or self.last is None
+        ):
+            raise error
+        assert self.last is not None
+        return self.last
+
+    async def _ask(self) -> Moment:
+        try:
+            sample = await fetch_sample(Path())
+        except ConnectionFailed as error:
+            self.problem = str(error)
+            raise
+        facts = frame(self._before or sample, sample)
+        for queue in facts["queues"]:
+            jobs = jobs_in(sample, queue["name"])
+            queue |= {"succeeded": jobs.get("SUCCEEDED"), "failed": jobs.get("FAILED")}
+        self._before, self.problem = sample, ""
+        self.last = Moment(facts, sample.at)
+        return self.last
+
+
+class _Channel:
+    """The viewers of one page who may see the same of it."""
+
+    def __init__(self, source: CellSource, name: str, user: UserSettings | None) -> None:
+        self._source = source
+        self._name = name
+        self._user = user
+        self._cells: Cells = {}  # as they were sent last
+        self.viewers: set[asyncio.Queue[bytes | None]] = set()
+
+    def all_cells(self, moment: Moment | None, age: float) -> bytes:
+        """Return the event with which a viewer begins."""
+        return _event(age, self._cells_of(moment))
+
+    def publish(self, moment: Moment | None, age: float) -> None:
+        """Send every viewer what has changed; end those who take nothing."""
+        cells = self._cells_of(moment)
+        event: bytes | None
+        event = _event(age, {k: text for k, text in cells.items() if self._cells.get(k) != text})
+        self._cells = cells
+        for viewer in self.viewers:
+            if viewer.full():
+                viewer.get_nowait()
+                event = None
+            viewer.put_nowait(event)
+
+    def end(self) -> None:
+        """End every viewer's stream, which its browser opens again."""
+        for viewer in self.viewers:
+            if viewer.full():
+                viewer.get_nowait()
+            viewer.put_nowait(None)
+
+    def _cells_of(self, moment: Moment | None) -> Cells:
+        return {} if moment is None else self._source(moment, self._name, self._user)
+
+
+def _event(age: float, cells: Cells) -> bytes:
+    text = json.dumps({"age": round(age, 1), "cells": cells}, separators=(",", ":"))
+    return f"data: {text}\n\n".encode()
+
+
+class LiveStreams:
+    """The streams of all viewers; used on the event loop."""
+
+    def __init__(
+        self,
+        frames: ServiceFrames,
+        clock: Clock,
+        user_of: Callable[[web.Request], UserSettings | None],
+    ) -> None:
+        self._frames = frames
+        self._clock = clock
+        self._user_of = user_of
+        self._began = clock.monotonic()
+        self._sources: dict[str, CellSource] = {"nothing": lambda *_: {}}
+        self._channels: dict[tuple[str, str, tuple[str, ...]], _Channel] = {}
+        self._sampling: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def add(self, page: str, source: CellSource) -> None:
+        """Have `source` make the cells of a page, for the stream `/live?of=PAGE&name=NAME`."""
+        self._sources[page] = source
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Send a viewer all cells of its page, then those that change, until it goes."""
+        page, name = request.query.get("of", "nothing"), request.query.get("name", "")
+        source, user = self._sources.get(page), self._user_of(request)
+        if source is None or self._is_closed:
+            raise web.HTTPNotFound
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        key = (page, name, user.queues if user is not None else ())
+        channel = self._channels.setdefault(key, _Channel(source, name, user))
+        viewer: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_BEHIND)
+        channel.viewers.add(viewer)
+        if self._sampling is None or self._sampling.done():
+            self._sampling = asyncio.create_task(self._sample())
+        event: bytes | None = channel.all_cells(self._frames.last, self._age())
+        try:
+            # Rights may be taken away while a stream is open.
+            while event is not None and self._user_of(request) == user:
+                await answer.write(event)
+                event = await viewer.get()
+        except ConnectionError:
+            pass  # the viewer has gone
+        finally:
+            channel.viewers.discard(viewer)
+            if not channel.viewers:
+                self._channels.pop(key, None)
+        return answer
+
+    async def close(self) -> None:
+        """End all streams."""
+        self._is_closed = True
+        self._end_all()
+        if self._sampling is not None:
+            self._sampling.cancel()
+            await asyncio.wait({self._sampling})
+
+    async def _sample(self) -> None:
+        """Publish what is known, once a second, while anybody looks."""
+        try:
+            while self._channels:
+                await asyncio.sleep(until_full(_SECONDS, self._clock.monotonic()))
+                with contextlib.suppress(ConnectionFailed):
+                    await self._frames.now()
+                for channel in list(self._channels.values()):
+                    channel.publish(self._frames.last, self._age())
+        except Exception:
+            self._end_all()
+            log.exception("the stream of changes has a defect")
+
+    def _end_all(self) -> None:
+        for channel in self._channels.values():
+            channel.end()
+
+    def _age(self) -> float:
+        age = self._frames.age_seconds
+        return self._clock.monotonic() - self._began if age is None else age

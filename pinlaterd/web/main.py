@@ -1,0 +1,96 @@
+"""`pinlaterd web`: wires the dashboard together and runs it until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import uvloop
+from aiohttp import web
+
+from pinlaterd.clock import Clock
+from pinlaterd.config.active import ActiveConfig
+from pinlaterd.config.kinds import WEB
+from pinlaterd.http_port import HttpPort
+from pinlaterd.lifecycle import ExitCode, StopSignal
+from pinlaterd.stats import Stats
+from pinlaterd.web import overview, queue
+from pinlaterd.web.site import Site
+from pinlaterd.wire.control import ProcessState, Snapshot
+from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process
+
+log = logging.getLogger(__name__)
+
+PAGES = (overview, queue)
+
+
+def run(etc: Path) -> int:
+    """Serve until SIGTERM. Returns the exit code."""
+    start = start_process(WEB, etc)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(start))
+
+
+async def _serve(start: ProcessStart) -> int:
+    stop = StopSignal()
+    stop.catch_in(asyncio.get_running_loop())
+    process = WebProcess(start)
+    try:
+        await process.start()
+    except OSError as error:
+        address = start.active.config.server.web_address
+        log.error("can't listen on %s: %s", address, error.strerror)
+        return ExitCode.FAILURE
+    await stop.wait()
+    await process.stop()
+    return ExitCode.OK
+
+
+class WebProcess(ReportingProcess):
+    """The dashboard's process (a Service). It serves whatever else is down, to say so."""
+
+    def __init__(self, start: ProcessStart) -> None:
+        clock, config = Clock(), start.active.config
+        super().__init__(WEB, start.name, start.active, clock, Stats())
+        self._settings = config.server
+        self._site = Site(start.etc, config, clock)
+        application = web.Application(
+            middlewares=[self._site.explain], client_max_size=config.server.max_http_body_bytes
+        )
+        application.add_routes(self._site.routes())
+        for page in PAGES:
+            application.add_routes(page.routes(self._site))
+        application.on_response_prepare.append(self._site.add_headers)
+        self._port = HttpPort(application, self._hosts)
+
+    async def start(self) -> None:
+        """Listen. Raises OSError if the port can't be had."""
+        self._start_reporting()
+        await self._port.listen(self._settings.web_host, self._settings.web_port)
+        log.info("serving the dashboard on http://%s/", self._settings.web_address)
+        self._enter(ProcessState.SERVING)
+
+    async def stop(self) -> None:
+        """End the streams, and finish the other requests in flight."""
+        log.info("stopping: finishing the requests in flight")
+        self._enter(ProcessState.STOPPING)
+        self._port.stop_listening()
+        await self._site.close()
+        await self._port.stop()
+        self._stop_reporting()
+
+    def _hosts(self) -> Collection[str]:
+        """Return the names that this server may be called by."""
+        settings = self._site.config.server
+        return {settings.web_host, settings.advertised_host, *settings.http_hosts.split(",")}
+
+    # --- the coordinator ---------------------------------------------------------------------
+
+    def facts(self) -> Mapping[str, str]:
+        return {"address": self._settings.web_address}
+
+    def follow(self, snapshot: Snapshot, active: ActiveConfig | None) -> None:
+        if active is not None:
+            self._site.follow(active.config)

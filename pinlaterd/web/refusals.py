@@ -1,0 +1,100 @@
+"""Requests that are not carried out: why, and what to do about it, as a page says it."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from http import HTTPStatus
+
+from aiohttp import web
+from multidict import MultiDict
+
+from pinlaterd.client.coordinator import CoordinatorAway
+from pinlaterd.errors import ConnectionFailed, PinLaterError, QueueNotFound, RequestError
+
+log = logging.getLogger(__name__)
+
+_SAME_ORIGIN = "same-origin"
+_TOKEN = "token"  # noqa: S105 - the name of a form's field
+_TRY_AGAIN = "Go back, load the page again, and repeat what you did."
+
+
+class PageProblem(Exception):
+    """A request that is not carried out. `cure`: what its sender can do."""
+
+    def __init__(self, status: HTTPStatus, what: str, cure: str) -> None:
+        super().__init__(what)
+        self.status = status
+        self.what = what
+        self.cure = cure
+
+
+def problem_of(request: web.Request, error: Exception) -> PageProblem:
+    """Return what the page says of `error`; log a defect of ours."""
+    match error:
+        case PageProblem():
+            return error
+        case web.HTTPException():
+            return _of_aiohttp(request, error)
+        case QueueNotFound():
+            cure = "The overview lists all queues."
+            return PageProblem(HTTPStatus.NOT_FOUND, str(error), cure)
+        case CoordinatorAway():
+            what = f"{str(error).capitalize()}."
+            return PageProblem(HTTPStatus.SERVICE_UNAVAILABLE, what, error.cure)
+        case RequestError():
+            cure = "Go back and change the request."
+            return PageProblem(HTTPStatus.BAD_REQUEST, str(error), cure)
+        case ConnectionFailed() | PinLaterError():
+            cure = "`pinlaterd status` says what runs. Load this page again once it serves."
+            return PageProblem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), cure)
+        case _:
+            log.error("%s %s: a defect", request.method, raw_path(request), exc_info=error)
+            what, cure = "This page has a defect.", "The log of the process `web` says more."
+            return PageProblem(HTTPStatus.INTERNAL_SERVER_ERROR, what, cure)
+
+
+def _of_aiohttp(request: web.Request, error: web.HTTPException) -> PageProblem:
+    status = HTTPStatus(error.status)
+    if status is HTTPStatus.NOT_FOUND:
+        what, cure = f"There is no page {request.path}.", "The overview lists all queues."
+    elif status is HTTPStatus.METHOD_NOT_ALLOWED:
+        what, cure = f"This page takes no {request.method}.", "Open it by a link."
+    elif error.content_type == "application/json":  # of the port
+        what, cure = json.loads(error.text or "{}")["error"], _TRY_AGAIN
+        log.warning("refused: %s %s from %s: %s", *_facts(request), what)
+    else:
+        what, cure = str(error.reason), _TRY_AGAIN
+    return PageProblem(status, what, cure)
+
+
+def check_form(request: web.Request, form: MultiDict[str], token: str) -> None:
+    """Check that a page of ours sent this form, in the session that loaded it. Raises
+    PageProblem."""
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is None:  # browsers leave it out where plain HTTP goes over a network
+        own = f"{request.scheme}://{request.host}"
+        is_own = request.headers.get("Origin", "") == own
+    else:
+        is_own = site == _SAME_ORIGIN
+    if not is_own:
+        raise refusal(request, "it comes from a page of another site", "Open the dashboard itself.")
+    if not hmac.compare_digest(form.get(_TOKEN, "").encode(), token.encode()):
+        raise refusal(request, "its form is not of this session", _TRY_AGAIN)
+
+
+def refusal(request: web.Request, why: str, cure: str, user: str = "") -> PageProblem:
+    """Return a refusal, to be raised; log it with who and what."""
+    log.warning("refused: %s %s from %s as %r: %s", *_facts(request), user, why)
+    what = f"This request was refused: {why}."
+    return PageProblem(HTTPStatus.FORBIDDEN, what, cure)
+
+
+def raw_path(request: web.Request) -> str:
+    """Return the path as it was sent, which can't forge a line of the log."""
+    return request.rel_url.raw_path
+
+
+def _facts(request: web.Request) -> tuple[str, str, str | None]:
+    return request.method, raw_path(request), request.remote

@@ -1,0 +1,203 @@
+"""The site that all pages belong to: their frame, their rights, their forms."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import parse_qsl, quote
+
+from aiohttp import web
+from multidict import MultiDict
+
+from pinlaterd import __version__
+from pinlaterd.access import Access, may
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import Config, UserSettings
+from pinlaterd.http_port import body_of
+from pinlaterd.router_client import RouterClient
+from pinlaterd.web.live import LiveStreams, ServiceFrames
+from pinlaterd.web.refusals import PageProblem, check_form, problem_of, refusal
+from pinlaterd.web.rendering import Rendering
+from pinlaterd.web.sessions import Sessions
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+USER = web.RequestKey("web_user", UserSettings)  # who makes the request, where there are users
+FORM = web.RequestKey("web_form", MultiDict)  # of a request that acts
+
+# In the order of the header; those that have no page are left out.
+_NAV = (
+    *(("Overview", "/"), ("Failures", "/failures"), ("Workers", "/workers")),
+    *(("System", "/system"), ("Audit", "/audit")),
+)
+THEMES = ("system", "light", "dark")
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class Site:
+    """The parts that pages share."""
+
+    def __init__(self, etc: Path, config: Config, clock: Clock) -> None:
+        self.etc = etc
+        self.config = config  # the active one; the process replaces it
+        self.clock = clock
+        self.client = RouterClient(config.server, clock, "web")
+        self.access = Access(config.users, clock)
+        self.sessions = Sessions(clock, f"pinlaterd_{config.server.web_port}")
+        self.frames = ServiceFrames(clock)
+        self.live = LiveStreams(self.frames, clock, self._current_user)
+        self._rendering = Rendering()
+        self._paths: set[str] = set()
+
+    def follow(self, config: Config) -> None:
+        """Follow a configuration that is active from now on."""
+        self.config = config
+        self.access.follow(config.users)
+
+    async def close(self) -> None:
+        """End the streams and the connections; keep the sessions for the next process."""
+        self.sessions.save()
+        await self.live.close()
+        await self.client.close()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of what is no page."""
+        return [
+            web.get("/static/{name}", self._rendering.serve_file),
+            self.page("/live", self.live.serve),
+            self.action("/preferences", self._prefer, role="", writes=False),
+        ]
+
+    # --- rights ------------------------------------------------------------------------------
+
+    def page(self, path: str, handler: Handler, *, role: str = "view") -> web.RouteDef:
+        """Return the route of a page. `role`: that its user needs; "": none."""
+        self._paths.add(path)
+
+        async def show(request: web.Request) -> web.StreamResponse:
+            self._admit(request, role)
+            return await handler(request)
+
+        return web.get(path, show)
+
+    def action(
+        self, path: str, handler: Handler, *, role: str = "operate", writes: bool = True
+    ) -> web.RouteDef:
+        """Return the route of a form, which the handler finds in `request[FORM]`. `writes`: whether
+        it changes the service."""
+
+        async def act(request: web.Request) -> web.StreamResponse:
+            form = await read_form(request)
+            check_form(request, form, self.sessions.token(request))
+            self._admit(request, role)
+            if writes and not self.config.server.web_writes:
+                cure = "Set `web_writes: true` in etc/pinlaterd.yaml."
+                raise refusal(request, "this dashboard only shows", cure)
+            request[FORM] = form
+            return await handler(request)
+
+        return web.post(path, act)
+
+    def _admit(self, request: web.Request, role: str) -> None:
+        """Check that the user may do what `role` is for. Raises PageProblem, or sends to the
+        login."""
+        user = self._current_user(request)
+        if user is not None:
+            request[USER] = user
+        if not role:
+            return
+        if self.config.users and user is None:
+            if request.method != "GET":
+                raise refusal(request, "nobody is logged in", "Log in, and repeat what you did.")
+            raise web.HTTPSeeOther(f"/login?next={quote(request.path_qs, safe='')}")
+        self.check_right(request, role, request.match_info.get("queue", ""))
+
+    def check_right(self, request: web.Request, role: str, queue: str) -> None:
+        """Check that the user of a request has `role` for `queue`. Raises PageProblem."""
+        user = request.get(USER)
+        if user is not None and not may(user, role, queue):
+            of_queue = f" for queue {queue}" if queue else ""
+            cure = f"An operator can give it: `pinlater-admin user add {user.name} --role {role}`."
+            raise refusal(request, f"you have no role {role}{of_queue}", cure, user.name)
+
+    def _current_user(self, request: web.Request) -> UserSettings | None:
+        return self.sessions.user_of(request, self.config.users)
+
+    # --- pages -------------------------------------------------------------------------------
+
+    def render(
+        self,
+        request: web.Request,
+        template: str,
+        *,
+        status: HTTPStatus = HTTPStatus.OK,
+        **values: object,
+    ) -> web.Response:
+        """Return a page of a template that extends base.html."""
+        user, config = request.get(USER), self.config
+        theme = request.cookies.get("theme", "")
+        frame: dict[str, object] = {
+            "nav": [(title, path) for title, path in _NAV if path in self._paths],
+            "path": request.path,
+            "label": config.server.web_label,
+            "writes": config.server.web_writes,
+            "user": user.name if user is not None else "",
+            "token": self.sessions.token(request),
+            "theme": theme if theme in THEMES else "system",
+            "themes": THEMES,
+            "keys": "off" if request.cookies.get("keys") == "off" else "on",
+            "version": __version__,
+            "age": self.frames.age_seconds,
+            "as_of": self.clock.now_ms() - 1000 * (self.frames.age_seconds or 0.0),
+            "here": request.path_qs,
+        }
+        return self._rendering.page(request, template, {**frame, **values}, status)
+
+    @web.middleware
+    async def explain(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Turn every error of a handler into a page that says what is wrong."""
+        try:
+            return await handler(request)
+        except web.HTTPRedirection:
+            raise
+        except Exception as error:  # noqa: BLE001 - the outermost place of a request
+            problem = problem_of(request, error)
+            return self.render(request, "problem.html", status=problem.status, problem=problem)
+
+    async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Add what every answer says to the browser."""
+        response.headers.update(_HEADERS)
+        response.headers.setdefault("Cache-Control", "no-store")
+        self.sessions.keep_cookie(request, response)
+
+    async def _prefer(self, request: web.Request) -> web.StreamResponse:
+        """Remember how this browser wants its pages."""
+        form = request[FORM]
+        answer = web.HTTPSeeOther(own_path(form.get("next", "")))
+        for name, values in (("theme", THEMES), ("keys", ("on", "off"))):
+            if form.get(name) in values:
+                answer.set_cookie(name, form[name], max_age=365 * 86_400, samesite="Strict")
+        raise answer
+
+
+async def read_form(request: web.Request) -> MultiDict[str]:
+    """Return the fields of a form that was posted. Raises PageProblem."""
+    try:
+        body = (await body_of(request)).decode()
+        return MultiDict(parse_qsl(body, keep_blank_values=True, errors="strict"))
+    except ValueError:
+        what, cure = "The form can't be read.", "Go back, and send it again."
+        raise PageProblem(HTTPStatus.BAD_REQUEST, what, cure) from None
+
+
+def own_path(path: str) -> str:
+    """Return a path of this site to go to next: never one that leads to another site."""
+    is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_own else "/"

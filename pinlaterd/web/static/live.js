@@ -1,0 +1,72 @@
+// Keeps the figures of a page fresh: once a second the server sends the cells that have changed.
+const STALE_SECONDS = 5;
+const REOPEN_MS = 3000;
+const page = document.body;
+const age = document.getElementById("age");
+const setters = new Map();
+
+function on(name, set) {
+  for (const element of document.querySelectorAll(`[${name}]`)) {
+    const key = element.getAttribute(name);
+    setters.set(key, [...(setters.get(key) ?? []), (text) => set(element, text)]);
+  }
+}
+
+on("data-cell", (element, text) => {
+  if (element.textContent !== text) element.textContent = text;
+  element.classList.toggle("zero", text === "0" || text === "0 s");
+});
+on("data-cell-state", (element, text) => { element.dataset.state = text; });
+on("data-cell-d", (element, text) => { element.setAttribute("d", text); });
+
+let source = null;
+let heardAt = performance.now();
+let ageThen = page.dataset.age === "" ? Infinity : Number(page.dataset.age);
+
+function showAge() {
+  const seconds = ageThen + (performance.now() - heardAt) / 1000;
+  const isStale = seconds > STALE_SECONDS;
+  page.classList.toggle("stale", isStale);
+  if (!Number.isFinite(seconds)) age.textContent = "no data yet";
+  else age.textContent = isStale ? `data is ${Math.round(seconds)} s old` : `live, ${seconds.toFixed(1)} s old`;
+}
+
+function hear(event) {
+  const beat = JSON.parse(event.data);
+  [ageThen, heardAt] = [beat.age, performance.now()];
+  for (const [key, text] of Object.entries(beat.cells)) {
+    for (const set of setters.get(key) ?? []) set(text);
+  }
+  if ("problems" in beat.cells) showChange(beat.cells.problems);
+  showAge();
+}
+
+// The banners stay as they were read; a line offers the new ones.
+const problems = document.querySelector("[data-cell=problems]");
+const seen = problems?.textContent;
+function showChange(text) {
+  document.querySelector(".changed")?.toggleAttribute("hidden", text === seen);
+}
+
+function open() {
+  if (source !== null || document.hidden) return;
+  source = new EventSource(`/live?${page.dataset.live}`);
+  source.onmessage = hear;
+  source.onerror = () => {
+    if (source?.readyState !== EventSource.CLOSED) return;
+    close();
+    setTimeout(open, REOPEN_MS);
+  };
+}
+
+function close() {
+  source?.close();
+  source = null;
+}
+
+// A browser has six connections to a site: a hidden tab needs none.
+document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+addEventListener("pagehide", close);
+addEventListener("pageshow", open);
+setInterval(showAge, 1000);
+open();

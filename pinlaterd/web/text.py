@@ -1,0 +1,99 @@
+"""Figures as people read them: the same words on every page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+UNKNOWN = "–"
+_WORDS = (
+    *("No", "One", "Two", "Three", "Four", "Five", "Six"),
+    *("Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve"),
+)
+# Up to how many of each unit are shown in it, and how many of the unit before it has.
+_UNITS = (("s", 100, 1), ("min", 100, 60), ("h", 48, 3600))
+_DAY_SECONDS = 86_400
+_SHORT_FROM = 1_000_000
+
+
+def number(value: float | None) -> str:
+    """Return a whole number with separators."""
+    return UNKNOWN if value is None else f"{round(value):,}"
+
+
+def short(value: float | None) -> str:
+    """Return a number in few characters: 31,200, but 1.2 M."""
+    if value is None or value < _SHORT_FROM:
+        return number(value)
+    return f"{value / _SHORT_FROM:,.1f} M"
+
+
+def rate(per_second: float | None) -> str:
+    """Return a rate with two digits that mean something."""
+    if per_second is None:
+        return UNKNOWN
+    if 0 < per_second < 1:
+        return f"{per_second:.1g}"
+    return f"{per_second:.1f}".removesuffix(".0") if per_second < 10 else f"{per_second:,.0f}"
+
+
+def duration(milliseconds: float | None) -> str:
+    """Return a time in the unit that leaves one to three digits."""
+    if milliseconds is None:
+        return UNKNOWN
+    seconds = milliseconds / 1000
+    if 0 < seconds < 1:
+        return f"{milliseconds:.0f} ms" if milliseconds >= 1 else "1 ms"
+    if 0 < seconds < 10:
+        return f"{seconds:.1f} s".replace(".0 ", " ")
+    for unit, limit, size in _UNITS:
+        if seconds < limit * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / _DAY_SECONDS:.0f} d"
+
+
+def size(count: float | None) -> str:
+    """Return a number of bytes."""
+    if count is None:
+        return UNKNOWN
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def many(count: int, one: str, more: str = "") -> str:
+    """Return "1 queue", "2 queues"."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
+
+
+def word(count: int) -> str:
+    """Return a number as the word that begins a sentence."""
+    return _WORDS[count] if count < len(_WORDS) else f"{count:,}"
+
+
+def clock_time(ms: float) -> str:
+    """Return a time of day, UTC."""
+    return _utc(ms).strftime("%H:%M:%S")
+
+
+def exact(ms: float) -> str:
+    """Return a time that leaves no doubt."""
+    return _utc(ms).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def iso(ms: float) -> str:
+    """Return a time as programs read it."""
+    return _utc(ms).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _utc(ms: float) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+# By the names that templates have for them.
+FILTERS: Mapping[str, Callable[..., str]] = {
+    one.__name__: one
+    for one in (number, short, rate, duration, size, many, word, clock_time, exact, iso)
+}
