@@ -62,7 +62,7 @@ from pinlaterd.model import (
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
 from pinlaterd.rpc.tuned import SLICE, ack_parts
-from pinlaterd.shard.state import STORE_FAILED, QueueFacts, ShardState, is_local_id
+from pinlaterd.shard.state import NO_JOB, STORE_FAILED, QueueFacts, ShardState, is_local_id
 from pinlaterd.shard.validation import check_claim_timeout, check_source
 from pinlaterd.wire.envelope import CallEntry, Op, Status
 
@@ -368,16 +368,12 @@ class AckJobs(Ack):
     def __init__(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> None:
         """Raises RequestError, ForeignError."""
         super().__init__(entry, call, state, now_ms)
-        request = cast("AckRequest", call.request)
-        facts = state.queue(request.queue)
         self._keys = [
-            [facts.key(info.descriptor) for info in infos]
-            for infos in (request.succeeded, request.failed)
+            _keys_of(chain.from_iterable(op.succeeded for op in self.parts)),
+            _keys_of(chain.from_iterable(op.failed for op in self.parts)),
         ]
         self.missed: set[JobKey] = set()
-        named = [key for keys in self._keys for key in keys if key is not None]
-        if len(set(named)) < len(named):
-            raise InvalidRequest("ackJobs names a job twice; name each once")
+        _check_named_once(Method.ACK_JOBS, chain.from_iterable(self._keys))
 
     def take_result(self, result: AckResult) -> None:
         super().take_result(result)
@@ -434,6 +430,19 @@ def _claim_scheduled(state: ShardState, op: AckOp, source: str, now_ms: int) -> 
     return AckOp(op.queue, acks, ())
 
 
+def _keys_of(acks: Iterable[Acks]) -> list[JobKey]:
+    """List the jobs that are acked, in their order."""
+    return [JobKey(alike.priority, local_id) for alike in acks for local_id in alike.local_ids]
+
+
+def _check_named_once(method: Method, keys: Iterable[JobKey | None]) -> None:
+    """Raise InvalidRequest if a job is named twice. Descriptors that name no job that may be here
+    (None, NO_JOB) are never the same."""
+    named = [key for key in keys if key not in (None, NO_JOB)]
+    if len(set(named)) < len(named):
+        raise InvalidRequest(f"{method} names a job twice; name each once")
+
+
 def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[Acks]:
     """Jobs that are acked together mostly have all but their local ids in common: what comes
     before it is understood once, as long as it stays the same."""
@@ -480,7 +489,7 @@ def _acks_like(info: AckInfo, priority: int, local_ids: list[int]) -> Acks:
 class CheckpointJobs(Operation):
     """Checkpoints; `lease_ms`: for how long claims hold from then on, None: as before."""
 
-    __slots__ = ("lease_ms",)
+    __slots__ = ("keys", "lease_ms")
 
     def __init__(self, entry: CallEntry, call: Call, state: ShardState, _now_ms: int) -> None:
         """Raises RequestError, ForeignError."""
@@ -490,9 +499,10 @@ class CheckpointJobs(Operation):
         check_source(call.context.source)
         check_claim_timeout(request.claim_timeout_ms)
         self.lease_ms = state.lease_ms(request.queue, request.claim_timeout_ms)
+        # Of each checkpoint; None: it is not carried out.
+        self.keys = [facts.key(info.descriptor) for info in request.checkpoints]
         checkpoints, bad = [], []
-        for info in request.checkpoints:
-            key = facts.key(info.descriptor)
+        for key, info in zip(self.keys, request.checkpoints, strict=True):
             if key is None:
                 bad.append(info.descriptor)
                 continue
@@ -535,24 +545,20 @@ class CheckpointJobs(Operation):
 class ApplyCheckpoints(CheckpointJobs):
     """Checkpoints with the outcome of each: `missed` are those jobs to which it did not apply."""
 
-    __slots__ = ("_keys", "missed")
+    __slots__ = ("missed",)
 
     def __init__(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> None:
         """Raises RequestError, ForeignError."""
         super().__init__(entry, call, state, now_ms)
-        request = cast("CheckpointRequest", call.request)
-        facts = state.queue(request.queue)
-        self._keys = [facts.key(info.descriptor) for info in request.checkpoints]
         self.missed: set[JobKey] = set()
-        if len(set(self._keys)) < len(self._keys):
-            raise InvalidRequest("applyCheckpoints names a job twice; name each once")
+        _check_named_once(Method.APPLY_CHECKPOINTS, self.keys)
 
     def take_result(self, result: CheckpointResult) -> None:
         super().take_result(result)
         self.missed.update(result.missed)
 
     def result(self) -> CheckpointOutcomes:
-        return CheckpointOutcomes([key not in self.missed for key in self._keys])
+        return CheckpointOutcomes([key not in self.missed for key in self.keys])
 
 
 class FinishJobs(Operation):
@@ -565,25 +571,22 @@ class FinishJobs(Operation):
         request = cast("FinishRequest", call.request)
         super().__init__(entry, call.head, request.queue, state)
         facts = state.queue(request.queue)
-        finishes: dict[JobKey, Finish] = {}
-        bad = []
+        finishes, bad = [], []
         for info in request.finishes:
             key = facts.key(info.descriptor)
             if key is None:
                 bad.append(info.descriptor)
                 continue
-            if key in finishes:
-                raise InvalidRequest("finishJobs names a job twice; name each once")
-            finish = finishes[key] = Finish(key, *all_but_first(info))
+            finish = Finish(key, *all_but_first(info))
             state.rules.finish(request.queue, info.descriptor, finish, now_ms)
+            finishes.append(finish)
+        _check_named_once(Method.FINISH, [finish.key for finish in finishes])
         if bad:
             if entry.whole:
                 raise ForeignError
             raise BadDescriptors(bad, facts.place)
         self.outcomes: list[FinishOutcome] = []
-        self.parts = deque(
-            FinishOp(request.queue, part) for part in chunks(list(finishes.values()), PART_JOBS)
-        )
+        self.parts = deque(FinishOp(request.queue, part) for part in chunks(finishes, PART_JOBS))
 
     def add_to(self, commit: Commit) -> None:
         commit.finishes.append(self)

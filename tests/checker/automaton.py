@@ -39,7 +39,7 @@ class Phase(IntEnum):
 LOST = "?"
 # Any claim by which a move ends a job that is on another shard by then.
 MOVE = "move"
-_CLOCK_SLACK_SECONDS = 0.1
+CLOCK_SLACK_SECONDS = 0.1
 
 
 class State(NamedTuple):
@@ -109,7 +109,7 @@ class Rules:
                 if state.lost:
                     yield state._replace(phase=Phase.PENDING, claim=None, lost=False)
                 end = state.since + self.claim_seconds
-                if now >= end - _CLOCK_SLACK_SECONDS:
+                if now >= end - CLOCK_SLACK_SECONDS:
                     yield failed(state, end, end)
             case Phase.SUCCEEDED | Phase.FAILED:
                 if now >= state.since + self.ttl_seconds:
@@ -127,7 +127,7 @@ def ageless(state: State, now: float) -> State:
 
 
 def _is_due(state: State, now: float) -> bool:
-    return now >= state.due - _CLOCK_SLACK_SECONDS
+    return now >= state.due - CLOCK_SLACK_SECONDS
 
 
 def failed(state: State, now: float, due: float) -> State:

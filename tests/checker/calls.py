@@ -7,6 +7,7 @@ dequeue that made it. A client can die with an answer unread or half read.
 from __future__ import annotations
 
 import itertools
+import re
 import socket
 import struct
 import time
@@ -63,6 +64,7 @@ class ClientDiedError(ConnectionAbortedError):
 
     def __init__(self, beginning: bytes) -> None:
         super().__init__("the client died")
+        self.beginning = beginning
         self.answer_bytes = int.from_bytes(beginning[:4], "big") if len(beginning) >= 4 else 0
 
 
@@ -312,6 +314,8 @@ class Calls:
             outcome, arguments["error"] = UNKNOWN, str(error)
             arguments["abandoned"] = read_bytes is not None
             arguments["cut"] = isinstance(error, ClientDiedError) and self._is_cut(error)
+            if isinstance(error, ClientDiedError):
+                arguments["seen"] = _descriptors_in(error.beginning, arguments["queue"])
         except PinLaterError as error:
             outcome = self._outcome(operation, arguments, error)
             arguments["error"] = f"{error.code.name}: {error}"
@@ -344,7 +348,7 @@ class Calls:
             self._socket.settimeout(self._target.patience_seconds)
             self._socket.sendall(_LENGTH.pack(len(message)) + message)
             if read_bytes is not None:
-                raise ClientDiedError(self._read(self._socket, read_bytes, deadline))
+                raise ClientDiedError(self._beginning(self._socket, read_bytes, deadline))
             (length,) = _LENGTH.unpack(self._read(self._socket, 4, deadline))
             return self._read(self._socket, length, deadline)
         except OSError:
@@ -365,6 +369,14 @@ class Calls:
         connection.connect((self._target.host, self._target.port))
         return connection
 
+    def _beginning(self, connection: socket.socket, most: int, deadline: float) -> bytes:
+        """Read so much of an answer, or all of it if that is less."""
+        head = self._read(connection, min(most, _LENGTH.size), deadline)
+        if len(head) < _LENGTH.size:
+            return head
+        (length,) = _LENGTH.unpack(head)
+        return head + self._read(connection, min(most - len(head), length), deadline)
+
     @staticmethod
     def _read(connection: socket.socket, count: int, deadline: float) -> bytes:
         received = bytearray()
@@ -375,6 +387,12 @@ class Calls:
                 raise ConnectionError("connection closed")
             received += chunk
         return bytes(received)
+
+
+def _descriptors_in(beginning: bytes, queue: str) -> list[str]:
+    """List the descriptors of jobs that are whole in the beginning of an answer."""
+    found = re.findall(rf"{queue}:s[0-9]+:p[0-9]+:[0-9]+(?![0-9]|\Z)".encode(), beginning)
+    return [descriptor.decode() for descriptor in dict.fromkeys(found)]
 
 
 def _most_sent_bytes() -> int:

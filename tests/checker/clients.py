@@ -3,7 +3,9 @@
 Each is a thread with a client and a seeded random choice of its own. Queues: `work`, whose claims
 last for a while; `brief`, whose claims are often left to time out; `bulk`, whose jobs fail and are
 retried and deleted; `large`, whose answers no socket holds whole; `temporary`, which comes and
-goes; `keyed`, whose jobs have keys, are not due yet, and are enqueued again and again.
+goes; `keyed`, whose jobs have keys, are not due yet, and are enqueued again and again; `once`,
+whose jobs have one attempt, and are claimed by clients that die within the answer; `limited`, of
+which a few jobs only may be in progress.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from pinlaterd.model import JobState
 from tests.checker.calls import Calls, Claim
 from tests.checker.history import UNKNOWN, History, Record
 
-QUEUES = ("work", "brief", "bulk", "large", "temporary", "keyed")
-WORK, BRIEF, BULK, LARGE, TEMPORARY, KEYED = QUEUES
-CLAIM_SECONDS = {WORK: 12.0, BRIEF: 2.0, BULK: 12.0, LARGE: 12.0, TEMPORARY: 12.0, KEYED: 12.0}
+QUEUES = ("work", "brief", "bulk", "large", "temporary", "keyed", "once", "limited")
+WORK, BRIEF, BULK, LARGE, TEMPORARY, KEYED, ONCE, LIMITED = QUEUES
+CLAIM_SECONDS = {queue: 2.0 if queue in (BRIEF, ONCE, LIMITED) else 12.0 for queue in QUEUES}
+IN_PROGRESS_LIMITS = {LIMITED: 3}
 # How long a queue has to be empty for its claims to have ended, or its delayed jobs to be due.
-DRAINED_SECONDS = {WORK: 2.5, BRIEF: 3.5, BULK: 2.5, LARGE: 0.0}
+DRAINED_SECONDS = {WORK: 2.5, BRIEF: 3.5, BULK: 2.5, LARGE: 0.0, ONCE: 3.5}
 PRIORITIES = (1, 2, 3)
 _MOST_UNFINISHED = 300
 _RECENT_KEYS = 30
@@ -33,6 +36,8 @@ _HALF_AN_HOUR_MS = 1_800_000
 _LARGE_BODY_BYTES = 20_000
 # Together more than the buffers of a connection hold.
 _LARGE_JOBS = 300
+# Of these an answer is more than a client with a small buffer is sent before it reads.
+_ONCE_JOBS, _ONCE_BODY_BYTES = 20, 5_000
 
 
 @dataclass
@@ -305,6 +310,42 @@ class Cutter(Client):
             jobs = [(name + "x" * _LARGE_BODY_BYTES, 1, 3, 0) for name in names]
             stored += self.calls.enqueue(LARGE, jobs) or []
         return stored
+
+
+class OneAttempt(Client):
+    """Has jobs run at most once: ends some, forgets others, and dies within answers."""
+
+    def work(self) -> Iterator[float]:
+        rng = self.rng
+        while not self.shared.stop_enqueuing.is_set():
+            self.serial += _ONCE_JOBS // 2
+            numbers = range(self.serial - _ONCE_JOBS // 2, self.serial)
+            body = "x" * _ONCE_BODY_BYTES
+            self.calls.enqueue(ONCE, [(f"{self.name}.{n}/0/{body}", 1, 1, 0) for n in numbers])
+            yield rng.uniform(0.05, 0.2)
+            if rng.random() < 0.5:
+                most = rng.randrange(_ONCE_JOBS * _ONCE_BODY_BYTES)
+                self.calls.dequeue(ONCE, limit=_ONCE_JOBS, read_bytes=most)
+                self.calls.close()
+            else:
+                held = self.calls.dequeue(ONCE, limit=5) or []
+                self.calls.ack(ONCE, succeeded=held[:2], failed=held[2:4])
+            yield rng.uniform(0.05, 0.2)
+
+
+class Limited(Client):
+    """Works on a queue that has more jobs ready than may be in progress."""
+
+    def work(self) -> Iterator[float]:
+        rng = self.rng
+        while not self.shared.stop_enqueuing.is_set():
+            self.serial += 2
+            names = [f"{self.name}.{number}/0" for number in (self.serial - 1, self.serial)]
+            self.calls.enqueue(LIMITED, [(name, 1, 3, 0) for name in names])
+            held = self.calls.dequeue(LIMITED, limit=rng.choice((1, 2)), wait_ms=200) or []
+            yield rng.uniform(0.01, 0.1)
+            if held and rng.random() < 0.95:  # else their claims time out
+                self.calls.ack(LIMITED, succeeded=held)
 
 
 class Builder(Client):

@@ -7,7 +7,8 @@ certainly had no effect) or "unknown". Arguments and results by operation:
     enqueue       {queue, jobs: [[body, priority, attempts, delay_ms]]} -> [descriptor]; an unknown
                   one that says what was stored: [descriptor, null (unknown) or "" (is not)]
     dequeue       {queue, limit, wait_ms, coverage, dry_run, limited, source, succeeded, failed} ->
-                  [[descriptor, body, attempts_allowed, attempts_remaining, claim]]
+                  [[descriptor, body, attempts_allowed, attempts_remaining, claim]]; seen: the
+                  descriptors that a client had read when it died
     ack           {queue, succeeded: [[descriptor, claim or null]],
                   failed: [[descriptor, claim or null, delay_ms]]}
     checkpoint    {queue, source, requests: [[descriptor, claim or null, new body or null,
@@ -78,6 +79,7 @@ class Settings:
     claim_seconds: float = 600.0
     queue_claim_seconds: dict[str, float] = field(default_factory=dict)
     ttl_seconds: float = 86_400.0
+    in_progress_limits: dict[str, int] = field(default_factory=dict)
     recovery_seconds: float = 10.0
     # How much later than its deadline an answer, or the effect of an unknown call, may come.
     grace_seconds: float = 1.0

@@ -11,10 +11,11 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import accumulate
+from operator import itemgetter
 
 from pinlaterd.model import JobDescriptor
 from tests.checker import automaton
-from tests.checker.automaton import ABSENT, Contradiction, Phase, Step
+from tests.checker.automaton import ABSENT, CLOCK_SLACK_SECONDS, Contradiction, Phase, Step
 from tests.checker.copies import explain_copied, is_copied
 from tests.checker.history import OK, Record
 from tests.checker.moves import closed_shards_take_no_jobs, explain_moved
@@ -120,6 +121,66 @@ def lost_claims_are_released(run: Run) -> None:
                     run.violate("lost claims are released", f"{descriptor}: {dequeue}; {record}")
 
 
+def single_attempts_are_handed_out_once(run: Run) -> None:
+    """A job of one attempt is handed out once, be it in an answer that was read in part, and is
+    never pending again; unless a checkpoint or retry allowed more, or its store was restored."""
+    if run.by_operation["restored"]:
+        return
+    handed_out: dict[str, Record] = {}
+    for record in run.by_operation["dequeue"]:
+        if record.arguments.get("dry_run"):
+            continue
+        taken = {descriptor for descriptor, *_ in record.result or ()}
+        for descriptor in taken.union(record.arguments.get("seen", ())):
+            job = run.job(descriptor)
+            if job is None or job.attempts != 1 or _is_given_more(job):
+                continue
+            before = handed_out.setdefault(descriptor, record)
+            if before is not record:
+                run.violate("at most once", f"{descriptor}: {before}; {record}")
+    for operation in ("lookup", "scan", "row"):
+        for record in run.by_operation[operation]:
+            for descriptor, row in rows(record):
+                taken_by = handed_out.get(descriptor)
+                if taken_by and row.state == Phase.PENDING and record.t0 > taken_by.t1:
+                    run.violate(
+                        "at most once", f"pending again: {descriptor}: {taken_by}; {record}"
+                    )
+
+
+def _is_given_more(job: JobHistory) -> bool:
+    return any(step.record.operation in ("checkpoint", "retry") for step in job.steps)
+
+
+def limits_are_kept(run: Run) -> None:
+    """Clients never hold more claims on jobs of a limited queue than may be in progress."""
+    if run.by_operation["restored"]:
+        return
+    for queue, limit in run.settings.in_progress_limits.items():
+        changes_in_number: list[tuple[float, int, Record]] = []
+        for record in run.by_operation["dequeue"]:
+            if record.arguments["queue"] != queue or record.outcome != OK:
+                continue
+            for descriptor, *_ in record.result:
+                end = _certain_end(run, descriptor, record)
+                if end > record.t1:
+                    changes_in_number += [(record.t1, 1, record), (end, -1, record)]
+        held = 0
+        for _, change, record in sorted(changes_in_number, key=itemgetter(0, 1)):
+            held += change
+            if held > limit:
+                run.violate("limits are kept", f"{held} of {queue} at a time: {record}")
+
+
+def _certain_end(run: Run, descriptor: str, dequeue: Record) -> float:
+    """Return until when the claim that a dequeue made on a job held for certain."""
+    job, queue = run.job(descriptor), dequeue.arguments["queue"]
+    steps = () if job is None else job.steps
+    ends = [s.t0 for s in steps if changes(s.record) and s.record is not dequeue]
+    timeout = dequeue.t0 + run.rules(queue).claim_seconds - CLOCK_SLACK_SECONDS
+    return min([timeout, *(t0 for t0 in ends if t0 >= dequeue.t0)])
+
+
 class _Ready:
     """Jobs that were ready for certain from one moment to another; the latest end, by start."""
 
@@ -150,6 +211,7 @@ def dequeues_leave_nothing_behind(run: Run) -> None:
     for record in run.by_operation["dequeue"]:
         given = record.arguments
         partial = given.get("limited") or given.get("dry_run") or given.get("coverage", 1.0) < 1
+        partial |= given["queue"] in run.settings.in_progress_limits
         if record.outcome != OK or partial or run.may_lack_a_shard(record):
             continue
         taken: dict[tuple[str, int], float] = {}
@@ -326,6 +388,8 @@ RULES = (
     claims_are_unique,
     owners_never_overlap,
     lost_claims_are_released,
+    single_attempts_are_handed_out_once,
+    limits_are_kept,
     dequeues_leave_nothing_behind,
     answers_come_in_time,
     neighbours_are_not_slowed,

@@ -36,6 +36,8 @@ from tests.checker.clients import (
     Cutter,
     Enqueuer,
     Keeper,
+    Limited,
+    OneAttempt,
     Repeater,
     Searcher,
     Shared,
@@ -118,11 +120,13 @@ def _drive(
         return Calls(name, site.target(), log)
 
     kinds: list[type[Client]] = [Enqueuer] * 2 + [Repeater] * 2 + [Worker] * 4
-    kinds += [Keeper, Builder, Searcher]
+    kinds += [Limited] * 4 + [Keeper, Builder, Searcher]
     names = [f"{kind.__name__.lower()}{number}" for number, kind in enumerate(kinds)]
     clients = [kind(name, calls(name), shared) for kind, name in zip(kinds, names, strict=True)]
-    if large:
-        clients.append(Cutter("cutter", Calls("cutter", site.direct_target(), log), shared))
+    dying: list[type[Client]] = [OneAttempt, Cutter] if large else [OneAttempt]
+    for kind in dying:
+        name = kind.__name__.lower()
+        clients.append(kind(name, Calls(name, site.direct_target(), log), shared))
     first = calls("first")
     for queue in QUEUES:
         first.create_queue(queue)

@@ -49,6 +49,7 @@ class JobHistory:
         self.steps: list[Step] = []
         self.enqueued: Record | None = None
         self.began = float("inf")  # its enqueue, whatever became of that
+        self.attempts = 0
         self.due = 0.0
         self.rows: list[Record] = []
 
@@ -164,10 +165,10 @@ class Run:
     def _learn_names(self) -> None:
         """Which descriptor names which job; a descriptor names one for ever, a job has one."""
         for record in self.by_operation["enqueue"]:
-            for body, priority, *_ in record.arguments["jobs"]:
+            for body, priority, attempts, _ in record.arguments["jobs"]:
                 job = self.jobs.setdefault(name_of(body), JobHistory(name_of(body)))
                 job.queue, job.priority = record.arguments["queue"], priority
-                job.began = record.t0
+                job.began, job.attempts = record.t0, attempts
             for job, descriptor in zip(record.arguments["jobs"], record.result or (), strict=False):
                 if descriptor:
                     self._learn(descriptor, job[0], record)

@@ -27,7 +27,7 @@ from pinlaterd.config.password import hash_password
 from pinlaterd.model import JobState
 from tests.checker import rows
 from tests.checker.calls import Target
-from tests.checker.clients import CLAIM_SECONDS
+from tests.checker.clients import CLAIM_SECONDS, IN_PROGRESS_LIMITS
 from tests.checker.history import Record, Settings
 from tests.checker.shim import control_shim, load_shim
 from tests.deployment import Deployment, unused_port
@@ -107,6 +107,7 @@ class Site:
             request_seconds=self.request_seconds,
             claim_seconds=max(CLAIM_SECONDS.values()),
             queue_claim_seconds=CLAIM_SECONDS,
+            in_progress_limits=IN_PROGRESS_LIMITS,
             recovery_seconds=self.recovery_seconds,
             grace_seconds=2.5,
         )
@@ -229,11 +230,7 @@ class Site:
             "owner_lease_seconds": LEASE_SECONDS,
             "enqueue_split_jobs": SPLIT_JOBS,
         }
-        queues = {
-            queue: {"job_claimed_timeout_seconds": seconds}
-            for queue, seconds in CLAIM_SECONDS.items()
-        }
-        self.deployment.init(shards=len(SHARDS), settings=settings, queues=queues)
+        self.deployment.init(shards=len(SHARDS), settings=settings, queues=queue_settings())
         self._mount_small_disk()
         if self.server is not None:
             shard = self._shard_settings()
@@ -304,6 +301,16 @@ class Site:
                 f"from tests.checker import variants\nvariants.apply({variant!r})\n"
             )
         return root
+
+
+def queue_settings() -> dict[str, dict[str, object]]:
+    """Return the settings of the queues that clients use, as in etc/queues.yaml."""
+    found: dict[str, dict[str, object]] = {
+        queue: {"job_claimed_timeout_seconds": seconds} for queue, seconds in CLAIM_SECONDS.items()
+    }
+    for queue, limit in IN_PROGRESS_LIMITS.items():
+        found[queue]["max_in_progress"] = limit
+    return found
 
 
 def _redis_program() -> str:

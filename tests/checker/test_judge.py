@@ -129,6 +129,19 @@ def _claimed() -> Story:
     return Story().enqueue(A).dequeue(taken())
 
 
+def _once(source: str = "w/1", **times: Any) -> Story:
+    """A job of one attempt, handed out in an answer that its client read in part."""
+    story = Story().enqueue(A, attempts=1)
+    given = {"queue": "q", "limit": 1, "source": source, "seen": [A]}
+    return story.tell("dequeue", {**given, "abandoned": True}, None, UNKNOWN, **times)
+
+
+def _two_at_a_time(limit: int, **second: Any) -> Story:
+    story = Story(in_progress_limits={"q": limit}).enqueue(A).enqueue(B, body="b")
+    story.dequeue(taken(), limit=2, at=103).ack(A, claim(1), at=105)
+    return story.dequeue(taken(B, "b", held=claim(2, source="w/2")), source="w/2", **second)
+
+
 def _lost_with_a_fault() -> Story:
     """A dequeue while shard 1 is killed, whose answer nobody got."""
     story = Story().enqueue(A).fault("shard-1", at=101, to=101.5)
@@ -257,6 +270,11 @@ ACCEPTED: dict[str, Told] = {
         "shard-1", queues=["q"], seconds=1.5
     ),
     "slow calls beside a fault that concerns all": lambda: _beside("router", seconds=1.5),
+    "a job of one attempt that fails after it was lost": lambda: _once().row(
+        A, FAILED, "a", 1, 0, None, 0, 0, 0, at=110 + CLAIM_SECONDS
+    ),
+    "as many jobs as a limit allows": lambda: _two_at_a_time(2, at=104),
+    "a job that may be begun when another one may have ended": lambda: _two_at_a_time(1, at=105.1),
     "another owner": lambda: (
         Story()
         .enqueue(A)
@@ -273,6 +291,15 @@ def test_a_history_that_keeps_the_promises(story: Told):
 
 
 BROKEN: dict[str, dict[str, Told]] = {
+    "at most once": {
+        "a job that was read twice": lambda: _once().dequeue(
+            [A, "a", 1, 1, claim(2, source="w/2")], source="w/2"
+        ),
+        "a job that is pending again": lambda: _once().lookup(A, PENDING, "a", 1, 1, None, 0, 0, 0),
+    },
+    "limits are kept": {
+        "one job too many": lambda: _two_at_a_time(1, at=104),
+    },
     "every job is explained": {
         "a job that was lost": lambda: Story().enqueue(A).lookup(A),
         "a job that is in no store": lambda: (

@@ -24,6 +24,7 @@ TOGETHER = (
     ("forgotten-keys", "gauges-adrift", "claims-never-end"),
     ("no-claim-compare", "any-priority"),
     ("attempts-kept", "short-dequeue"),
+    ("sent-is-released", "cuts-end-jobs"),
 )
 ALONE = [(name,) for name in VARIANTS if not any(name in names for names in TOGETHER)]
 

@@ -325,6 +325,26 @@ def _any_priority() -> None:
     _replace(dequeue, "ready_through", lambda counts, _: sum(counts))
 
 
+def _sent_is_released() -> None:
+    """A shard makes all jobs of a lost answer pending again, whatever of it may have left."""
+    from pinlaterd.shard.operations import ReleaseClaims
+    from pinlaterd.wire.envelope import Op
+
+    begin = ReleaseClaims.__init__
+
+    def release_all(self: Any, entry: Any, state: Any) -> None:
+        begin(self, entry._replace(op=Op.RELEASE), state)
+
+    _replace(ReleaseClaims, "__init__", release_all)
+
+
+def _cuts_end_jobs() -> None:
+    """Permits that are taken from a shard are another's, though their jobs still run there."""
+    from pinlaterd.wire.control import HeldPermits
+
+    _replace(HeldPermits, "held", property(lambda self: self.permits))
+
+
 _EXPLAINED = "every job is explained"
 
 
@@ -339,6 +359,8 @@ def _keys_overlooked() -> None:
 
 VARIANTS = {
     "keys-overlooked": Variant(_keys_overlooked, ("keys are held once",)),
+    "sent-is-released": Variant(_sent_is_released, ("at most once",), seconds=4),
+    "cuts-end-jobs": Variant(_cuts_end_jobs, ("limits are kept",), role="coordinator", seconds=4),
     "no-claim-compare": Variant(_no_claim_compare, (_EXPLAINED,), seconds=8),
     "no-token-compare": Variant(
         _no_token_compare,
