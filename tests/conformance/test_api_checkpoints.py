@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.conformance.api import (
+    FAILED,
     IN_PROGRESS,
     MIB,
     PENDING,
@@ -289,8 +290,20 @@ def test_a_job_is_checkpointed_once_a_call(client: Client, queue, descriptor):
 @one_engine
 def test_bad_descriptors_of_checkpoints_fail_behind_the_others(client: Client, queue, descriptor):
     good = client.checkpoint_of(descriptor, newBody="half")
+    bad = [client.checkpoint_of(name) for name in ("nonsense", "other nonsense")]
 
-    with pytest.raises(Refused, match="nonsense"):
-        client.apply_checkpoints(queue, good, client.checkpoint_of("nonsense"))
+    with pytest.raises(Refused, match="other nonsense"):
+        client.apply_checkpoints(queue, good, *bad)
 
     assert client.info(descriptor, body=True).body == b"half"
+
+
+@one_engine
+def test_jobs_that_can_not_be_there_are_not_the_same(client: Client, queue, descriptor):
+    ids = [10**19 + number for number in range(2)]
+    absent = [f"{queue}:s1:p1:{local_id}" for local_id in ids]
+
+    finishes = [client.finish_of(name, FAILED, 0) for name in absent]
+    assert client.finish(queue, *finishes) == [1] * 2
+    assert client.ack_jobs(queue, absent) == ([False] * 2, [])
+    assert client.apply_checkpoints(queue, *map(client.checkpoint_of, absent)) == [False] * 2
