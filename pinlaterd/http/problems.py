@@ -46,6 +46,10 @@ _RETRY_SECONDS = 1
 _RETRY_AFTER = re.compile(r"retry after ([0-9]{1,9}) ms")
 # `Expected `int`, got `str` - at `$.jobs[...].priority``
 _PLACE = re.compile(r" - at `\$\.?(.*)`\Z")
+# What msgspec reports at the object that has the field, or lacks it.
+_FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`\Z", re.DOTALL)
+_UNHELPFUL = ("Object contains unknown", "Invalid enum")
+_CURE = "; /v2/docs lists what this call takes"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -179,8 +183,12 @@ def invalid_body(error: Exception) -> Problem:
         return invalid("", "the body is nested too deeply")
     text = str(error)
     place = _PLACE.search(text)
-    field = place[1] if place else ""
-    return invalid(field, text[: place.start()] if place else text)
+    message = text[: place.start()] if place else text
+    parts = [place[1]] if place and place[1] else []
+    if named := _FIELD.match(message):
+        parts.append(named[1])
+    cure = _CURE if message.startswith(_UNHELPFUL) else ""
+    return invalid(".".join(parts), message + cure)
 
 
 @web.middleware

@@ -81,14 +81,14 @@ def test_pending_jobs_are_deleted_with_those_that_are_scheduled(api, mail):
 @pytest.mark.parametrize(
     ("call", "body", "field"),
     [
-        ("delete", {}, ""),  # which state is never guessed
+        ("delete", {}, "state"),  # which state is never guessed
         ("delete", {"state": "scheduled"}, "state"),
         ("delete", {"state": "failed", "text": ""}, "text"),
         ("delete", {"state": "failed", "limit": 0}, "limit"),
         ("retry", {"state": "pending"}, "state"),
-        ("retry", {"text": "x"}, ""),
+        ("retry", {"colour": "x"}, "colour"),
         ("retry?preview=maybe", {}, "preview"),
-        ("retry?sure=true", {}, ""),
+        ("retry?sure=true", {}, "sure"),
         ("pause", {"preview": 1}, "preview"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_page_of_large_bodies_is_shorter(api, mail):
         ("limit=many", "limit", "Expected `int`"),
         ("state=done", "state", "Invalid enum value 'done'"),
         ("text=", "text", "length >= 1"),
-        ("colour=red", "", "colour"),
+        ("colour=red", "colour", "unknown field"),
         ("key=7&state=failed", "key", "without `state`"),
         ("cursor=7", "cursor", "give the one of the page before"),
         ("cursor=failed-due.x", "cursor", "give the one of the page before"),

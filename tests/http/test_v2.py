@@ -205,6 +205,7 @@ def test_a_job_whose_run_after_a_checkpoint_put_off_is_counted_where_it_is(api, 
     [
         ({"descriptor": "no such", "claim": "x"}, "checkpoints[0].descriptor"),
         ({"descriptor": "mail:s1:p1:1", "claim": ""}, "checkpoints[0].claim"),
+        ({"descriptor": "mail:s1:p1:1"}, "checkpoints[0].claim"),
         ({"descriptor": "mail:s1:p1:1", "claim": "x", "data": 1, "body": ""}, "checkpoints[0]"),
     ],
 )
@@ -249,7 +250,8 @@ def test_jobs_claimed_for_a_client_that_has_gone_are_pending_again(api, mail, wa
         (b'{"data": 1, "body": "AA=="}', "", "not both"),
         (b'{"body": "?"}', "body", "base64"),
         (b'{"data": 1, "run_after": "2026-01-01T00:00:00"}', "run_after", "timezone"),
-        (b'{"data": 1, "colour": "red"}', "", "colour"),
+        (b'{"data": 1, "colour": "red"}', "colour", "/v2/docs"),
+        (b'{"jobs": [{"data": 1, "colour": "red"}]}', "jobs[0].colour", "/v2/docs"),
         (b'{"data": 1', "", "truncated"),
         (b'{"data": "\xff"}', "", "UTF-8"),
         (b'{"data": ' + b"[" * 100_000, "", "nested"),
