@@ -300,7 +300,7 @@ def test_bad_descriptors_of_checkpoints_fail_behind_the_others(client: Client, q
 
 @one_engine
 def test_jobs_that_can_not_be_there_are_not_the_same(client: Client, queue, descriptor):
-    ids = [10**19 + number for number in range(2)]
+    ids = [(1 << 63) + number for number in range(2)]
     absent = [f"{queue}:s1:p1:{local_id}" for local_id in ids]
 
     finishes = [client.finish_of(name, FAILED, 0) for name in absent]
