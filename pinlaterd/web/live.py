@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from pinlaterd.client.coordinator import fetch_sample
+from pinlaterd.client.coordinator import take_frame
 from pinlaterd.clock import Clock, until_full
 from pinlaterd.config.schema import UserSettings
 from pinlaterd.errors import ConnectionFailed
-from pinlaterd.status import Facts, Sample, frame, jobs_in
+from pinlaterd.status import Facts
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +32,14 @@ _MOST_BEHIND = 5  # events that a viewer has not taken yet
 Cells = Mapping[str, str]
 
 
-class Moment(NamedTuple):
+class LiveFrame(NamedTuple):
     """The figures of the service at one time."""
 
     facts: Facts
     at: float  # monotonic
 
 
-CellSource = Callable[[Moment, str, UserSettings | None], Cells]
+CellSource = Callable[[LiveFrame, str, UserSettings | None], Cells]
 
 
 class ServiceFrames:
@@ -47,9 +47,8 @@ class ServiceFrames:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.last: Moment | None = None
-        self._before: Sample | None = None
-        self._asking: asyncio.Task[Moment] | None = None
+        self.last: LiveFrame | None = None
+        self._asking: asyncio.Task[LiveFrame] | None = None
         self.problem = ""  # why the last one is not newer
 
     @property
@@ -57,7 +56,7 @@ class ServiceFrames:
         """The age of the last frame; None if there is none."""
         return None if self.last is None else self._clock.monotonic() - self.last.at
 
-    async def now(self) -> Moment:
+    async def now(self) -> LiveFrame:
         """Return what is known now, or was when the coordinator last answered. Raises
         ConnectionFailed if it never has."""
         age = self.age_seconds
@@ -76,18 +75,13 @@ class ServiceFrames:
         assert self.last is not None
         return self.last
 
-    async def _ask(self) -> Moment:
+    async def _ask(self) -> LiveFrame:
         try:
-            sample = await fetch_sample(Path())
+            facts = await asyncio.to_thread(take_frame, Path())
         except ConnectionFailed as error:
             self.problem = str(error)
             raise
-        facts = frame(self._before or sample, sample)
-        for queue in facts["queues"]:
-            jobs = jobs_in(sample, queue["name"])
-            queue |= {"succeeded": jobs.get("SUCCEEDED"), "failed": jobs.get("FAILED")}
-        self._before, self.problem = sample, ""
-        self.last = Moment(facts, sample.at)
+        self.last, self.problem = LiveFrame(facts, self._clock.monotonic()), ""
         return self.last
 
 
@@ -101,13 +95,13 @@ class _Channel:
         self._cells: Cells = {}  # as they were sent last
         self.viewers: set[asyncio.Queue[bytes | None]] = set()
 
-    def all_cells(self, moment: Moment | None, age: float) -> bytes:
+    def all_cells(self, frame: LiveFrame | None, age: float) -> bytes:
         """Return the event with which a viewer begins."""
-        return _event(age, self._cells_of(moment))
+        return _event(age, self._cells_of(frame))
 
-    def publish(self, moment: Moment | None, age: float) -> None:
+    def publish(self, frame: LiveFrame | None, age: float) -> None:
         """Send every viewer what has changed; end those who take nothing."""
-        cells = self._cells_of(moment)
+        cells = self._cells_of(frame)
         event: bytes | None
         event = _event(age, {k: text for k, text in cells.items() if self._cells.get(k) != text})
         self._cells = cells
@@ -124,8 +118,8 @@ class _Channel:
                 viewer.get_nowait()
             viewer.put_nowait(None)
 
-    def _cells_of(self, moment: Moment | None) -> Cells:
-        return {} if moment is None else self._source(moment, self._name, self._user)
+    def _cells_of(self, frame: LiveFrame | None) -> Cells:
+        return {} if frame is None else self._source(frame, self._name, self._user)
 
 
 def _event(age: float, cells: Cells) -> bytes:

@@ -9,46 +9,15 @@ from aiohttp import web
 
 from pinlaterd.access import may
 from pinlaterd.config.schema import UserSettings
-from pinlaterd.stats import natural
-from pinlaterd.status import Facts
+from pinlaterd.status import Facts, worst_first
+from pinlaterd.verdict import VerdictKind, VerdictLevel
 from pinlaterd.web import text
-from pinlaterd.web.live import Cells, Moment
+from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.site import USER, Site
 
 _SERVING = "serving"
+_MAY_FOLD = frozenset((VerdictKind.WELL, VerdictKind.IDLE))
 _MOST_ROWS = 12  # that are shown as long as no further queue is unwell
-
-
-class QueueVerdict(NamedTuple):
-    """A judgement of a queue: `state` has the mark and the colour of the style, `words` say it."""
-
-    state: str
-    words: str
-    detail: str = ""
-
-
-# The worst first; those before `paused` need somebody.
-_ORDER = ("stopped", "failing", "paused", "behind", "draining", "well", "idle")
-_NEEDS_SOMEBODY = frozenset(_ORDER[:2])
-_MAY_FOLD = frozenset(_ORDER[-2:])
-
-
-def verdict_of(queue: Facts) -> QueueVerdict:
-    """Return how a queue is."""
-    coming, done = queue["enqueues_per_second"], queue["dequeues_per_second"]
-    if queue["jobs_per_second_limit"] == 0:
-        return QueueVerdict("paused", "Paused")
-    if queue["pending"] and not done and queue["oldest_ready_age_ms"] > 60_000:
-        return QueueVerdict("stopped", "Stopped", "no worker asks")
-    if failed := queue["failures_per_second"]:
-        share = 100 * failed / (failed + queue["acks_per_second"])
-        if share >= 5:
-            return QueueVerdict("failing", f"Failing {share:.0f} %")
-    if queue["pending"] and coming > done:
-        return QueueVerdict("behind", "Behind", f"+{text.rate(coming - done)} jobs/s")
-    if coming or done or queue["in_progress"]:
-        return QueueVerdict("well", "Well")
-    return QueueVerdict("idle", "Idle")
 
 
 class Column(NamedTuple):
@@ -73,23 +42,24 @@ COLUMNS = (
 
 
 class Row(NamedTuple):
-    """A queue in the table."""
+    """A queue in the table. `verdict`: as `pinlaterd.verdict` gives it."""
 
     name: str
-    verdict: QueueVerdict
+    verdict: Facts
     cells: Sequence[tuple[Column, str]]
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether nobody should sleep meanwhile."""
+        return bool(self.verdict["level"] == VerdictLevel.BAD)
 
 
 def rows_of(facts: Facts, user: UserSettings | None) -> list[Row]:
     """Return the queues that the user may see, the worst first."""
-    queues = (queue for queue in facts["queues"] if may(user, "view", queue["name"]))
-    found = [(queue, verdict_of(queue)) for queue in queues]
-    found.sort(
-        key=lambda one: (_ORDER.index(one[1].state), -one[0]["pending"], natural(one[0]["name"]))
-    )
+    queues = [queue for queue in facts["queues"] if may(user, "view", queue["name"])]
     return [
-        Row(queue["name"], verdict, [(column, column.value(queue)) for column in COLUMNS])
-        for queue, verdict in found
+        Row(queue["name"], queue["verdict"], [(one, one.value(queue)) for one in COLUMNS])
+        for queue in worst_first(queues)
     ]
 
 
@@ -106,13 +76,13 @@ def banners_of(facts: Facts, rows: Sequence[Row]) -> list[Banner]:
     """Return what is wrong, the worst first."""
     found = [
         Banner(
-            row.verdict.state,
-            f"{row.name}: {row.verdict.words.lower()}",
-            row.verdict.detail,
+            row.verdict["kind"],
+            f"{row.name}: {row.verdict['word'].lower()}",
+            row.verdict["sentence"],
             [("queue", f"/q/{row.name}")],
         )
         for row in rows
-        if row.verdict.state in _NEEDS_SOMEBODY
+        if row.needs_somebody
     ]
     found += [Banner("stopped", problem, "", []) for problem in facts["problems"]]
     found += [Banner("behind", warning, "", []) for warning in facts["warnings"]]
@@ -121,7 +91,7 @@ def banners_of(facts: Facts, rows: Sequence[Row]) -> list[Banner]:
 
 def headline(facts: Facts, rows: Sequence[Row]) -> str:
     """Return the page's first line, which is the answer."""
-    unwell = sum(row.verdict.state in _NEEDS_SOMEBODY for row in rows)
+    unwell = sum(row.needs_somebody for row in rows)
     if unwell:
         needs = "queue needs" if unwell == 1 else "queues need"
         return f"{text.word(unwell)} {needs} you"
@@ -147,11 +117,11 @@ def summary(facts: Facts, rows: Sequence[Row]) -> str:
     return f"{sizes}. {text.rate(coming)} jobs/s in, {text.rate(done)} out."
 
 
-def cells_of(moment: Moment, _name: str, user: UserSettings | None) -> Cells:
+def cells_of(frame: LiveFrame, _name: str, user: UserSettings | None) -> Cells:
     """Return the texts of the page that change."""
-    rows = rows_of(moment.facts, user)
-    cells = {"headline": headline(moment.facts, rows), "summary": summary(moment.facts, rows)}
-    cells["problems"] = "; ".join(one.title for one in banners_of(moment.facts, rows))
+    rows = rows_of(frame.facts, user)
+    cells = {"headline": headline(frame.facts, rows), "summary": summary(frame.facts, rows)}
+    cells["problems"] = "; ".join(one.title for one in banners_of(frame.facts, rows))
     for row in rows:
         cells |= row_cells(row)
     return cells
@@ -159,12 +129,13 @@ def cells_of(moment: Moment, _name: str, user: UserSettings | None) -> Cells:
 
 def row_cells(row: Row) -> Mapping[str, str]:
     """Return the cells of a queue, which its own page has, too."""
-    state, words, detail = row.verdict
+    verdict = row.verdict
     cells = {f"{row.name} {column.key}": value for column, value in row.cells}
     return cells | {
-        f"{row.name} state": state,
-        f"{row.name} words": words,
-        f"{row.name} detail": detail,
+        f"{row.name} state": verdict["kind"],
+        f"{row.name} words": verdict["word"],
+        f"{row.name} detail": verdict["detail"],
+        f"{row.name} sentence": verdict["sentence"],
     }
 
 
@@ -194,7 +165,7 @@ def routes(site: Site) -> list[web.RouteDef]:
 
 def _most_shown(rows: Sequence[Row]) -> int:
     """Return how many rows the page begins with: none that is unwell is left out."""
-    unwell = sum(row.verdict.state not in _MAY_FOLD for row in rows)
+    unwell = sum(row.verdict["kind"] not in _MAY_FOLD for row in rows)
     return max(unwell, _MOST_ROWS)
 
 

@@ -12,7 +12,7 @@ from pinlaterd.client import calls
 from pinlaterd.config.schema import QueueSettings, UserSettings
 from pinlaterd.status import Facts
 from pinlaterd.web import text
-from pinlaterd.web.live import Cells, Moment
+from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.overview import row_cells, rows_of
 from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import Site
@@ -79,8 +79,8 @@ def routes(site: Site) -> list[web.RouteDef]:
             settings=settings_of_queue(settings),
         )
 
-    def cells(moment: Moment, name: str, user: UserSettings | None) -> Cells:
-        found = _find(moment.facts, name)
+    def cells(frame: LiveFrame, name: str, user: UserSettings | None) -> Cells:
+        found = _find(frame.facts, name)
         rows = rows_of({"queues": [found] if found is not None else []}, user)
         if found is None or not rows:
             return {}
