@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import os
+import pwd
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -328,14 +329,24 @@ def limit(*, name: str, rate: float) -> None:
 
 @queue.command()
 @_name_argument
+@command.option("--reason", default="", metavar="TEXT", help="Why, which others are shown.")
+@command.option("--by", default="", metavar="NAME", help="Who: by default the system's user.")
 @command.files_options
-def pause(*, name: str) -> None:
+def pause(*, name: str, reason: str, by: str) -> None:
     """Let no jobs of queue NAME be dequeued until it is resumed. Its limit is kept.
 
-    Example: pinlater-admin queue pause mail
+    Who has paused it, when and why is noted in etc/queues.yaml, and part of its verdict.
+
+    Examples:
+      pinlater-admin queue pause mail
+      pinlater-admin queue pause mail --reason "disk check"
     """
-    etc = command.directory() / ETC
-    _edit_queue(name, lambda: edit.set_paused(etc, name, paused=True), f"queue {name} is paused")
+    etc, note = command.directory() / ETC, {"by": by or _user(), "reason": reason}
+    _edit_queue(
+        name,
+        lambda: edit.set_paused(etc, name, paused=True, **note),
+        f"queue {name} is paused",
+    )
 
 
 @queue.command()
@@ -348,6 +359,13 @@ def resume(*, name: str) -> None:
     """
     etc = command.directory() / ETC
     _edit_queue(name, lambda: edit.set_paused(etc, name, paused=False), f"queue {name} is resumed")
+
+
+def _user() -> str:
+    """Return the name of the system's user; "" if it has none."""
+    with contextlib.suppress(KeyError):
+        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    return ""
 
 
 def _edit_queue(name: str, change: Callable[[], bool], done: str) -> None:

@@ -40,7 +40,7 @@ from pinlaterd.config.load import (
     load_config,
     shard_entries,
 )
-from pinlaterd.config.schema import Address, Config, JobType
+from pinlaterd.config.schema import PAUSE_NOTE, Address, Config, JobType
 from pinlaterd.errors import ConfigError
 
 KEPT = ".yours-"  # in the name of an edit that came second
@@ -277,13 +277,25 @@ def _plain(value: float | None) -> float | None:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def set_paused(etc: Path, queue: str, *, paused: bool) -> bool:
-    """The limit stays in the file, and holds again when the queue is resumed."""
-    return _edit_queue(etc, queue, lambda _text: {"paused": True if paused else None})
+def set_paused(etc: Path, queue: str, *, paused: bool, by: str = "", reason: str = "") -> bool:
+    """Pause or resume a queue; note who has paused it, when and why. The limit stays in the file,
+    and holds again when the queue is resumed. Raises ConfigError."""
+
+    def written(text: Text) -> Mapping[str, Value | None]:
+        if not paused:
+            return dict.fromkeys(("paused", *PAUSE_NOTE))
+        note = {"paused_by": by or None, "pause_reason": reason or None}
+        before = _queue_settings(text, queue)
+        if before.get("paused") and all(before.get(key) == value for key, value in note.items()):
+            return {}
+        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return {"paused": True, "paused_at": now if by or reason else None, **note}
+
+    return _edit_queue(etc, queue, written)
 
 
 def _edit_queue(
-    etc: Path, queue: str, values_of: Callable[[Text], Mapping[str, float | None]]
+    etc: Path, queue: str, values_of: Callable[[Text], Mapping[str, Value | None]]
 ) -> bool:
     """Set settings of a queue; None removes a setting, and the queue if it has no other."""
 

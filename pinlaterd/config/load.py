@@ -43,6 +43,7 @@ from pinlaterd.config.schema import (
     MAX_GLOB_CHARS,
     MAX_PORT,
     MOST_JOB_TYPE_CHARS,
+    PAUSE_NOTE,
     PORT_ENVIRONMENT,
     ROLES,
     USER_NAME,
@@ -221,10 +222,11 @@ _COUNTS = dict.fromkeys(
     ("max_in_progress", "max_pending", "default_attempts", "default_priority"), int
 )
 _FLOATS = dict.fromkeys(get_type_hints(QueueSettings), float)
-_QUEUE_KINDS: Mapping[str, type] = {**_FLOATS, "paused": bool, **_COUNTS}
+_PAUSE = {"paused": bool, **dict.fromkeys(PAUSE_NOTE, str)}
+_QUEUE_KINDS: Mapping[str, type] = {**_FLOATS, **_PAUSE, **_COUNTS}
 # What PinLater's form may hold; all but the rate is ours.
 LIMIT, PINLATERS_LIMIT = "max_jobs_per_second", "maxJobsPerSecond"
-_PINLATER_QUEUE_KINDS: Mapping[str, type] = {PINLATERS_LIMIT: float, "paused": bool, **_COUNTS}
+_PINLATER_QUEUE_KINDS: Mapping[str, type] = {PINLATERS_LIMIT: float, **_PAUSE, **_COUNTS}
 
 
 def _read_queues(

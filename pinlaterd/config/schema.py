@@ -129,6 +129,7 @@ ZOOKEEPER_HOSTS = Matching(
 
 
 _ANY_HOST = characters(1, 255)
+_NOTE = Matching(re.compile(r"[^\x00-\x1f\x7f]{0,200}"), "expected up to 200 printable characters")
 _ANY_PORT = Between(1, MAX_PORT)
 
 
@@ -543,6 +544,9 @@ class QueueSettings:
         Between(0, 1_000_000_000),
     )
     paused: bool = _setting(False, "no dequeues, whatever max_jobs_per_second says (true or false)")
+    paused_by: str = _setting("", "who has paused it, as commands note it", _NOTE)
+    paused_at: str = _setting("", "when that was, as 2026-11-26T02:10:00Z", _NOTE)
+    pause_reason: str = _setting("", "why it is paused", _NOTE)
     max_in_progress: int | None = _setting(
         None,
         "jobs that are IN_PROGRESS at a time, over all shards (0 stops dequeues)",
@@ -559,6 +563,10 @@ class QueueSettings:
     default_priority: int | None = _setting(
         None, "priority of a job that is enqueued without one", Between(1, 127)
     )
+
+
+# What commands note of a pause.
+PAUSE_NOTE = ("paused_by", "paused_at", "pause_reason")
 
 
 @dataclass(frozen=True, slots=True)

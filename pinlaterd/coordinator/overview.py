@@ -100,7 +100,11 @@ class Overview:
 
     def _pauses(self) -> Mapping[str, PauseNote]:
         queues = self._config_of().queues
-        return {name: PauseNote() for name, queue in queues.items() if queue.paused}
+        return {
+            name: PauseNote(queue.paused_by, queue.paused_at, queue.pause_reason)
+            for name, queue in queues.items()
+            if queue.paused
+        }
 
     def read_history(self, query: Mapping[str, str]) -> Facts:
         """Return the history that a request asks for: of the `queue`, `shard` or `process` that it

@@ -19,6 +19,7 @@ from typing import TypeVar
 from pinlaterd.config import layout
 from pinlaterd.config.schema import (
     MAX_PORT,
+    PAUSE_NOTE,
     Between,
     QueueSettings,
     ServerSettings,
@@ -177,6 +178,8 @@ def queues_text() -> str:
         "#   mail:",
     ]
     for field in dataclasses.fields(QueueSettings):
+        if field.name in PAUSE_NOTE:
+            continue
         default = _QUEUE_EXAMPLES.get(field.name) or getattr(ServerSettings(), field.name)
         lines += [f"#     {line}" for line in _explanation(settings[field.name])]
         lines.append(f"#     {field.name}: {default}")

@@ -28,6 +28,12 @@ class PreviewQuery(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True
     preview: bool = False
 
 
+class PauseBody(PreviewQuery, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A pause, and why."""
+
+    reason: Annotated[str, Meta(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
+
+
 class _ChangeBody(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The jobs to change: up to `limit`, of all priorities unless one is given."""
 

@@ -77,6 +77,7 @@ from pinlaterd.http.changes import (
     ChangedAnswer,
     DeleteBody,
     JobChanges,
+    PauseBody,
     PreviewQuery,
     RetryBody,
 )
@@ -157,7 +158,7 @@ class V2:
             ),
             ApiCall(
                 *("POST", f"{queue}/pause", "operate", self._pause, "pauseQueue"),
-                *("Hand out no jobs of a queue", QueueAnswer, PreviewQuery, PreviewQuery),
+                *("Hand out no jobs of a queue", QueueAnswer, PauseBody, PreviewQuery),
             ),
             ApiCall(
                 *("POST", f"{queue}/resume", "operate", self._resume, "resumeQueue"),
@@ -256,17 +257,21 @@ class V2:
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     async def _pause(self, request: web.Request) -> web.Response:
-        return await self._set_paused(request, paused=True)
+        return await self._set_paused(request, PauseBody, paused=True)
 
     async def _resume(self, request: web.Request) -> web.Response:
-        return await self._set_paused(request, paused=False)
+        return await self._set_paused(request, PreviewQuery, paused=False)
 
-    async def _set_paused(self, request: web.Request, *, paused: bool) -> web.Response:
+    async def _set_paused(
+        self, request: web.Request, kind: type[PreviewQuery], *, paused: bool
+    ) -> web.Response:
         """Pause or resume a queue, unless that is only to be shown; answer the queue after it."""
-        queue, body = request.match_info["queue"], await read_body(request, PreviewQuery)
+        queue, body = request.match_info["queue"], await read_body(request, kind)
         answer = await self._describe(queue)
         if not (body.preview or read_query(request, PreviewQuery).preview):
-            await self._edit(partial(edit.set_paused, self._etc, queue, paused=paused))
+            user, reason = request.get(USER), getattr(body, "reason", "")
+            note = {"by": "" if user is None else user.name, "reason": reason}
+            await self._edit(partial(edit.set_paused, self._etc, queue, paused=paused, **note))
         answer.paused = paused
         return answer_json(answer)
 

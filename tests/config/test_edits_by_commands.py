@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,28 @@ def test_a_missing_file_is_made_for_its_owner_once_there_is_something_to_say(etc
     assert set_paused(etc, "mail", paused=True)
     assert path.stat().st_mode & 0o777 == 0o600
     assert load_config(etc).queue("mail").paused
+
+
+def test_a_pause_notes_who_when_and_why_until_the_queue_is_resumed(etc):
+    (etc / "queues.yaml").write_text("queues:\n  mail: {max_jobs_per_second: 5}\n")
+
+    assert set_paused(etc, "mail", paused=True, by="ada", reason='disk "check"')
+
+    noted = load_config(etc).queue("mail")
+    assert (noted.paused_by, noted.pause_reason) == ("ada", 'disk "check"')
+    assert datetime.fromisoformat(noted.paused_at).tzinfo is not None
+    # Repeated, it keeps the time; somebody else's is a new one.
+    assert not set_paused(etc, "mail", paused=True, by="ada", reason='disk "check"')
+    assert set_paused(etc, "mail", paused=True, by="bob")
+    assert load_config(etc).queue("mail").pause_reason == ""
+    assert set_paused(etc, "mail", paused=False)
+    assert load_config(etc).queue("mail").paused_by == ""
+    assert limit_settings(etc, "mail") == (5, False)
+
+
+def test_a_reason_that_would_end_its_line_is_refused(etc):
+    with pytest.raises(ConfigError, match="pause_reason"):
+        set_paused(etc, "mail", paused=True, by="ada", reason="a\nb")
 
 
 def test_a_missing_file_that_can_not_be_made_is_told(etc, tmp_path):

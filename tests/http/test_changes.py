@@ -106,7 +106,7 @@ def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(api, mail, wait_un
     shown = api.post(f"{mail}/pause?preview=true")
     running = api.post(f"{mail}/claims")
 
-    paused = api.post(f"{mail}/pause")
+    paused = api.post(f"{mail}/pause", {"reason": "disk check"})
     wait_until(lambda: api.post(f"{mail}/claims").status == 429)
     described = api.get(mail)
     resumed = api.post(f"{mail}/resume")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -64,3 +65,19 @@ def test_a_frame_takes_less_than_a_kilobyte_a_queue(client, page, wait_until):
     found = page("/frame.json")
 
     assert len(json.dumps(found["queues"])) < 1_000 * len(found["queues"])
+
+
+def test_a_paused_queue_says_who_paused_it_and_why(deployment, client, row_of, wait_until):
+    client.create_queue("reports")
+    deployment.admin("queue", "pause", "reports", "--by", "ada", "--reason", "disk check")
+
+    wait_until(lambda: row_of("reports").get("verdict", {}).get("kind") == "paused")
+
+    text = row_of("reports")["verdict"]["text"]
+    assert re.fullmatch(r'Paused by ada, [0-9:]{5}: "disk check"', text)
+    assert "Paused by ada" in deployment.admin("queue", "list", "--long")
+    assert "Paused by ada" in deployment.admin("queue", "stats", "reports", "--seconds", "0.1")
+    assert "Paused by ada" in deployment.admin("top", "--once")
+    deployment.admin("queue", "resume", "reports")
+    wait_until(lambda: row_of("reports")["verdict"]["kind"] == "idle")
+    assert "ada" not in (deployment.folder / "etc/queues.yaml").read_text()
