@@ -394,7 +394,23 @@ class QueueNamesRequest(NamedTuple):
     pass
 
 
+class JobChoice(NamedTuple):
+    """The jobs that a scan, a retry or a delete is for: those that meet all that is given. Message
+    and place are those of `signature`, `worker` is the source of the last claim."""
+
+    descriptors: Sequence[str] | None = None
+    ended_before_ms: int | None = None  # of jobs that have ended: later ends stay
+    ended_since_ms: int | None = None
+    status_regex: str | None = None
+    message: str | None = None
+    place: str | None = None
+    worker: str | None = None
+
+
 class ScanRequest(NamedTuple):
+    """A scan, which answers after `max_ms` with what it has found by then. `options` names no
+    descriptors."""
+
     queue: str
     state: JobState
     priority: int | None = None
@@ -403,11 +419,17 @@ class ScanRequest(NamedTuple):
     limit: int = 100
     body_regex: str | None = None
     newest_end_first: bool = False
+    max_ms: int | None = None
+    options: JobChoice | None = None
 
 
 class ScanResult(NamedTuple):
+    """`looked_at`: at how many jobs this call has looked, of about `in_state`; None: not known."""
+
     jobs: Sequence[JobRecord]
     continuation: str = CONTINUATION_END
+    looked_at: int = 0
+    in_state: int | None = None
 
 
 class RetryFailedRequest(NamedTuple):

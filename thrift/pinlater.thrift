@@ -505,6 +505,19 @@ struct PinLaterScanJobsRequest {
   /** SUCCEEDED and FAILED jobs only: in the order of their ends, the most recent first, whatever
       their run-after. */
   100: optional bool newestEndFirst = 0
+  /** Answer after so long with what was found by then, and a continuation. At least 1. */
+  101: optional i32 maxMillis
+  /** SUCCEEDED and FAILED jobs only: those that ended before this time, or not before. */
+  102: optional i64 endedBeforeMillis
+  103: optional i64 endedSinceMillis
+  /** RE2 syntax, searched anywhere in the custom status. */
+  104: optional string statusRegexToMatch
+  /** What the last attempt in the custom status says, and where: with # for numbers, quoted texts,
+      addresses and UUIDs (pinlaterd/signature.py). */
+  105: optional string message
+  106: optional string place
+  /** The source of the last claim. */
+  107: optional string worker
 }
 
 struct PinLaterScanJobsResponse {
@@ -513,6 +526,10 @@ struct PinLaterScanJobsResponse {
   /** Where the next call continues, also if scannedJobs is empty; CONTINUATION_END if nothing is
       left. */
   2: optional string continuation = CONTINUATION_END
+  /** At how many jobs this call has looked, and of about how many in that state and priority; not
+      given while these are being counted. */
+  100: optional i64 lookedAt
+  101: optional i64 inState
 }
 
 struct PinLaterRetryFailedJobsRequest {
@@ -702,7 +719,8 @@ service PinLater {
    * whose jobs have more than 2 MiB of custom statuses on a shard, with those that fit. Of
    * scans that ran out of time each shard keeps up to 16 for a minute. The same call from the same
    * source, with that continuation, goes on with one; any other begins a search of its own behind
-   * the continuation.
+   * the continuation. With maxMillis the answer comes after so long. What was looked at need not be
+   * searched again: a continuation may be further than the last job that was found.
    * A scan ends when its connection is closed.
    *
    * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, CONTINUATION_INVALID, UNKNOWN for a bad

@@ -42,6 +42,7 @@ from pinlaterd.model import (
     FinishOutcome,
     FinishRequest,
     Job,
+    JobChoice,
     JobRecord,
     JobState,
     KeyedEnqueueResult,
@@ -317,14 +318,17 @@ def scan(
     body_regex: str | None = None,
     page_size: int = 100,
     newest_end_first: bool = False,
+    max_ms: int | None = None,
+    choice: JobChoice | None = None,
 ) -> PreparedCall[ScanResult]:
     """Yield all jobs in a state, the latest run-after first, fetched page by page; with
     `newest_end_first` those that have ended, the most recent end first.
 
-        for job in client.scan("mail", JobState.FAILED):
+        for job in client.scan("mail", JobState.FAILED, choice=JobChoice(message="KeyError: #")):
             print(job.descriptor, job.custom_status)
 
-    An AsyncClient's is for `async for`.
+    An AsyncClient's is for `async for`. A page is answered after `max_ms` with what was found by
+    then: `client.run` with this call, and then with `page_after`, shows how far the search got.
     """
     request = ScanRequest(
         queue,
@@ -334,6 +338,8 @@ def scan(
         limit=page_size,
         body_regex=body_regex,
         newest_end_first=newest_end_first,
+        max_ms=max_ms,
+        options=choice,
     )
     return PreparedCall(Method.SCAN, request, lambda page: page, repeatable=True)
 

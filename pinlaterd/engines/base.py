@@ -32,6 +32,7 @@ from typing import NamedTuple, Protocol
 from pinlaterd.model import (
     FinishOutcome,
     Job,
+    JobChoice,
     JobKey,
     JobOptions,
     JobState,
@@ -384,6 +385,7 @@ class Search(NamedTuple):
     body_regex: str | None = None  # RE2, found anywhere in the body; it was compiled before
     deadline: float = math.inf  # monotonic seconds
     newest_end_first: bool = False  # of jobs that have ended: by that time instead of run-after
+    choice: JobChoice | None = None  # its descriptors mean nothing here
 
     def time_of(self, job: StoredJob) -> int:
         """Return the time of a job by which a scan is ordered."""
@@ -398,7 +400,17 @@ class Search(NamedTuple):
         """Return from which to which time jobs are searched, ends included."""
         first = self.now_ms + 1 if self.future else EARLIEST_MS
         last = self.now_ms if self.future is False else LATEST_MS
+        if self.newest_end_first:
+            first, last = self.ends_ms
         return first, last if self.after is None else min(last, self.after.run_after_ms)
+
+    @property
+    def ends_ms(self) -> tuple[int, int]:
+        """Return from when to when jobs ended that are searched, both included."""
+        choice = self.choice or JobChoice()
+        since, before = choice.ended_since_ms, choice.ended_before_ms
+        first = EARLIEST_MS if since is None else since
+        return first, LATEST_MS if before is None else before - 1
 
 
 class Expired(NamedTuple):
@@ -618,6 +630,10 @@ class Searcher(Protocol):
 
     found: list[StoredJob]
     """Of the scan that was begun last: the first jobs of its result, as far as they are known."""
+    looked_at: int
+    """At how many jobs the search that was begun last has looked."""
+    place: ScanAfter | None
+    """Up to where all of that scan's result is known; None: not known."""
 
     def count(self, search: Search) -> int:
         """How many there are, of each priority at most the limit."""

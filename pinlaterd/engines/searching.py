@@ -1,7 +1,9 @@
-"""The search that all engines share: the order of a scan, its end, the matching of bodies.
+"""The search that all engines share: the order of a scan, its end, the matching of jobs.
 
-An engine walks over the jobs of one state and priority, in slices; this module counts, merges and
-filters. Bodies are searched by RE2: the same in every engine, linear in the size of the body.
+An engine walks over the jobs of one state and priority, in slices; this module merges, filters and
+counts. Bodies and custom statuses are searched by RE2: the same in every engine, linear in the size
+of the text. Walks in order are merged before they are filtered, so that a scan that is interrupted
+knows up to where it has found all.
 """
 
 from __future__ import annotations
@@ -9,15 +11,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple, TypeVar
 
 import re2
 
 from pinlaterd.clock import Clock
-from pinlaterd.engines.base import Search, Searcher, StoredJob
+from pinlaterd.engines.base import ScanAfter, Search, Searcher, StoredJob
 from pinlaterd.errors import InvalidRequest, QueueNotFound
-from pinlaterd.model import JobKey
+from pinlaterd.model import JobChoice, JobKey, JobState, claim_source
+from pinlaterd.signature import signature
 
 T = TypeVar("T")
 
@@ -49,12 +52,12 @@ class BodyRegex(NamedTuple):
         return self.search(body) is not None
 
 
-def compile_body_regex(pattern: str) -> BodyRegex:
+def compile_body_regex(pattern: str, name: str = "bodyRegexToMatch") -> BodyRegex:
     """Compile a pattern. A body is bytes of any kind, so it is matched byte by byte: the pattern's
     own text stands for its UTF-8 bytes, `.` for one byte, and a class such as `[a-z]` holds single
-    bytes.
+    bytes. A custom status is matched by its UTF-8 in the same way.
 
-    Raises InvalidRequest for a pattern that RE2 does not take.
+    Raises InvalidRequest, which calls the pattern `name`, for one that RE2 does not take.
     """
     options = re2.Options()
     options.encoding = re2.Options.Encoding.LATIN1
@@ -68,9 +71,41 @@ def compile_body_regex(pattern: str) -> BodyRegex:
         if isinstance(reason, bytes):
             reason = reason.decode(errors="replace")
         raise InvalidRequest(
-            f"bodyRegexToMatch is no RE2 pattern: {reason[:_MAX_REASON_CHARS]}; see https://github.com/google/re2/wiki/Syntax"
+            f"{name} is no RE2 pattern: {reason[:_MAX_REASON_CHARS]}; see https://github.com/google/re2/wiki/Syntax"
         ) from error
     return BodyRegex(compiled.search, compiled.programsize)
+
+
+class ChosenJobs:
+    """Tells of jobs whether a choice has chosen them, by what is read of them without bodies."""
+
+    def __init__(self, search: Search) -> None:
+        choice = search.choice or JobChoice()
+        # A scan by the time of the end meets no others.
+        self._ends_ms = None if search.newest_end_first else search.ends_ms
+        pattern = choice.status_regex
+        self._status = pattern and compile_body_regex(pattern, "statusRegexToMatch").search
+        self._message, self._place, self._worker = choice.message, choice.place, choice.worker
+
+    def __contains__(self, job: StoredJob) -> bool:
+        if self._ends_ms and not self._ends_ms[0] <= job.updated_at_ms <= self._ends_ms[1]:
+            return False
+        if self._worker is not None and claim_source(job.claim_descriptor or "") != self._worker:
+            return False
+        if self._message is not None or self._place is not None:
+            found = signature(job.custom_status, failed=job.state is JobState.FAILED)
+            if self._message not in (None, found.message) or self._place not in (None, found.place):
+                return False
+        return not self._status or self._status(job.custom_status.encode()) is not None
+
+
+def slice_sizes(search: Search, most: int) -> Iterator[int]:
+    """Yield how many jobs each slice of a walk reads, at most `most`: first as many as are wanted,
+    since others may be read in vain."""
+    size = min(search.limit, most)
+    while True:
+        yield size
+        size = min(2 * size, most)
 
 
 def too_late() -> TimeoutError:
@@ -83,11 +118,15 @@ class WalkingSearcher(Searcher):
 
     def __init__(self, between_slices: Callable[[], None], clock: Clock | None = None) -> None:
         self.found: list[StoredJob] = []
+        self.looked_at = 0
+        self.place: ScanAfter | None = None
         # Around a match that may take longer than a slice: other searches may go on meanwhile.
         self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
         self._clock = clock or Clock()
         self._between_slices = between_slices
-        self._matches: BodyRegex | None = None  # of the search that goes on
+        # Of the search that goes on:
+        self._matches: BodyRegex | None = None
+        self._chosen: ChosenJobs | None = None
 
     # --- what an engine defines --------------------------------------------------------------
 
@@ -100,7 +139,8 @@ class WalkingSearcher(Searcher):
         raise NotImplementedError
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
-        """Yield all jobs that `search` looks for, without bodies, at least those after `after`."""
+        """Yield all jobs of the state and priority, at least those after `after` and within
+        `times_ms`; with bodies if `_matches` is set."""
         raise NotImplementedError
 
     def _walks_in_order(self, search: Search) -> bool:
@@ -115,26 +155,27 @@ class WalkingSearcher(Searcher):
 
     def count(self, search: Search) -> int:
         def count_one(priority: int) -> int:
-            quick = self._quick_count(search, priority) if self._matches is None else None
-            if quick is not None:
-                return min(quick, search.limit)
-            return sum(1 for _ in islice(self._walk(search, priority), search.limit))
+            if self._matches is None and self._chosen is None:
+                quick = self._quick_count(search, priority)
+                if quick is not None:
+                    return min(quick, search.limit)
+            found = self._matching(search, self._walk(search, priority))
+            return sum(1 for _ in islice(found, search.limit))
 
         return self._until_deadline(search, lambda: sum(map(count_one, search.priorities)), 0)
 
     def scan(self, search: Search) -> Sequence[StoredJob]:
-        self.found = []
+        self.found, self.looked_at, self.place = [], 0, None
 
         def merged() -> Sequence[StoredJob]:
-            walks = [
-                _behind(search, self._walk(search, priority))
-                for priority in sorted(set(search.priorities))
-            ]
+            walks = [self._walk(search, priority) for priority in sorted(set(search.priorities))]
             if not self._walks_in_order(search):  # the first is known when all have ended
-                jobs = (job for walk in walks for job in walk)
+                jobs = self._matching(search, _behind(search, chain.from_iterable(walks)))
                 self.found += heapq.nsmallest(search.limit, jobs, key=search.order_of)
                 return self.found
-            for job in islice(heapq.merge(*walks, key=search.order_of), search.limit):
+            in_order = _behind(search, heapq.merge(*walks, key=search.order_of))
+            found = self._matching(search, in_order, keeps_place=True)
+            for job in islice(found, search.limit):
                 self.found.append(job)
             return self.found
 
@@ -142,7 +183,10 @@ class WalkingSearcher(Searcher):
 
     def find(self, search: Search) -> Sequence[JobKey]:
         def keys() -> Sequence[JobKey]:
-            walks = (self._walk(search, priority) for priority in search.priorities)
+            walks = (
+                self._matching(search, self._walk(search, priority))
+                for priority in search.priorities
+            )
             return [job.key for walk in walks for job in islice(walk, search.limit)]
 
         return self._until_deadline(search, keys, ())
@@ -157,6 +201,7 @@ class WalkingSearcher(Searcher):
                 self._begin(search)
                 regex = search.body_regex
                 self._matches = None if regex is None else compile_body_regex(regex)
+                self._chosen = None if search.choice is None else ChosenJobs(search)
                 return run()
         except QueueNotFound:
             return nothing
@@ -170,21 +215,25 @@ class WalkingSearcher(Searcher):
         self._between_slices()
         self._check(search)
 
-    def _matching(self, search: Search, jobs: Iterable[StoredJob]) -> Iterator[StoredJob]:
-        """Yield those of `jobs` that `search` looks for, without bodies."""
-        (from_ms, to_ms), matches = search.times_ms, self._matches
+    def _matching(
+        self, search: Search, jobs: Iterable[StoredJob], *, keeps_place: bool = False
+    ) -> Iterator[StoredJob]:
+        """Yield those of `jobs` that `search` looks for, without bodies. `keeps_place`: they are in
+        the order of a scan."""
+        (from_ms, to_ms), matches, chosen = search.times_ms, self._matches, self._chosen
         for job in jobs:
-            if not from_ms <= search.time_of(job) <= to_ms:
-                continue
-            if matches is None:
-                yield job
-                continue
-            self._next_slice(search)  # a large body may take as long as a slice
-            body = job.body or b""
-            with self.aside() if matches.steps(body) > _LONG_STEPS else nullcontext():
-                found = matches(body)
+            at_ms = search.time_of(job)
+            found = from_ms <= at_ms <= to_ms and (chosen is None or job in chosen)
+            if found and matches is not None:
+                self._next_slice(search)  # a large body may take as long as a slice
+                body = job.body or b""
+                with self.aside() if matches.steps(body) > _LONG_STEPS else nullcontext():
+                    found = matches(body)
+            self.looked_at += 1
+            if keeps_place:
+                self.place = ScanAfter(at_ms, *job.key)
             if found:
-                yield job._replace(body=None)
+                yield job if matches is None else job._replace(body=None)
 
 
 def _behind(search: Search, jobs: Iterable[StoredJob]) -> Iterator[StoredJob]:

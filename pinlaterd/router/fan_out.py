@@ -590,4 +590,10 @@ def merge_scans(results: Sequence[ScanResult], limit: int, *, by_end: bool = Fal
     known = [pair for pair in keyed if end is None or pair[0].sort_key() <= end.sort_key()]
     if len(known) > limit:
         known, end = known[:limit], known[limit - 1][0]
-    return ScanResult([job for _, job in known], end.token() if end else CONTINUATION_END)
+    held = [result.in_state for result in results if result.in_state is not None]
+    return ScanResult(
+        [job for _, job in known],
+        end.token() if end else CONTINUATION_END,
+        sum(result.looked_at for result in results),
+        sum(held) if len(held) == len(results) else None,
+    )

@@ -423,6 +423,9 @@ _KEYS: Final = {
     "retryDelayMillis": "retry_delay_ms",
     "maxWaitMillis": "max_wait_ms",
     "claimTimeoutMillis": "claim_timeout_ms",
+    "maxMillis": "max_ms",
+    "endedBeforeMillis": "ended_before_ms",
+    "endedSinceMillis": "ended_since_ms",
     "numAttemptsAllowed": "attempts_allowed",
     "numOfAttemptsAllowed": "attempts",
     "jobsSucceeded": "succeeded",
@@ -434,6 +437,7 @@ _KEYS: Final = {
     "scanFutureJobs": "future",
     "scannedJobs": "jobs",
     "bodyRegexToMatch": "body_regex",
+    "statusRegexToMatch": "status_regex",
     "errorCode": "code",
 }
 # Text by its declaration, but raw bytes all the same.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, product
 
 from pinlaterd.engines.base import KeyHolder, ScanAfter, Search, StoredJob
 from pinlaterd.errors import (
@@ -273,19 +273,32 @@ class BulkCalls:
         self._state.queue(request.queue)
         after = self._state.rules.scan(request)
         limit = min(request.limit, self._state.config.server.scan_limit)
+        if request.max_ms is not None:
+            until = min(until, self._clock.monotonic() + request.max_ms / 1000)
         search = self._jobs_of(request, limit + 1, until)  # one more tells whether there is more
-        search = search._replace(after=self._after(after))
+        search = search._replace(after=self._after(after), choice=request.options)
         if request.newest_end_first:
             search = search._replace(future=None, newest_end_first=True)
         part: ScanPart = yield from _search(SearchCall("scan", search, source))
         jobs = part.jobs[:limit]
         continuation = CONTINUATION_END
         if part.more or len(part.jobs) > limit:
-            place = after or SCAN_START
-            if jobs:
-                place = ScanKey(search.time_of(jobs[-1]), self._state.name, *jobs[-1].key)
+            place, shard = after or SCAN_START, self._state.name
+            if part.place is not None and len(part.jobs) <= limit:
+                place = ScanKey(part.place.run_after_ms, shard, *part.place[1:])
+            elif jobs:
+                place = ScanKey(search.time_of(jobs[-1]), shard, *jobs[-1].key)
             continuation = place.token()
-        return ScanResult([self._record(request.queue, job) for job in jobs], continuation)
+        records = [self._record(request.queue, job) for job in jobs]
+        return ScanResult(records, continuation, part.looked_at, self._jobs_in(search))
+
+    def _jobs_in(self, search: Search) -> int | None:
+        """Return how many jobs are in the state and priorities of a search; None: not known yet."""
+        depths = self._engine.depths([search.queue]).get(search.queue)
+        if depths is None:
+            return None
+        places = product(search.priorities, (search.state,))
+        return sum(depths.get(place, 0) for place in places)
 
     def _after(self, key: ScanKey | None) -> ScanAfter | None:
         """Return where this shard continues. Of equal run-after, shards come one by one."""

@@ -126,6 +126,7 @@ class _Search:
         self.turn = threading.Event()
         self._searcher: Searcher | None = None
         self._after = call.search.after  # of the call in progress
+        self._told_looked_at = 0  # in the answers to the calls before it
 
     def run(self) -> None:
         """Until it has its result, is given up, or fails."""
@@ -184,14 +185,19 @@ class _Search:
         jobs = _within_answer(jobs)
         # What has reached the limit it began with may have left out some that this call asks for.
         more = paused or len(jobs) < whole or len(found) >= self.call.search.limit
-        return ScanPart(jobs, more)
+        looked_at = self._searcher.looked_at - self._told_looked_at
+        self._told_looked_at = self._searcher.looked_at
+        place = self._searcher.place if len(jobs) == whole else None
+        return ScanPart(jobs, more, place, looked_at)
 
     def resumes(self, call: SearchCall) -> bool:
         """Whether `call` asks for what this one found, or will find."""
         asked, mine = call.search, self.call.search
         assert self._searcher is not None
-        found = self._searcher.found
+        found, place = self._searcher.found, self._searcher.place
         last = mine.order_of(found[-1]) if found else _place_of(mine.after)
+        if place is not None:
+            last = max(last, _place_of(place))
         return (
             asked.after is not None
             and call.source == self.call.source

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pinlaterd.clock import Clock
-from pinlaterd.engines.base import Search, SearcherFactory, StoredJob
+from pinlaterd.engines.base import ScanAfter, Search, SearcherFactory, StoredJob
 from pinlaterd.errors import Overloaded, StorageError
 
 log = logging.getLogger(__name__)
@@ -62,10 +62,13 @@ Steps = Generator[SearchCall | None, Any, Any]
 
 
 class ScanPart(NamedTuple):
-    """The result of a scan; `more`: whether there may be more than fit, or were found in time."""
+    """The result of a scan; `more`: whether there may be more than fit, or were found in time.
+    `place`: up to where all are known, if that is further than the last of them."""
 
     jobs: Sequence[StoredJob]
     more: bool
+    place: ScanAfter | None = None
+    looked_at: int = 0
 
 
 class EndSearch(NamedTuple):

@@ -32,6 +32,7 @@ from pinlaterd.model import (
     DequeueRequest,
     EnqueueRequest,
     Job,
+    JobChoice,
     JobState,
     RetryFailedRequest,
     ScanKey,
@@ -191,9 +192,11 @@ class Rules:
         """Check a scan, and return the place where it goes on; None: it starts."""
         self._priority(request.priority)
         _check_least("limit", request.limit, 1)
+        _check_least("maxMillis", 1 if request.max_ms is None else request.max_ms, 1)
         _check_regex(request.body_regex)
         if request.newest_end_first and request.state not in (JobState.SUCCEEDED, JobState.FAILED):
             raise InvalidRequest("newestEndFirst is for jobs that have ended, SUCCEEDED or FAILED")
+        check_choice(request.options, request.state)
         if request.continuation == CONTINUATION_START:
             return None
         key = ScanKey.parse_token(request.continuation)
@@ -285,13 +288,24 @@ def _check_least(what: str, value: int, least: int) -> None:
         raise InvalidRequest(f"{what} is {value}; it must be at least {least}")
 
 
-def _check_regex(pattern: str | None) -> None:
+def check_choice(choice: JobChoice | None, state: JobState) -> None:
+    """Raise InvalidRequest if jobs in `state` can't be chosen so."""
+    if choice is None:
+        return
+    before_ms, since_ms = choice.ended_before_ms, choice.ended_since_ms
+    if state not in (JobState.SUCCEEDED, JobState.FAILED) and (before_ms, since_ms) != (None, None):
+        shown = "endedSinceMillis" if before_ms is None else "endedBeforeMillis"
+        raise InvalidRequest(f"{shown} is for jobs that have ended, SUCCEEDED or FAILED")
+    _check_regex(choice.status_regex, "statusRegexToMatch")
+
+
+def _check_regex(pattern: str | None, name: str = "bodyRegexToMatch") -> None:
     if pattern is not None:
         if len(pattern) > _MOST_REGEX_CHARS:
             raise InvalidRequest(
-                f"bodyRegexToMatch has {len(pattern):,} characters; at most {_MOST_REGEX_CHARS:,}"
+                f"{name} has {len(pattern):,} characters; at most {_MOST_REGEX_CHARS:,}"
             )
         # Loaded when first needed: the library costs an idle shard more memory than its index.
         from pinlaterd.engines.searching import compile_body_regex  # noqa: PLC0415
 
-        compile_body_regex(pattern)
+        compile_body_regex(pattern, name)

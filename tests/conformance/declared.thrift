@@ -190,11 +190,20 @@ struct PinLaterScanJobsRequest {
   6: optional i32 limit = 100
   7: optional string bodyRegexToMatch
   100: optional bool newestEndFirst = 0
+  101: optional i32 maxMillis
+  102: optional i64 endedBeforeMillis
+  103: optional i64 endedSinceMillis
+  104: optional string statusRegexToMatch
+  105: optional string message
+  106: optional string place
+  107: optional string worker
 }
 
 struct PinLaterScanJobsResponse {
   1: required list<PinLaterJobInfo> scannedJobs
   2: optional string continuation = CONTINUATION_END
+  100: optional i64 lookedAt
+  101: optional i64 inState
 }
 
 struct PinLaterRetryFailedJobsRequest {

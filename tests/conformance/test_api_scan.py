@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.api import (
+    FAILED,
     IN_PROGRESS,
     PENDING,
     STATES,
@@ -236,3 +237,62 @@ def test_jobs_that_have_ended_are_scanned_by_their_ends_over_all_shards(client: 
 def test_jobs_that_have_not_ended_have_no_such_order(client: Client, queue):
     with pytest.raises(Refused, match="newestEndFirst is for jobs that have ended"):
         client.scan(queue, PENDING, newestEndFirst=True)
+
+
+# --- choices, progress, and parts ------------------------------------------------------------
+
+
+@pytest.fixture
+def failed(client: Client, queue) -> list[str]:
+    """Jobs that failed one after the other on all shards, the last one first."""
+    by_shard = client.enqueue_on_every_shard(
+        queue, lambda n: client.job(b"%d" % n, numAttemptsAllowed=1), each=3
+    )
+    ended = flat(by_shard)
+    for number, descriptor in enumerate(ended):
+        status = f"KeyError: {number} (a.py:{number % 2} in f)"
+        finish = client.finish_of(descriptor, FAILED, 0, appendCustomStatus=status)
+        client.finish(queue, finish)
+        time.sleep(0.002)  # so that no two end in the same millisecond
+    return ended[::-1]
+
+
+def test_failed_jobs_are_chosen_by_time_status_message_and_place(client: Client, queue, failed):
+    infos = client.lookup(*failed)
+    ends = [infos[descriptor].updatedAtTimestampMillis for descriptor in failed]
+
+    def found(**choice: Any) -> list[int]:
+        scanned = pages(client, queue, 4, state=FAILED, newestEndFirst=True, **choice)
+        return [failed.index(info.jobDescriptor) for page in scanned for info in page]
+
+    every = list(range(len(failed)))
+    assert found(endedBeforeMillis=ends[2], endedSinceMillis=ends[6]) == [3, 4, 5, 6]
+    assert found(statusRegexToMatch="KeyError: [0-2] ") == every[-3:]
+    assert found(message="KeyError: #") == every
+    assert found(message="KeyError: 1") == []
+    assert found(place="a.py:0 in f") == [at for at in every if (len(failed) - 1 - at) % 2 == 0]
+    assert found(worker="nobody") == []
+
+
+def test_an_answer_says_at_how_many_jobs_it_has_looked(client: Client, queue, failed):
+    answer = client.scan(queue, FAILED, newestEndFirst=True, statusRegexToMatch="nothing")
+
+    assert (answer.scannedJobs, answer.continuation) == ([], END)
+    assert (answer.lookedAt, answer.inState) == (len(failed), len(failed))
+    few = client.scan(queue, FAILED, newestEndFirst=True, limit=1)
+    assert few.lookedAt < len(failed)
+
+
+@one_engine
+@pytest.mark.parametrize(
+    ("state", "fields", "says"),
+    [
+        (FAILED, {"statusRegexToMatch": "("}, "statusRegexToMatch is no RE2 pattern"),
+        (FAILED, {"maxMillis": 0}, "maxMillis is 0"),
+        (PENDING, {"endedSinceMillis": 1}, "endedSinceMillis is for jobs that have ended"),
+        (PENDING, {"endedBeforeMillis": 1}, "endedBeforeMillis is for jobs that have ended"),
+    ],
+)
+def test_mistakes_in_a_choice(client: Client, queue, state, fields, says):
+    with pytest.raises(Refused, match=f"^UNKNOWN: invalid request: {says}"):
+        client.scan(queue, state, **fields)

@@ -48,6 +48,7 @@ from pinlaterd.model import (
     FinishRequest,
     FinishResult,
     Job,
+    JobChoice,
     JobDefaults,
     JobOptions,
     JobRecord,
@@ -131,7 +132,10 @@ REQUESTS: dict[Method, Request] = {
     ),
     Method.COUNT: CountRequest("mail", JobState.FAILED, 2, future=True, body_regex="a.b"),
     Method.QUEUE_NAMES: QueueNamesRequest(),
-    Method.SCAN: ScanRequest("mail", JobState.PENDING, 1, True, "token", 7, "x", True),
+    Method.SCAN: ScanRequest(
+        *("mail", JobState.PENDING, 1, True, "token", 7, "x", True, 1000),
+        JobChoice(None, 2_000, 1_000, "a|b", "KeyError: #", "a.py:1 in f", "web:h1"),
+    ),
     Method.RETRY_FAILED: RetryFailedRequest("mail", 2, 3, 4, 5),
     Method.DELETE_JOBS: DeleteJobsRequest("mail", JobState.SUCCEEDED, 2, "x", 9),
 }
@@ -153,7 +157,7 @@ RESULTS: dict[Method, Result] = {
     Method.LOOKUP: {"a": RECORD, "b": KEYED},
     Method.COUNT: 17,
     Method.QUEUE_NAMES: frozenset({"mail", "push"}),
-    Method.SCAN: ScanResult([RECORD._replace(body=None)], "token"),
+    Method.SCAN: ScanResult([RECORD._replace(body=None)], "token", 7, 1_000_000),
 }
 
 

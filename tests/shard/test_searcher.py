@@ -34,6 +34,8 @@ class Scans:
 
 
 class _Scanner:
+    looked_at, place = 0, None
+
     def __init__(self, scans: Scans, between_slices: Callable[[], None]) -> None:
         self._scans = scans
         self._between_slices = between_slices

@@ -25,7 +25,7 @@ from pinlaterd.engines.mysql.connection import (
 )
 from pinlaterd.engines.mysql.statements import in_ms, select, stored_job, whole_job
 from pinlaterd.engines.mysql.tables import Order, Table, TimeColumn, database_prefix, tables_of
-from pinlaterd.engines.searching import WalkingSearcher, too_late
+from pinlaterd.engines.searching import WalkingSearcher, slice_sizes, too_late
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobState, PendingKey
 
@@ -123,12 +123,13 @@ class MysqlSearcher(WalkingSearcher):
         if search.after is not None and search.after.run_after_ms <= last_ms:
             place = _behind(search.after, priority)
         met: set[int] = set()
-        most = _KEYS
+        pages = slice_sizes(search, _KEYS)
+        sorts = search.state is not JobState.PENDING and not search.newest_end_first
+        most = _KEYS if sorts else next(pages)
         while place is not None and table is not None:
             self._next_slice(search)
             keys, place = self._page(search, table, place, most)
-            if search.state is not JobState.PENDING and not search.newest_end_first:
-                most = min(2 * most, _MOST_KEYS)
+            most = min(2 * most, _MOST_KEYS) if sorts else next(pages)
             if search.state is JobState.IN_PROGRESS:
                 # The only state in which a job's run-after may change while the walk goes on.
                 keys = [key for key in keys if key.local_id not in met]
@@ -137,7 +138,7 @@ class MysqlSearcher(WalkingSearcher):
             columns, rows = whole_job(table, with_body=with_body), _BODIES if with_body else _ROWS
             for part in pieces(keys, rows):
                 self._next_slice(search)
-                yield from self._matching(search, self._read(search, table, columns, part))
+                yield from self._read(search, table, columns, part)
 
     def _page(
         self, search: Search, table: Table, place: PendingKey, most: int

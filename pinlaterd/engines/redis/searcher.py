@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import compress
+from itertools import chain, islice
 from typing import Any
 
 from pinlaterd.engines.base import Search, StoredJob, no_pause
@@ -30,7 +30,7 @@ from pinlaterd.engines.redis.scripts import (
 )
 from pinlaterd.engines.redis.servers import evicts
 from pinlaterd.engines.redis.store import ShardKeys
-from pinlaterd.engines.searching import WalkingSearcher
+from pinlaterd.engines.searching import WalkingSearcher, slice_sizes
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobKey, JobState
 
@@ -84,15 +84,19 @@ class RedisSearcher(WalkingSearcher):
         return first_score(self._queue, first), score_behind(self._queue, last)
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
-        """Yield the wanted jobs of one priority, without bodies; PENDING ones in a scan's order."""
         pages = self._latest_pages if self._walks_in_order(search) else self._pages
-        for local_ids in pages(search, priority):
-            yield from sorted(self._read(search, priority, local_ids), key=search.order_of)
+        local_ids = chain.from_iterable(pages(search, priority))
+        at_once = _PAGE_JOBS if self._matches is None else _BODIES_AT_ONCE
+        for size in slice_sizes(search, at_once):
+            part = list(islice(local_ids, size))
+            if not part:
+                return
+            yield from sorted(self._read(search, priority, part), key=search.order_of)
 
     def _latest_pages(self, search: Search, priority: int) -> Iterator[list[int]]:
-        """Ids, of whole milliseconds, the latest first. The set runs the other way within
-        one, so that a millisecond that is cut short by the page is left to the next page, and one
-        that is larger than a page is read apart."""
+        """Yield ids in the order of a scan, those of whole milliseconds. The set runs the other way
+        within one, so that a millisecond that is cut short by the page is left to the next page,
+        and one that is larger than a page is read apart."""
         low, high = self._bounds(search)
         is_in_runs = search.newest_end_first and self._queue.startswith(LEAN_MARK)
         most = _PAGE_RUNS if is_in_runs else _PAGE_JOBS
@@ -105,13 +109,13 @@ class RedisSearcher(WalkingSearcher):
             times = [to_ms(self._queue, score) for score in rows[1::2]]
             cut_ms = times[-1] if len(times) == most else None
             if cut_ms is not None and times[0] == cut_ms:
-                same_time = sorted(self._ids_at(search, priority, cut_ms))
-                for begin in range(0, len(same_time), _PAGE_JOBS):
-                    yield same_time[begin : begin + _PAGE_JOBS]
+                yield sorted(self._ids_at(search, priority, cut_ms))
                 high = score_behind(self._queue, cut_ms - 1)
                 continue
-            whole = [ms != cut_ms for ms in times]
-            ids = [number for number in map(local_id, compress(rows[::2], whole)) if number]
+            numbers = map(local_id, rows[::2])
+            found = zip(times, numbers, strict=True)
+            places = sorted((-ms, number) for ms, number in found if number and ms != cut_ms)
+            ids = [number for _, number in places]
             yield self._in_runs(priority, ids) if is_in_runs else ids
             if cut_ms is None:
                 return
@@ -170,19 +174,12 @@ class RedisSearcher(WalkingSearcher):
         return list(answer)
 
     def _read(self, search: Search, priority: int, local_ids: Sequence[int]) -> Iterator[StoredJob]:
-        """Yield those of `local_ids` that are wanted, and still in their state."""
+        """Yield those of `local_ids` that still are in their state."""
+        self._next_slice(search)
         with_body = self._matches is not None
-        at_once = _BODIES_AT_ONCE if with_body else _PAGE_JOBS
-        for begin in range(0, len(local_ids), at_once):
-            self._next_slice(search)
-            keys = [JobKey(priority, number) for number in local_ids[begin : begin + at_once]]
-            ids = [part for key in keys for part in key]
-            rows = self._run(scripts.LOOKUP, int(search.state), "1" if with_body else "0", *ids)
-            yield from self._matching(
-                search,
-                [
-                    stored_job(key, row, with_body=with_body)
-                    for key, row in zip(keys, rows, strict=True)
-                    if isinstance(row, list)
-                ],
-            )
+        keys = [JobKey(priority, number) for number in local_ids]
+        ids = [part for key in keys for part in key]
+        rows = self._run(scripts.LOOKUP, int(search.state), "1" if with_body else "0", *ids)
+        for key, row in zip(keys, rows, strict=True):
+            if isinstance(row, list):
+                yield stored_job(key, row, with_body=with_body)

@@ -11,32 +11,34 @@ import pytest
 
 from pinlaterd.engines.base import Finish, ScanAfter, Search, Searcher, StoredJob
 from pinlaterd.engines.mysql import searcher as mysql_searcher
-from pinlaterd.model import Job, JobKey, JobState
+from pinlaterd.model import Job, JobChoice, JobKey, JobState
 from tests.clocks import FakeClock
-from tests.conformance.engine.harness import EngineHarness
+from tests.conformance.engine.harness import Ack, EngineHarness
 
 
 class Searching:
     """Searches in the queue of the tests, at priority 1 unless others are named."""
 
     def __init__(self, searcher: Searcher, clock: FakeClock) -> None:
-        self._searcher = searcher
+        self.searcher = searcher
         self._clock = clock
 
     def _search(self, state: JobState, regex: str | None = None, **fields: Any) -> Search:
         return Search("mail", state, now_ms=self._clock.now_ms(), body_regex=regex, **fields)
 
     def count(self, state: JobState = JobState.PENDING, **fields: Any) -> int:
-        return self._searcher.count(self._search(state, **{"future": False, **fields}))
+        return self.searcher.count(self._search(state, **{"future": False, **fields}))
 
-    def scan(self, state: JobState = JobState.PENDING, **fields: Any) -> Sequence[StoredJob]:
+    def scan(
+        self, state: JobState = JobState.PENDING, regex: str | None = None, **fields: Any
+    ) -> Sequence[StoredJob]:
         defaults = {"future": False, "priorities": (1, 2, 3), "limit": 100}
-        return self._searcher.scan(self._search(state, **{**defaults, **fields}))
+        return self.searcher.scan(self._search(state, regex, **{**defaults, **fields}))
 
     def find(
         self, regex: str, state: JobState = JobState.PENDING, **fields: Any
     ) -> Sequence[JobKey]:
-        return self._searcher.find(self._search(state, regex, **{"limit": 100, **fields}))
+        return self.searcher.find(self._search(state, regex, **{"limit": 100, **fields}))
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +187,7 @@ def test_bodies_are_searched_anywhere(store: EngineHarness, search: Searching, s
     )
 
     assert search.count(state, regex="invoice") == 2
-    assert {job.key for job in search.scan(state, regex="invoice")} == set(keys[:2])
+    assert {job.key for job in search.scan(state, "invoice")} == set(keys[:2])
     assert set(search.find("invoice", state)) == set(keys[:2])
     assert set(search.find("^(voice|)$", state)) == {keys[2], keys[4]}
     assert set(search.find("(?i)invoice", state)) == {keys[0], keys[1], keys[3]}
@@ -253,3 +255,65 @@ def test_jobs_that_have_ended_come_by_their_ends(
         pages += page
         after = ScanAfter(page[-1].updated_at_ms, *page[-1].key)
     assert pages == found
+
+
+# --- choices --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failed(store: EngineHarness) -> list[JobKey]:
+    """Jobs that failed a millisecond after each other, at changing places, with other messages."""
+    keys = []
+    for number in range(6):
+        store.clock.advance(0.001)
+        [key] = store.enqueue(Job(b"%d" % number, 1 + number % 2, attempts_allowed=1))
+        store.claim(priority=key.priority, source=f"web:h{number % 3}")
+        status = f"KeyError: {number} (a.py:{number % 2} in f)"
+        store.fail(Ack(key, append_custom_status=status))
+        keys.append(key)
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("choice", "chosen"),
+    [
+        (JobChoice(status_regex="KeyError: [135]"), [5, 3, 1]),
+        (JobChoice(message="KeyError: #"), [5, 4, 3, 2, 1, 0]),
+        (JobChoice(message="KeyError: 1"), []),
+        (JobChoice(place="a.py:0 in f"), [4, 2, 0]),
+        (JobChoice(worker="web:h1"), [4, 1]),
+        (JobChoice(worker="web:h1", status_regex="4"), [4]),
+    ],
+)
+def test_jobs_are_chosen_by_their_status_and_worker(
+    search: Searching, failed: list[JobKey], choice: JobChoice, chosen: list[int]
+):
+    found = search.scan(JobState.FAILED, newest_end_first=True, future=None, choice=choice)
+
+    assert [failed.index(job.key) for job in found] == chosen
+    assert search.count(JobState.FAILED, choice=choice, priorities=[1, 2]) == len(chosen)
+
+
+@pytest.mark.parametrize("by_end", [True, False])
+def test_jobs_are_chosen_by_the_time_of_their_end(
+    store: EngineHarness, search: Searching, failed: list[JobKey], by_end: bool
+):
+    ends = [store.job(key).updated_at_ms for key in failed]
+    choice = JobChoice(ended_since_ms=ends[1], ended_before_ms=ends[4])
+
+    found = search.scan(JobState.FAILED, newest_end_first=by_end, future=None, choice=choice)
+
+    assert {failed.index(job.key) for job in found} == {3, 2, 1}
+    assert search.searcher.looked_at == (3 if by_end else 6)
+
+
+def test_a_search_knows_how_far_it_got(
+    store: EngineHarness, search: Searching, failed: list[JobKey]
+):
+    [found] = search.scan(
+        JobState.FAILED, "2", newest_end_first=True, future=None, priorities=(1, 2), limit=1
+    )
+
+    assert found.key == failed[2]
+    assert search.searcher.looked_at == 4
+    assert search.searcher.place == ScanAfter(found.updated_at_ms, *found.key)
