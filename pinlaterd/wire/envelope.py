@@ -186,7 +186,9 @@ class ShardFacts(NamedTuple):
 
 # What this process speaks, and the oldest that it understands. Hello and Welcome are only ever
 # extended at their end, so that processes of any two versions can read each other's versions.
-WIRE_VERSION, LEAST_WIRE_VERSION = 1, 1
+WIRE_VERSION, LEAST_WIRE_VERSION = 3, 1
+# As of which entries may have a placement, and operations behind END_SEARCH are known.
+KEYS_WIRE_VERSION = 3
 
 
 class _Frame(msgspec.Struct, array_like=True): ...
@@ -273,7 +275,8 @@ def misunderstanding(frame: Hello | Welcome) -> str:
 def pack_calls(incarnation: int, calls: Iterable[ShardCall], ahead: float = 0.0) -> bytes:
     """`ahead`: by how much the shard's clock is before this one; 0.0 if it is the same."""
     # Plain tuples are packed alike, and a NamedTuple costs three times as much. Of an entry the
-    # defaults at the end can be left out.
+    # defaults at the end can be left out; a placement that is none has to be, as shards of earlier
+    # releases read no such field.
     entries = [
         (call.call_id, call.deadline, call.message)
         if call.max_jobs < 0 and call.whole and call.op is CALL and not call.placement
@@ -286,7 +289,7 @@ def pack_calls(incarnation: int, calls: Iterable[ShardCall], ahead: float = 0.0)
             call.lowest_priority,
             call.whole,
             call.most_bytes,
-            call.placement,
+            *((call.placement,) if call.placement else ()),
         )
         for call in calls
     ]

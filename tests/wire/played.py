@@ -107,9 +107,9 @@ class PlayedShard:
                         return frame
                 await asyncio.sleep(0.002)
 
-    async def welcome(self, now: float = 0.0) -> Hello:
+    async def welcome(self, now: float = 0.0, *, version: int = WIRE_VERSION) -> Hello:
         hello = await self.hear(Hello)
-        self.send(Welcome(self._incarnation, FACTS, WIRE_VERSION, LEAST_WIRE_VERSION, now))
+        self.send(Welcome(self._incarnation, FACTS, version, LEAST_WIRE_VERSION, now))
         return hello
 
     async def calls(self) -> list[CallEntry]:
