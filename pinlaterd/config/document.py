@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import yaml
 
-from pinlaterd.config.schema import Matching, OneOf, Setting
+from pinlaterd.config.allowed import Matching, OneOf
+from pinlaterd.config.schema import Setting
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 20

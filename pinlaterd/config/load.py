@@ -29,6 +29,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
+from pinlaterd.config.allowed import Between, Matching, OneOf, characters
 from pinlaterd.config.document import FileReader, ReadBytes, Section, ValueNode, secret_keys
 from pinlaterd.config.layout import CLUSTER_KEY_FILE, CONFIG_FILES, ETC, LOCAL_FILE, SERVER_FILE
 from pinlaterd.config.password import is_hash
@@ -49,11 +50,8 @@ from pinlaterd.config.schema import (
     USER_NAME,
     AccessToken,
     Address,
-    Between,
     Config,
     JobType,
-    Matching,
-    OneOf,
     PushSettings,
     QueueSettings,
     SentinelSettings,
@@ -61,7 +59,6 @@ from pinlaterd.config.schema import (
     Setting,
     ShardSettings,
     UserSettings,
-    characters,
     default_file,
     default_queue_settings,
     settings_of,

@@ -12,8 +12,16 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
+from pinlaterd.config.allowed import (
+    Allowed,
+    Between,
+    Matching,
+    OneOf,
+    Re2Pattern,
+    characters,
+)
 from pinlaterd.config.layout import DATA, ETC, LOCAL_FILE, SERVER_FILE
 from pinlaterd.errors import address_of
 from pinlaterd.model import JobDefaults, JobState
@@ -38,57 +46,6 @@ LEAST_LEASE_SECONDS = 3
 _LEAST_STORE_ANSWER_SECONDS = 1.0
 SECONDS_A_YEAR = 366 * 24 * 3600
 HOURS_A_CENTURY = 100 * 366 * 24
-
-
-class Between(NamedTuple):
-    """Numbers from `low` to `high`, both included."""
-
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"choose from {self.low:,} to {self.high:,}".replace(",", "_")
-
-    def problem(self, value: Any, written: str) -> str:
-        """Say what is wrong with a value; return "" if nothing is."""
-        return "" if self.low <= value <= self.high else f"{written} is out of range"
-
-
-class OneOf(NamedTuple):
-    choices: tuple[str, ...]
-    noun: str = "value"
-
-    def __str__(self) -> str:
-        return f"choose from {', '.join(self.choices)}"
-
-    def problem(self, value: Any, written: str) -> str:
-        return "" if value in self.choices else f"unknown {self.noun} {written[:60]!r}"
-
-
-class Matching(NamedTuple):
-    """Printable text that all of `pattern` matches. Messages show what does not, if it is
-    `shown`."""
-
-    pattern: re.Pattern[str]
-    rule: str
-    shown: bool = True
-
-    def __str__(self) -> str:
-        return self.rule
-
-    def problem(self, value: Any, written: str) -> str:
-        fits = value.isprintable() and self.pattern.fullmatch(value)
-        return "" if fits else f"{repr(written[:60]) if self.shown else 'this'} is not valid"
-
-
-def characters(low: int, high: int, without: str = "") -> Matching:
-    """So many, none of them in `without`, nor a space."""
-    rule = f"expected {low} to {high} characters without spaces"
-    rule += f", no {' '.join(without)!r} in it" if without else ""
-    return Matching(re.compile(rf"[^ {without}]{{{low},{high}}}"), rule)
-
-
-Allowed = Between | OneOf | Matching | None
 
 
 class Setting(NamedTuple):
@@ -228,6 +185,12 @@ class ServerSettings:
     )
     web_writes: bool = _setting(
         False, "whether the dashboard may change anything (true or false)", live=True
+    )
+    web_redact: str = _setting(
+        "",
+        "what the dashboard leaves out of bodies and statuses for users without the role `bodies`",
+        Re2Pattern(),
+        live=True,
     )
     advertised_host: str = _machine(
         _OWN_HOST_NAME,
@@ -598,7 +561,7 @@ class PushSettings:
 
 
 # What a user may do: each may also do what `view` may; `admin` may do everything.
-ROLES = ("view", "enqueue", "work", "operate", "admin")
+ROLES = ("view", "bodies", "enqueue", "work", "operate", "admin")
 USER_NAME = Matching(
     re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"),
     "use 1 to 64 letters, digits, dots, hyphens, underscores and @",

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from pinlaterd.config import layout
+from pinlaterd.config.allowed import Between
 from pinlaterd.config.schema import (
     MAX_PORT,
     PAUSE_NOTE,
-    Between,
     QueueSettings,
     ServerSettings,
     Setting,

@@ -16,14 +16,14 @@ from pinlaterd.config.kinds import WEB
 from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.stats import Stats
-from pinlaterd.web import overview, queue
+from pinlaterd.web import job, overview, queue
 from pinlaterd.web.site import Site
 from pinlaterd.wire.control import ProcessState, Snapshot
 from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process
 
 log = logging.getLogger(__name__)
 
-PAGES = (overview, queue)
+PAGES = (overview, queue, job)
 
 
 def run(etc: Path) -> int:

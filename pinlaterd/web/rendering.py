@@ -19,6 +19,7 @@ import jinja2
 from aiohttp import web
 
 from pinlaterd.web import text
+from pinlaterd.web.bodies import visible
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _FILES = Path(__file__).parent / "static"
@@ -51,7 +52,7 @@ class Rendering:
             auto_reload=False,
         )
         self._environment.globals["asset"] = self.url
-        self._environment.filters.update(text.FILTERS)
+        self._environment.filters.update(text.FILTERS, visible=visible)
 
     def page(
         self,

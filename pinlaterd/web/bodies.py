@@ -1,0 +1,137 @@
+"""The bodies of jobs as a page shows them, with nothing changed and nothing hidden.
+
+JSON keeps its numbers, the order of its keys and keys that occur twice: it is indented token by
+token, never read into values. What is no JSON is text if it is UTF-8, else bytes. Characters that
+cannot be seen, or that change the order of others, are shown by their numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+import re2
+from markupsafe import Markup, escape
+
+Form = Literal["json", "text", "hex"]
+FORMS: Sequence[Form] = get_args(Form)
+
+MOST_JSON_BYTES = 256 * 1024
+MOST_JSON_DEPTH = 64
+PAGE_BYTES = 4 * 1024  # of bytes in hexadecimal
+MOST_TEXT_BYTES = 256 * 1024
+REDACTED = b"[redacted]"
+_INDENT = 2
+_BYTES_A_ROW = 16
+# A line of indented JSON: its indent, a key with its colon, the rest.
+_LINE = re.compile(r'( *)("(?:[^"\\]|\\.)*": )?(.*)', re.DOTALL)
+_NOT_PLAIN = re.compile(r"[^\n\t -~]")
+# Letters, by Unicode's classes, that are blank.
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+
+
+class JsonLine(NamedTuple):
+    """A line of JSON. `key`: with its quotes and colon; "" where there is none."""
+
+    indent: str
+    key: str
+    rest: str
+
+
+class HexRow(NamedTuple):
+    """A row of bytes: where the first is, all in hexadecimal, and as ASCII."""
+
+    offset: str
+    digits: str
+    text: str
+
+
+class BodyView(NamedTuple):
+    """A body, or a part of it, in one form. `possible`: the forms that it has."""
+
+    form: Form
+    possible: Sequence[Form]
+    size: int
+    at: int  # where the part begins, bytes
+    end: int  # where it ends
+    json: Sequence[JsonLine] = ()
+    text: str = ""
+    rows: Sequence[HexRow] = ()
+
+
+def visible(text: str) -> Markup:
+    """Return text as HTML in which each character can be seen, those that can't as \\uXXXX."""
+    return Markup(_NOT_PLAIN.sub(_number_of, str(escape(text))))  # noqa: S704 - it was escaped
+
+
+def _number_of(found: re.Match[str]) -> str:
+    character = found[0]
+    if character.isprintable() and character not in _BLANK:
+        return character
+    code = ord(character)
+    number = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return f'<b class="escape">{number}</b>'
+
+
+def redact(body: bytes, pattern: str) -> bytes:
+    """Return a body with all that the RE2 `pattern` matches left out; "": as it is."""
+    if not pattern:
+        return body
+    redacted: bytes = re2.compile(pattern.encode()).sub(REDACTED, body)
+    return redacted
+
+
+def view_of(body: bytes, wanted: str = "", at: int = 0) -> BodyView:
+    """Return a body in the form that is wanted, or else in the one that says most."""
+    lines, text = _json_lines(body), _text_of(body)
+    has_form = {"json": lines is not None, "text": text is not None, "hex": True}
+    possible = [form for form in FORMS if has_form[form]]
+    form = next((form for form in possible if form == wanted), possible[0])
+    view = BodyView(form, possible, len(body), 0, len(body))
+    match form:
+        case "json":
+            return view._replace(json=lines or ())
+        case "text":
+            shown = body[:MOST_TEXT_BYTES].decode(errors="ignore")
+            return view._replace(text=shown, end=min(len(body), MOST_TEXT_BYTES))
+        case "hex":
+            first = max(0, min(at, len(body) - 1)) // PAGE_BYTES * PAGE_BYTES
+            end = min(first + PAGE_BYTES, len(body))
+            rows = [_row(body, place) for place in range(first, end, _BYTES_A_ROW)]
+            return view._replace(at=first, end=end, rows=rows)
+
+
+def _json_lines(body: bytes) -> list[JsonLine] | None:
+    """Return a body's JSON as it is written, a value or key a line; None if it is none, or too
+    large or deep to be read so."""
+    if not body or len(body) > MOST_JSON_BYTES:
+        return None
+    try:
+        text = msgspec.json.format(body, indent=_INDENT).decode()
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    lines = [_json_line(line) for line in text.split("\n")]
+    deepest = max(len(line.indent) for line in lines) // _INDENT
+    return lines if deepest <= MOST_JSON_DEPTH else None
+
+
+def _json_line(line: str) -> JsonLine:
+    found = _LINE.match(line)
+    assert found is not None, line
+    indent, key, rest = found.groups("")
+    return JsonLine(indent, key, rest)
+
+
+def _text_of(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _row(body: bytes, place: int) -> HexRow:
+    part = body[place : place + _BYTES_A_ROW]
+    text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
+    return HexRow(f"{place:08x}", part.hex(" "), text)

@@ -1,0 +1,125 @@
+"""The dashboard in Debian's chromium, driven by playwright, over the queues of the quickstart.
+
+One deployment and one browser serve all tests of a process. A page that reports a violation of its
+policy, an error on its console, or a request that fails, fails the test that has opened it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.conftest import ProgramPath, WaitUntil
+from tests.deployment import Deployment
+from tests.web.conftest import serving_web
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ROOT / "build/browser/node_modules"
+CHROMIUM = "/usr/bin/chromium"
+WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
+# Reports of the page's policy, from its first line on.
+_WATCH_POLICY = """
+addEventListener("securitypolicyviolation", (event) => {
+  console.error(`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`);
+});
+"""
+
+
+class Tab:
+    """A page of the browser, whose complaints are kept."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page = page
+        self.address = address
+        self.complaints: list[str] = []
+        self.bytes_received = 0
+        page.add_init_script(_WATCH_POLICY)
+        page.on("console", self._hear)
+        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        page.on("requestfinished", self._weigh)
+
+    def open(self, path: str) -> Any:
+        """Load a page of the dashboard, and return the browser's own object for it."""
+        answer = self.page.goto(self.address + path)
+        assert answer.status < 400, f"{path}: {answer.status}"
+        return self.page
+
+    def _hear(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _weigh(self, request: Any) -> None:
+        if not request.url.startswith(self.address + "/live"):  # it never ends
+            sizes = request.sizes()
+            self.bytes_received += sizes["responseBodySize"] + sizes["responseHeadersSize"]
+
+
+OpenTab = Callable[..., Tab]
+
+
+def package_file(path: str) -> Path:
+    """A file of npm's packages; without it the test is skipped."""
+    file = PACKAGES / path
+    if not file.exists():
+        pytest.skip(f"{file} is missing; `tools/test` installs it where npm is")
+    return file
+
+
+@pytest.fixture(scope="session")
+def chromium(program_path: ProgramPath) -> Iterator[Any]:
+    """The browser."""
+    program_path(CHROMIUM, debian_package="chromium")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def example() -> ModuleType:
+    """The module that makes the quickstart's queues."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module("quickstart_example")
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+
+
+@pytest.fixture(scope="session")
+def demonstration(
+    tmp_path_factory: pytest.TempPathFactory, example: ModuleType, wait_until: WaitUntil
+) -> Iterator[Deployment]:
+    """A deployment with the quickstart's queues, which the dashboard shows."""
+    folder = tmp_path_factory.mktemp("b")
+    with serving_web(folder, shards=2, web_writes="true", web_label="TEST") as deployment:
+        assert example.leave(deployment.client, folder)
+        yield deployment
+
+
+@pytest.fixture
+def open_tab(chromium: Any, demonstration: Deployment) -> Iterator[OpenTab]:
+    """Open tabs, each in a context of its own, with the options that playwright has for contexts.
+    `of`: another deployment than the demonstration."""
+    contexts: list[Any] = []
+    tabs: list[Tab] = []
+
+    def new(*, of: Deployment | None = None, **options: Any) -> Tab:
+        context = chromium.new_context(**{"viewport": WIDE, "reduced_motion": "reduce", **options})
+        contexts.append(context)
+        tab = Tab(context.new_page(), f"http://127.0.0.1:{(of or demonstration).web_port}")
+        tabs.append(tab)
+        return tab
+
+    yield new
+    for context in contexts:
+        context.close()
+    assert [tab.complaints for tab in tabs if tab.complaints] == []

@@ -1,0 +1,56 @@
+"""Every page of the dashboard: policy, accessibility, weight, width, and no JavaScript."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pinlaterd.client import JobState
+from tests.deployment import Deployment
+from tests.web.browser.conftest import PHONE, WIDE, OpenTab, package_file
+
+pytestmark = pytest.mark.service
+
+MOST_FIRST_LOAD_BYTES = 80 * 1024
+# A page each, where a job's descriptor is to be put in.
+PAGES = ("/", "/q/mail", "/j/{job}", "/j/{job}?as=hex", "/j/none:s1:p1:1")
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"viewport": WIDE, "color_scheme": "light"},
+    "dark": {"viewport": WIDE, "color_scheme": "dark"},
+    "phone": {"viewport": PHONE, "color_scheme": "light", "has_touch": True},
+}
+_RUN_AXE = """
+async (tags) => (await axe.run(document, {runOnly: tags, resultTypes: ["violations"]}))
+  .violations.flatMap((found) => found.nodes.map((node) => `${found.id}: ${node.html}`))
+"""
+_WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+@pytest.fixture(scope="module")
+def path_of(demonstration: Deployment) -> Callable[[str], str]:
+    with demonstration.client() as client:
+        job = next(iter(client.scan("mail", JobState.FAILED))).descriptor
+    return lambda page: page.format(job=job)
+
+
+def accessibility_faults(page: Any) -> list[str]:
+    page.evaluate(package_file("axe-core/axe.min.js").read_text())
+    found: list[str] = page.evaluate(_RUN_AXE, _WCAG)
+    return found
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_accessible_and_fits(open_tab: OpenTab, path_of, path, look):
+    tab = open_tab(**LOOKS[look])
+
+    page = tab.page
+    page.goto(tab.address + path_of(path))
+
+    assert accessibility_faults(page) == []
+    widths = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert widths[0] <= widths[1]
+    assert tab.bytes_received <= MOST_FIRST_LOAD_BYTES
+    tab.complaints[:] = [text for text in tab.complaints if "status of 404" not in text]
