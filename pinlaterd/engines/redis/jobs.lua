@@ -156,14 +156,19 @@ local function open_jobs()
     end
     if key then
       redis.call('HDEL', keys_key(queue), id)
-      local of_all, name = string.sub(key, 1, 1) == '*', string.sub(key, 2)
-      local holders = holders_key(of_all and '' or queue)
-      local holder = redis.pcall('HGET', holders, name)
-      local pattern = of_all and '^%d+ (%d+ .+)$' or '^%d+ (%d+)$'
-      local held = type(holder) == 'string' and string.match(holder, pattern)
-      if held == (of_all and id .. ' ' .. queue or id) then
-        redis.call('HDEL', holders, name)
-      end
+      jobs.free_key(queue, id, key)
+    end
+  end
+
+  -- Free a key, as it is behind '=' or '*', if that job holds it.
+  function jobs.free_key(queue, id, key)
+    local of_all, name = string.sub(key, 1, 1) == '*', string.sub(key, 2)
+    local holders = holders_key(of_all and '' or queue)
+    local holder = redis.pcall('HGET', holders, name)
+    local pattern = of_all and '^%d+ (%d+ .+)$' or '^%d+ (%d+)$'
+    local held = type(holder) == 'string' and string.match(holder, pattern)
+    if held == (of_all and id .. ' ' .. queue or id) then
+      redis.call('HDEL', holders, name)
     end
   end
 

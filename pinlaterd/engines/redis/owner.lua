@@ -151,9 +151,26 @@ function scripts.create_queue()
   return { 'OK' }
 end
 
+-- Leave what lies under a key of a queue to `vacuum`, if anything does.
+local function drop(key, queue)
+  if redis.call('EXISTS', key) == 0 then
+    return
+  end
+  -- The record may have been evicted: what is not emptied yet keeps its key.
+  local number = number_in(redis.call('HGET', RECORD, 'dropped'), 0, MOST_EXACT / 2) or 0
+  local dropped
+  repeat
+    number = number + 1
+    dropped = string.format('%s_%s.%.0f', DROPPED, queue, number)
+  until redis.call('EXISTS', dropped) == 0
+  redis.call('HSET', RECORD, 'dropped', string.format('%.0f', number))
+  redis.call('RENAME', key, dropped)
+  redis.call('RPUSH', DROPPED, dropped)
+end
+
 -- Arguments: token, lease in ms, queue. The queue's sets are
--- renamed, so that its jobs are in no state from now on; `vacuum` removes them. A lean queue goes
--- at once.
+-- renamed, so that its jobs are in no state from now on; `vacuum` removes them, and frees their keys
+-- of all queues. The jobs of a lean queue go at once.
 function scripts.delete_queue()
   local problem = begin_write(false)
   local queue = take()
@@ -163,26 +180,16 @@ function scripts.delete_queue()
   end
   redis.call('ZREM', queues_key(queue), queue)
   local gone = { jobs_key(queue), updates_key(queue) }
-  redis.call(
-    'UNLINK', holders_key(queue), keys_key(queue), expiries_key(queue), checks_key(queue)
-  )
+  redis.call('UNLINK', holders_key(queue), expiries_key(queue), checks_key(queue))
+  drop(keys_key(queue), queue)
   for priority = 1, MOST_PRIORITIES do
     gone[#gone + 1] = runs_key(queue, priority)
     for _, state in ipairs({ PENDING, IN_PROGRESS, SUCCEEDED, FAILED }) do
       local set = set_key(queue, priority, state)
       if is_lean(queue) then
         gone[#gone + 1] = set
-      elseif redis.call('EXISTS', set) == 1 then
-        -- The record may have been evicted: a set that is not emptied yet keeps its key.
-        local number = number_in(redis.call('HGET', RECORD, 'dropped'), 0, MOST_EXACT / 2) or 0
-        local dropped
-        repeat
-          number = number + 1
-          dropped = string.format('%s_%s.%.0f', DROPPED, queue, number)
-        until redis.call('EXISTS', dropped) == 0
-        redis.call('HSET', RECORD, 'dropped', string.format('%.0f', number))
-        redis.call('RENAME', set, dropped)
-        redis.call('RPUSH', DROPPED, dropped)
+      else
+        drop(set, queue)
       end
     end
   end
@@ -190,6 +197,16 @@ function scripts.delete_queue()
     redis.call('UNLINK', unpack(gone)) -- Redis frees them beside its work
   end
   return { 'OK' }
+end
+
+-- Free up to `limit` keys of a deleted queue's jobs; returns how many.
+local function free_keys(hash, queue, limit)
+  local jobs, held = open_jobs(), redis.call('HRANDFIELD', hash, limit, 'WITHVALUES')
+  for at = 1, #held, 2 do
+    jobs.free_key(queue, held[at], held[at + 1])
+    redis.call('HDEL', hash, held[at])
+  end
+  return #held / 2
 end
 
 -- Remove up to `limit` jobs of deleted queues. Arguments: token, lease in ms, limit. Returns OK, how
@@ -206,14 +223,18 @@ function scripts.vacuum()
       break
     end
     local queue = string.match(string.sub(set, #DROPPED + 2), '^([^.]*)')
-    if damage(set, 'zset') then
-      redis.call('UNLINK', set) -- what lay in place of a set when its queue was deleted
+    if redis.call('TYPE', set).ok == 'hash' then
+      limit = limit - free_keys(set, queue, limit)
+    else
+      if damage(set, 'zset') then
+        redis.call('UNLINK', set) -- what lay in place of a set when its queue was deleted
+      end
+      local popped = redis.call('ZPOPMIN', set, limit)
+      for at = 1, #popped, 2 do
+        redis.call('UNLINK', job_key(queue, popped[at]))
+      end
+      limit = limit - #popped / 2
     end
-    local popped = redis.call('ZPOPMIN', set, limit)
-    for at = 1, #popped, 2 do
-      redis.call('UNLINK', job_key(queue, popped[at]))
-    end
-    limit = limit - #popped / 2
     if redis.call('EXISTS', set) == 0 then
       redis.call('LPOP', DROPPED)
     end

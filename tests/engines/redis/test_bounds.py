@@ -10,7 +10,7 @@ import redis
 
 from pinlaterd.engines.base import Batch, StorageEngine
 from pinlaterd.engines.redis.engine import RedisEngine
-from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from pinlaterd.model import Job, JobKey, JobOptions, JobState, PendingKey
 from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, ack_op
 
 DEEP = 3_000
@@ -159,3 +159,24 @@ def test_a_deleted_queue_leaves_nothing_but_its_counter(
 
     left = {key.decode() for key in stranger.scan_iter(f"pl?_{shard}*", count=10_000)}
     assert left == {f"plm_{shard}", f"plj_{shard}_{QUEUE}", f"plj_{shard}_dropped"}
+
+
+def test_keys_of_all_queues_are_freed_in_steps_once_their_queue_is_deleted(
+    store: EngineHarness, stranger: redis.Redis, shard: str
+):
+    store.engine.create_queue("other", store.now_ms)
+    names = [f"k{number}" for number in range(DEEP)]
+    jobs = [Job(b"x", options=JobOptions(name, key_of_all_queues=True)) for name in names]
+    store.enqueue_keyed(*jobs)
+    store.engine.delete_queue(QUEUE)
+    again = store.keyed(*jobs[:LIMIT], queue="other")
+    before = _commands(stranger)
+
+    assert store.engine.vacuum(limit=LIMIT)
+    assert _commands(stranger) - before < MOST_COMMANDS
+    while store.engine.vacuum(limit=DEEP):
+        pass
+
+    assert not any(holder.existed for holder in again)
+    assert stranger.hlen(f"plk_{shard}_") == LIMIT, "those that are held again"
+    assert stranger.keys(f"pl*_{shard}_*{QUEUE}*") in ([], [f"plj_{shard}_{QUEUE}".encode()])
