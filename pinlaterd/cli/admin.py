@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import pwd
@@ -26,7 +25,7 @@ from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
 from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError, how_many
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.model import QUEUE_NAME, JobState
+from pinlaterd.model import QUEUE_NAME, JobChoice, JobRecord, JobState, ScanResult
 from pinlaterd.stats import merge
 from pinlaterd.status import between, jobs_in, worst_first
 
@@ -398,6 +397,9 @@ def _limit_option(default: int) -> Callable[[command.Decorated], command.Decorat
     )
 
 
+_PROGRESS_MS = 1_000  # after so long a search says how far it got
+
+
 @cli.group()
 def job() -> None:
     """Look at jobs, retry them, delete them."""
@@ -432,21 +434,71 @@ _COLUMNS: Sequence[command.Column] = (
     "--priority", type=command.PRIORITY, help="Jobs of this priority only  [default: all]"
 )
 @command.option("--future", is_flag=True, help="Jobs whose run-after is still to come.")
+@command.option("--newest", is_flag=True, help="Jobs that have ended, the most recent end first.")
 @_regex_option
+@command.choice_options
 @_limit_option(100)
+@command.option(
+    "--progress/--no-progress",
+    default=None,
+    help="Say each second on stderr how far the search got  [default: if that is a terminal]",
+)
 @command.admin_options
-def scan(*, queue: str, state: str, limit: int, **which: Any) -> None:
+def scan(
+    *,
+    queue: str,
+    state: str,
+    priority: int | None,
+    future: bool,
+    newest: bool,
+    body_regex: str | None,
+    limit: int,
+    progress: bool | None,
+    **conditions: Any,
+) -> None:
     """List jobs of QUEUE in STATE, the latest run-after first.
 
+    With --since or --before they come by their ends, as with --newest.
+
     Examples:
-      pinlater-admin job scan mail failed --limit 20
+      pinlater-admin job scan mail failed --newest --limit 20
+      pinlater-admin job scan mail failed --since 02:40:00 --status-regex 'smtp[0-9]'
       pinlater-admin job scan mail pending --future --body-regex '^to: ada'
     """
+    from pinlaterd.client import calls
+
+    choice = JobChoice(**conditions)
+    by_end = newest or (choice.ended_since_ms, choice.ended_before_ms) != (None, None)
+    call: calls.PreparedCall[ScanResult] | None = calls.scan(
+        queue,
+        command.state_of(state),
+        priority=priority,
+        future=future,
+        body_regex=body_regex,
+        page_size=min(limit, 1000),
+        newest_end_first=by_end,
+        max_ms=_PROGRESS_MS,
+        choice=None if choice == JobChoice() else choice,
+    )
+    records: list[JobRecord] = []
+    looked_at = 0
+    shows = sys.stderr.isatty() if progress is None else progress
     with command.connect() as client:
-        found = client.scan(queue, command.state_of(state), page_size=min(limit, 1000), **which)
-        records = list(itertools.islice(found, limit))
+        while call is not None and len(records) < limit:
+            page = client.run(call)
+            records += page.jobs
+            looked_at += page.looked_at
+            call = calls.page_after(call, page)
+            if shows:
+                about = "?" if page.in_state is None else f"{page.in_state:,}"
+                found = f"{len(records):,} found"
+                click.echo(f"looked at {looked_at:,} of about {about} jobs, {found}", err=True)
+    del records[limit:]
     facts = [command.record_facts(record) for record in records]
-    command.show(facts, lambda: command.print_table(_COLUMNS, records))
+    columns = list(_COLUMNS)
+    if by_end:
+        columns[1] = ("ended", lambda job: command.shown_time(job.updated_at_ms))
+    command.show(facts, lambda: command.print_table(columns, records))
 
 
 @job.command()

@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -219,6 +219,16 @@ def moment(text: str) -> int:
     raise click.BadParameter(f"{text!r} is no time with a zone; write 2026-11-21T03:00:00Z")
 
 
+def past_moment(text: str) -> int:
+    """Return milliseconds since 1970, from a time as `moment` takes it, or from one of the last 24
+    hours, as 03:08:00, in UTC."""
+    with suppress(ValueError):
+        of_day, now = datetime.strptime(text, "%H:%M:%S").time(), datetime.now(UTC)  # noqa: DTZ007
+        at = datetime.combine(now.date(), of_day, UTC)
+        return round((at - timedelta(days=at > now)).timestamp() * 1000)
+    return moment(text)
+
+
 def state_of(choice: str) -> JobState:
     """The state that the command line's word names."""
     return JobState[choice.upper()]
@@ -300,6 +310,29 @@ def enter() -> None:
     os.chdir(directory())
     check_folders(Path())
     click.get_current_context().meta[f"{__name__}.dir"] = Path()
+
+
+# Of jobs: the fields of a JobChoice.
+choice_options = together(
+    option(
+        "--since",
+        "ended_since_ms",
+        type=past_moment,
+        metavar="TIME",
+        help="Only jobs that ended at this time or later, such as 03:08:00 (UTC).",
+    ),
+    option(
+        "--before",
+        "ended_before_ms",
+        type=past_moment,
+        metavar="TIME",
+        help="Only jobs that ended before this time.",
+    ),
+    option("--status-regex", metavar="RE2", help="Only jobs whose status this is found in."),
+    option("--message", metavar="TEXT", help="Only jobs that `job failures` groups under this."),
+    option("--place", metavar="TEXT", help="Only jobs that failed in this place, as shown there."),
+    option("--worker", metavar="SOURCE", help="Only jobs that this source claimed last."),
+)
 
 
 # --- the service ------------------------------------------------------------------------------

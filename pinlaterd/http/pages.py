@@ -1,15 +1,16 @@
 """Jobs of a queue, page by page: by state, by a text within their bodies, or by key.
 
-A scan finds the jobs of a page, and a look-up brings their bodies. Each state is scanned twice, as
-the interface does: jobs whose run-after is still to come, then the others. A cursor says which of
-these scans goes on, and where.
+A scan finds the jobs of a page, and a look-up brings their bodies, unless none are wanted. Jobs
+that have ended come by their ends, the most recent first. Other states are scanned twice, as the
+interface does: jobs whose run-after is still to come, then the others. A cursor says which of these
+scans goes on, and where.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
 from typing import Annotated, Literal, NamedTuple
 
@@ -19,11 +20,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from pinlaterd.client import calls
 from pinlaterd.errors import RequestError
 from pinlaterd.http.api import answer_json, read_query
-from pinlaterd.http.bodies import JobAnswer
+from pinlaterd.http.bodies import JobAnswer, Time, milliseconds
 from pinlaterd.http.problems import invalid
 from pinlaterd.model import (
     CONTINUATION_END,
     CONTINUATION_START,
+    JobChoice,
     JobDescriptor,
     JobRecord,
     JobState,
@@ -49,6 +51,13 @@ class PageQuery(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     state: StateName | UnsetType = UNSET
     text: Annotated[str, Meta(min_length=1, max_length=MOST_TEXT_CHARS)] | UnsetType = UNSET
+    status_text: Annotated[str, Meta(min_length=1, max_length=MOST_TEXT_CHARS)] | UnsetType = UNSET
+    message: str | None = None
+    place: str | None = None
+    worker: str | None = None
+    since: Time | None = None
+    before: Time | None = None
+    bodies: bool = True
     key: Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=MOST_JOBS)] = 100
     cursor: str | UnsetType = UNSET
@@ -58,26 +67,53 @@ class PageQuery(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
         """The pattern that finds `text` in bodies, letter by letter."""
         return None if isinstance(self.text, UnsetType) else literal(self.text)
 
+    @property
+    def choice(self) -> JobChoice | None:
+        """The conditions that are given in addition to a text. Raises Problem."""
+        since, before, status = self.since, self.before, self.status_text
+        choice = JobChoice(
+            ended_since_ms=None if since is None else milliseconds(since),
+            ended_before_ms=None if before is None else milliseconds(before),
+            status_regex=None if isinstance(status, UnsetType) else literal(status),
+            message=self.message,
+            place=self.place,
+            worker=self.worker,
+        )
+        if (since is not None or before is not None) and self.state not in _ENDED:
+            field = "before" if since is None else "since"
+            raise invalid(field, "give it with `state=succeeded` or `state=failed`")
+        return None if choice == JobChoice() else choice
+
 
 class PageAnswer(Struct, kw_only=True):
-    """`cursor`: of the next page; null after the last."""
+    """`cursor`: of the next page; null after the last. At `looked_at` jobs the search for the page
+    has looked, of about `in_state`; null while these are being counted."""
 
     jobs: Sequence[JobAnswer]
     cursor: str | None
+    looked_at: int = 0
+    in_state: int | None = None
 
 
 class _Scan(NamedTuple):
-    """One of the scans that a listing consists of: jobs of a state whose run-after is to come, or
-    the others."""
+    """One of the scans that a listing consists of: jobs of a state that have ended, whose run-after
+    is to come, or the others."""
 
     state: JobState
-    is_future: bool
+    kind: Literal["ended", "later", "due"]
 
     def __str__(self) -> str:
-        return f"{self.state.name.lower()}-{'later' if self.is_future else 'due'}"
+        return f"{self.state.name.lower()}-{self.kind}"
 
 
-_SCANS = tuple([_Scan(state, is_future) for state in JobState for is_future in (True, False)])
+_ENDED: Mapping[str, _Scan] = {
+    state.name.lower(): _Scan(state, "ended") for state in (JobState.SUCCEEDED, JobState.FAILED)
+}
+_SCANS = (
+    *(_Scan(JobState.PENDING, "later"), _Scan(JobState.PENDING, "due")),
+    *(_Scan(JobState.IN_PROGRESS, "later"), _Scan(JobState.IN_PROGRESS, "due")),
+    *_ENDED.values(),
+)
 
 
 class _Place(NamedTuple):
@@ -114,10 +150,13 @@ class JobPages:
         if not isinstance(query.key, UnsetType):
             return await self._holder(queue, query, query.key)
         scans = _scans_of(query)
-        found, place = await self._search(queue, query, scans)
-        shown, place = await self._with_bodies(found, place)
-        jobs = list(map(JobAnswer.of, shown))
-        return answer_json(PageAnswer(jobs=jobs, cursor=str(place) if place else None))
+        answer = PageAnswer(jobs=[], cursor=None)
+        found, place = await self._search(queue, query, scans, answer)
+        shown: Sequence[JobRecord] = [each.record for each in found]
+        if query.bodies:
+            shown, place = await self._with_bodies(found, place)
+        answer.jobs, answer.cursor = list(map(JobAnswer.of, shown)), str(place) if place else None
+        return answer_json(answer)
 
     async def _holder(self, queue: str, query: PageQuery, key: str) -> web.Response:
         """Answer the page of the job that holds a key, if there is one."""
@@ -139,27 +178,30 @@ class JobPages:
     ) -> list[JobAnswer]:
         """Return the first `limit` jobs of a state, one priority after the other."""
         found: list[_Found] = []
-        for priority, is_future in product(priorities, (True, False)):
+        scans = [scan for scan in _SCANS if scan.state is state]
+        for priority, scan in product(priorities, scans):
             if len(found) < limit:
                 call = calls.scan(
                     queue,
                     state,
                     priority=priority,
-                    future=is_future,
                     body_regex=body_regex,
                     page_size=limit - len(found),
+                    future=scan.kind == "later",
+                    newest_end_first=scan.kind == "ended",
                 )
-                scan = _Scan(state, is_future)
                 records = (await self._client.run(call)).jobs
                 found += [_Found(record, _behind(scan, record)) for record in records]
         shown, _ = await self._with_bodies(found, None)
         return list(map(JobAnswer.of, shown))
 
     async def _search(
-        self, queue: str, query: PageQuery, scans: Sequence[_Scan]
+        self, queue: str, query: PageQuery, scans: Sequence[_Scan], answer: PageAnswer
     ) -> tuple[list[_Found], _Place | None]:
-        """Return the jobs of a page, without bodies, and where the next one begins."""
+        """Return the jobs of a page, without bodies, and where the next one begins; tell `answer`
+        how far the search got."""
         place: _Place | None = _place_of(query, scans)
+        counted: dict[JobState, int | None] = {}
         until = time.monotonic() + _SEARCH_SECONDS
         found: list[_Found] = []
         while place is not None:
@@ -168,19 +210,26 @@ class JobPages:
             call = calls.scan(
                 queue,
                 scan.state,
-                future=scan.is_future,
                 body_regex=query.body_regex,
                 page_size=wanted,
+                max_ms=max(1, round((until - time.monotonic()) * 1000)),
+                choice=query.choice,
+                future=scan.kind == "later",
+                newest_end_first=scan.kind == "ended",
             )
             going_on = calls.page_after(call, ScanResult((), place.continuation))
             assert going_on is not None
             result = await self._client.run(going_on)
             found += [_Found(record, _behind(scan, record)) for record in result.jobs]
+            answer.looked_at += result.looked_at
+            counted[scan.state] = result.in_state
             is_over = result.continuation == CONTINUATION_END
             last = found[-1].behind if result.jobs else place
             place = _following(last, scans) if is_over else _Place(scan, result.continuation)
             if len(found) >= query.limit or not is_over or time.monotonic() >= until:
                 break
+        known = [jobs for jobs in counted.values() if jobs is not None]
+        answer.in_state = sum(known) if len(known) == len(counted) else None
         return found, place
 
     async def _with_bodies(
@@ -216,7 +265,7 @@ def _scans_of(query: PageQuery) -> Sequence[_Scan]:
     if isinstance(query.state, UnsetType):
         return _SCANS
     if query.state == "scheduled":
-        return [_Scan(JobState.PENDING, is_future=True)]
+        return [_Scan(JobState.PENDING, "later")]
     return [scan for scan in _SCANS if scan.state is JobState[query.state.upper()]]
 
 
@@ -235,7 +284,8 @@ def _place_of(query: PageQuery, scans: Sequence[_Scan]) -> _Place:
 def _behind(scan: _Scan, record: JobRecord) -> _Place:
     named = JobDescriptor.parse(record.descriptor)
     assert named is not None, record.descriptor
-    key = ScanKey(record.run_after_ms, named.shard, named.priority, named.local_id)
+    at_ms = record.updated_at_ms if scan.kind == "ended" else record.run_after_ms
+    key = ScanKey(at_ms, named.shard, named.priority, named.local_id)
     return _Place(scan, key.token())
 
 

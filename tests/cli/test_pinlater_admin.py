@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,22 @@ def test_scan_lists_jobs_of_a_state(admin, client, queue):
     assert {record["descriptor"] for record in found} == set(failed)
     assert len(shown) == 1 + 2
     assert shown[1].endswith("\t0 of 1\twhy")
+
+
+def test_scan_chooses_jobs_and_says_how_far_it_got(admin, client, queue):
+    [first] = fail_jobs(client, queue, 1)
+    [second, *_] = fail_jobs(client, queue, 2)
+    ended = client.lookup([second])[second].updated_at_ms
+
+    found = admin.facts(f"job scan {queue} failed --before {ended} --message why --progress")
+    shown = admin(f"job scan {queue} failed --newest --limit 2 --status-regex w.y --progress")
+
+    assert [record["descriptor"] for record in found] == [first]
+    assert shown.stdout.splitlines()[0] == "descriptor\tended\tattempts left\tcustom status"
+    assert shown.stdout.count("\twhy\n") == 2
+    assert re.search(r"looked at [23] of about 3 jobs, 2 found", shown.stderr)
+    assert admin.facts(f"job scan {queue} failed --since 23:59:59 --worker nobody") == []
+    assert "is no time" in admin.error(f"job scan {queue} failed --since noon", code=2)
 
 
 def test_retry_makes_failed_jobs_pending(admin, client, queue):

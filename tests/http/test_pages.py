@@ -110,9 +110,51 @@ def test_a_page_of_large_bodies_is_shorter(api, mail):
     assert len(pages) > 1
 
 
+def _fail(api: HttpClient, path: str, *statuses: str) -> list[dict]:
+    """Fail a job with each status, one after the other; return them as they are shown."""
+    failed = []
+    for status in statuses:
+        api.post(f"{path}/jobs", {"data": status, "attempts": 1})
+        [job] = api.post(f"{path}/claims", {}).body["jobs"]
+        ack = {"descriptor": job["descriptor"], "claim": job["claim"], "status": status}
+        assert api.post("/v2/jobs/acks", {"failed": [ack]}).status == 200
+        failed.append(api.get(f"/v2/jobs/{job['descriptor']}").body)
+    return failed
+
+
+def test_failed_jobs_come_by_their_ends_and_are_chosen(api, mail):
+    failed = _fail(api, mail, "KeyError: 1 (a.py:1 in f)", "KeyError: 2 (a.py:2 in f)", "x [7]")
+    said = [job["status"] for job in failed]
+
+    def found(**query: object) -> list:
+        return _listed(api, mail, state="failed", **query)
+
+    assert found() == said[::-1]
+    assert found(limit=1) == said[::-1]
+    assert found(since=failed[1]["updated_at"], limit=2) == [said[2], said[1]]
+    assert found(before=failed[1]["updated_at"]) == [said[0]]
+    assert found(status_text="[7]") == [said[2]]
+    assert found(message="KeyError: #") == [said[1], said[0]]
+    assert found(message="KeyError: #", place="a.py:2 in f") == [said[1]]
+
+
+def test_a_page_may_be_had_without_bodies_and_says_how_far_the_search_got(api, mail):
+    _fail(api, mail, "no", "no", "yes")
+
+    answer = api.get(f"{mail}/jobs?state=failed&status_text=no&bodies=false&limit=1").body
+
+    [job] = answer["jobs"]
+    assert (job["status"], "data" in job, "body" in job) == ("no", False, False)
+    assert answer["in_state"] == 3
+    assert answer["looked_at"] >= 2
+
+
 @pytest.mark.parametrize(
     ("query", "field", "says"),
     [
+        ("since=2026-11-26T03:00:00Z", "since", "with `state=succeeded` or `state=failed`"),
+        ("state=pending&before=1000", "before", "with `state=succeeded` or `state=failed`"),
+        ("state=failed&since=noon", "since", "Invalid RFC3339"),
         ("limit=0", "limit", ">= 1"),
         ("limit=1001", "limit", "<= 1000"),
         ("limit=many", "limit", "Expected `int`"),
