@@ -16,6 +16,7 @@ import msgspec
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.schema import MIB, Config
+from pinlaterd.coordinator.details import DetailsControl
 from pinlaterd.coordinator.events import Event
 from pinlaterd.coordinator.history import KINDS, LONG_STEP_MS, STEP_MS, load_history
 from pinlaterd.coordinator.sampler import Sampler
@@ -42,6 +43,7 @@ class Overview:
         take: Callable[[], Sample],
         config_of: Callable[[], Config],
         others: OtherFrames,
+        details: DetailsControl,
         path: Path = layout.HISTORY_FILE,
     ) -> None:
         """`take` returns the sample of this server, `others` the frames of the others by name."""
@@ -49,6 +51,7 @@ class Overview:
         self._take = take
         self._config_of = config_of
         self._others = others
+        self._details = details
         self._path = path
         self.history = load_history(path, config_of().server.history_mib * MIB)
         self.events = self.history.events
@@ -90,11 +93,18 @@ class Overview:
     # --- what is asked --------------------------------------------------------------------------
 
     def server_frame(self) -> ServerFrame:
-        """Return this server's part of a frame."""
-        return self._sampler.frame()
+        """Return this server's part of a frame, with what processes answered to the last one."""
+        self._details.ask_again()
+        frame = self._sampler.frame()
+        unasked, failures = self._details.unasked(frame.queues), self._details.failures()
+        for queue, part in frame.queues.items():
+            part.unasked_seconds = unasked.get(queue)
+            part.failures = failures.get(queue, {})
+        return frame
 
     async def frame(self, *, whole: bool) -> Facts:
         """Return what has happened in the last seconds, here or on the `whole` cluster."""
+        await self._details.wait_for_first()
         others = await self._others() if whole else {}
         return whole_frame(self.server_frame(), others, self._pauses())
 

@@ -16,9 +16,10 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from pinlaterd.clock import Clock
-from pinlaterd.config import layout
+from pinlaterd.config import kinds, layout
 from pinlaterd.config.active import ActiveConfig, ConfigSuperseded, activate, load_active
 from pinlaterd.config.schema import Config
+from pinlaterd.coordinator.details import DetailsControl
 from pinlaterd.coordinator.overview import Overview
 from pinlaterd.coordinator.pages import Pages
 from pinlaterd.coordinator.permit_control import PermitControl
@@ -33,6 +34,8 @@ from pinlaterd.stats import Stats, StatsSnapshot, empty
 from pinlaterd.status import About, Sample, ServerFrame, Status
 from pinlaterd.wire.control import (
     ControlServer,
+    Details,
+    DetailsQuestion,
     MalformedMessage,
     PermitReport,
     ProcessState,
@@ -80,7 +83,10 @@ class Coordinator:
         self._permit_look: asyncio.TimerHandle | None = None
         self._snapshot = self._next_snapshot()
         self._control: ControlServer | None = None
-        self._overview = Overview(clock, self._totals, lambda: self._config, self._other_frames)
+        self._details = DetailsControl(clock, self._ask_details)
+        self._overview = Overview(
+            clock, self._totals, lambda: self._config, self._other_frames, self._details
+        )
         pages = Pages(self.status, self.stats, self.whole, self._overview)
         # Two, so that commands reach this coordinator while clients hold all of the port.
         self._socket = HttpPort(pages.application())
@@ -305,6 +311,9 @@ class Coordinator:
             if isinstance(message, RateReport):
                 self._rates.allocator.heard(peer, message)
                 continue
+            if isinstance(message, Details):
+                self._details.heard(peer, message)
+                continue
             if isinstance(message, PermitReport):
                 self._permits.heard(peer, message)
                 continue
@@ -321,6 +330,16 @@ class Coordinator:
             if report is not None:
                 self._heard()
         self._admit()
+
+    def _ask_details(self, question: DetailsQuestion) -> int:
+        """Ask the processes that know of callers or failures; return how many there are."""
+        peers = self._registry.peers_of(kinds.ROUTER, kinds.SHARD)
+        if self._control is None:
+            return 0
+        for peer in peers:
+            self._control.send(peer, question)
+        self._loop.call_soon(self._hear)  # sending uses up the descriptor's edge
+        return len(peers)
 
     def _heard(self) -> None:
         """A process has reported something."""

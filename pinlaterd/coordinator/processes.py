@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from pinlaterd import __version__
 from pinlaterd.clock import Clock
 from pinlaterd.config import kinds
+from pinlaterd.config.kinds import ProcessKind
 from pinlaterd.config.layout import shard_program
 from pinlaterd.config.schema import Config, ShardSettings
 from pinlaterd.coordinator.placement import ShardState
@@ -98,6 +99,15 @@ class Registry:
     def peers(self) -> Sequence[bytes]:
         """Return the peers that a new snapshot has to be sent to."""
         return list(self._members)
+
+    def peers_of(self, *chosen: ProcessKind) -> Sequence[bytes]:
+        """Return the peers of the processes of some kinds that have not gone."""
+        names = {kind.name for kind in chosen}
+        return [
+            peer
+            for peer, member in self._members.items()
+            if member.report.kind in names and self._state(member) not in (SILENT, STOPPED)
+        ]
 
     def serving(self, process: str) -> Report | None:
         """Return the last report of the process of that name that serves; None if there is none."""

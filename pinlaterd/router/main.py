@@ -33,7 +33,14 @@ from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import UNHEALTHY_SHARDS, ProcessState, RouterId, Snapshot, read_holdings
+from pinlaterd.wire.control import (
+    UNHEALTHY_SHARDS,
+    Details,
+    ProcessState,
+    RouterId,
+    Snapshot,
+    read_holdings,
+)
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import new_context
 from pinlaterd.wire.link import LinkListener, ShardLink
@@ -183,6 +190,9 @@ class Router(ReportingProcess):
         healthy = ", ".join(sorted(shard.name for shard in self._shards.healthy()))
         unhealthy = ", ".join(sorted(self._shards.unhealthy()))
         return {"healthy shards": healthy or "none", UNHEALTHY_SHARDS: unhealthy}
+
+    def details(self, *, whole: bool) -> Details:
+        return self._service.callers.details(self._clock.monotonic(), whole=whole)
 
     def follow(self, snapshot: Snapshot, active: ActiveConfig | None) -> None:
         if active is not None:

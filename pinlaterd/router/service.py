@@ -23,6 +23,7 @@ from pinlaterd.router.call import (
     Shared,
     reason_of,
 )
+from pinlaterd.router.callers import Callers
 from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.enqueue import (
     EnqueueByKey,
@@ -35,7 +36,7 @@ from pinlaterd.router.fan_out import FanOut
 from pinlaterd.router.shards import less_loaded
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.connection import Answer, Connection
-from pinlaterd.rpc.peek import may_have_keys, may_wait, names_one_shard
+from pinlaterd.rpc.peek import may_have_keys, may_wait, names_one_shard, source_of
 from pinlaterd.wire.envelope import DONE, GiveUp, ReplyEntry, Status
 from pinlaterd.wire.link import ShardLink
 
@@ -61,16 +62,17 @@ class RouterService:
         self._last_enqueued: ShardLink | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.admission = Admission(shared, self._begin)
+        self.callers = Callers(self._clock.monotonic())
         self._fan_out = FanOut(shared)
         self.dequeuer = Dequeuer(shared, self._fan_out, self.admission)
         self._pass_through: dict[Method, Callable[[Call], None]] = {
             Method.ENQUEUE: self._enqueue,
             Method.DEQUEUE: self._dequeue,
-            Method.ACK: self._to_first_descriptor,
-            Method.ACK_JOBS: self._to_first_descriptor,
-            Method.CHECKPOINT: self._to_first_descriptor,
-            Method.APPLY_CHECKPOINTS: self._to_first_descriptor,
-            Method.FINISH: self._to_first_descriptor,
+            Method.ACK: self._ack,
+            Method.ACK_JOBS: self._ack,
+            Method.CHECKPOINT: self._ack,
+            Method.APPLY_CHECKPOINTS: self._ack,
+            Method.FINISH: self._ack,
             Method.LOOKUP: self._to_first_descriptor,
         }
 
@@ -195,6 +197,7 @@ class RouterService:
         A shard that finds another's acks among them, or a coverage below 1, answers FOREIGN."""
         queue, limit, first = call.peek.queue, call.peek.limit, call.peek.first_descriptor
         assert queue is not None
+        self.callers.dequeues(queue, source_of(call.message), call.started)
         shard = self.dequeuer.choose(queue) if first is None else self._shard_named_in(first)
         if shard is None or limit <= 0:
             self._serve_whole(call)
@@ -239,6 +242,10 @@ class RouterService:
             return True
         # The counts that came with the answer of the only shard confirm that nothing is left.
         return not reply.jobs and may_wait(call.message)
+
+    def _ack(self, call: Call) -> None:
+        self.callers.acks(call.peek.queue or "", source_of(call.message), call.started)
+        self._to_first_descriptor(call)
 
     def _to_first_descriptor(self, call: Call) -> None:
         first = call.peek.first_descriptor

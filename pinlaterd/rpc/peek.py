@@ -207,6 +207,13 @@ def peek(message: bytes) -> Peek:
         return Peek(head, method, False, None, 0, 0, None)
 
 
+def source_of(message: bytes) -> bytes:
+    """Return the source of a call that was peeked at as canonical."""
+    # A strict head has a version before the name's length, a loose one the type behind the name.
+    at = message[7] + 12 if message[0] else message[3] + 9
+    return message[at + 10 : at + 10 + TAG6_U32(message, at)[1]]
+
+
 # Each reads a request behind its queue, if it has one.
 
 

@@ -47,7 +47,6 @@ class Dequeue(Acking):
         "_leads",
         "_lease_ms",
         "_lowest_priority",
-        "_source",
         "_taken",
         "chosen",
         "dry_run",
@@ -59,6 +58,7 @@ class Dequeue(Acking):
         dequeue beside acks that can be carried out, is told afterwards, and nothing is claimed."""
         request = cast("DequeueRequest", call.request)
         super().__init__(entry, call.head, request.queue, state)
+        self.source = call.context.source
         try:
             if request.acks is not None:  # they may be of another queue
                 self.take_acks(request.acks, now_ms)
@@ -84,7 +84,6 @@ class Dequeue(Acking):
         self._full = False  # whether the answer is as large as it may be
         self._bytes_left = min(state.config.server.max_response_bytes, entry.most_bytes)
         self._lowest_priority = entry.lowest_priority
-        self._source = call.context.source
 
     # --- through a commit --------------------------------------------------------------------
 
@@ -115,7 +114,7 @@ class Dequeue(Acking):
                     taken.priority,
                     [local_id for _, local_id in taken.keys],
                     taken.payloads,
-                    *take(self._source, len(taken.keys)),
+                    *take(self.source, len(taken.keys)),
                 )
                 for taken in self._taken
             ]
@@ -143,6 +142,8 @@ class Dequeue(Acking):
         if at < asked and self._leads:
             own_bound = had_room <= self.state.batch_bytes
             self._full = own_bound if handed_out else had_jobs
+        if handed_out:
+            self.state.failures.handed_out(self.queue, self.source, handed_out)
         if expired:
             self.state.expired(self.queue, expired)
         if handed_out + expired < at:

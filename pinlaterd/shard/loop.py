@@ -426,6 +426,9 @@ class ShardLoop:
     def _hear(self) -> None:
         members = self._updates.members
         is_changed = self._updates.follow()
+        question = self._control.take_question()
+        if question is not None:
+            self._control.report_details(self._service.details(whole=question.whole))
         granted = self._control.take_permits()
         for grant in granted:
             self._service.grant(grant)

@@ -308,9 +308,11 @@ def has_key(job: Job) -> bool:
 
 
 class Acking(Operation):
-    """A call that ends jobs, alone or before it dequeues."""
+    """A call that ends jobs, alone or before it dequeues. `source`: who calls."""
 
-    __slots__ = ()
+    __slots__ = ("source",)
+
+    source: str
 
     def take_acks(self, request: AckRequest, now_ms: int) -> None:
         """Have commits carry out what is right of them, and tell what is wrong with the others.
@@ -344,10 +346,13 @@ class Acking(Operation):
     def add_to(self, commit: Commit) -> None:
         commit.acks.append(self)
 
-    def take_result(self, _result: AckResult) -> None:
+    def take_result(self, result: AckResult) -> None:
+        op: AckOp = self.parts[0]
         if self.state.leases.looks:
-            op: AckOp = self.parts[0]
             self.state.leases.end(op.queue, (*op.succeeded, *op.failed))
+        if result.failed:
+            now_ms = self.state.clock.now_ms()
+            self.state.failures.note(op.queue, self.source, op.failed, result.missed, now_ms)
 
 
 class Ack(Acking):
@@ -357,6 +362,7 @@ class Ack(Acking):
         """Raises RequestError, ForeignError."""
         request = cast("AckRequest", call.request)
         super().__init__(entry, call.head, request.queue, state)
+        self.source = call.context.source
         self.take_acks(request, now_ms)
 
 

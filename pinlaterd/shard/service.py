@@ -36,7 +36,7 @@ from pinlaterd.shard.state import ShardState
 from pinlaterd.shard.tasks import Pace, Tasks
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import PermitGrant, PermitReport
+from pinlaterd.wire.control import Details, PermitGrant, PermitReport
 from pinlaterd.wire.envelope import CallEntry, Op, ReadyCounts, ReplyEntry, ShardFacts
 from pinlaterd.wire.key_placement import KeyPlacement
 
@@ -136,6 +136,15 @@ class ShardService:
         permits = self._state.permits
         held = (queue for queue in permits.queues if permits.waiting(queue))
         return ", ".join(islice(held, _MOST_QUEUES_SHOWN))
+
+    def details(self, *, whole: bool) -> Details:
+        """Return what is known of failures, `whole` or as far as frames show it."""
+        failures, now_ms = self._state.failures, self._clock.now_ms()
+        lately = failures.lately(now_ms)
+        if not whole:
+            return Details(failures=lately)
+        counts = failures.counts(now_ms)
+        return Details(whole=True, failures=lately, work=failures.work(), failure_counts=counts)
 
     def report_permits(self) -> None:
         """Have all permits be reported: the coordinator may know nothing of them."""

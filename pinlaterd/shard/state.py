@@ -36,6 +36,7 @@ from pinlaterd.model import (
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
+from pinlaterd.shard.failures import Failures
 from pinlaterd.shard.health import QueueLocks, StoreHealth
 from pinlaterd.shard.leases import Leases
 from pinlaterd.shard.permits import Permits
@@ -191,6 +192,7 @@ class ShardState:
         self.permits = Permits(JobState.IN_PROGRESS, self._jobs_in, clock.monotonic)
         self.room = Permits(JobState.PENDING, self._jobs_in, clock.monotonic)
         self.replies = Replies()
+        self.failures = Failures()
         self.leases = Leases(time.served)
         self.claim_descriptors = ClaimDescriptors(server, 0, position=0)
         self.changed: set[str] = set()  # queues whose depths or figures may have changed
@@ -253,6 +255,7 @@ class ShardState:
     def drop_queue(self, queue: str) -> None:
         self.ready.drop_queue(queue)
         self._facts.pop(queue, None)
+        self.failures.drop_queue(queue)
         self.touched.add(queue)
 
     def read_pending(self, queue: str, priority: int, **options: Any) -> Sequence[PendingKey]:

@@ -5,6 +5,8 @@
     router -> coordinator                       a RateReport: what it holds, and what is wanted
     coordinator -> process                      the Snapshot, to each newcomer, and to all on change
     coordinator -> router                       a RateGrant: its share of each limited queue
+    coordinator -> process                      a DetailsQuestion, answered with Details, while
+                                                somebody looks at the dashboard
 
 In a cluster, coordinators talk to each other in the same way, over TCP with CURVE:
 
@@ -203,6 +205,53 @@ class PermitGrant(_Message):
     queues: Mapping[str, GrantedPermits]
 
 
+class SourceCalls(NamedTuple):
+    """The last calls of a source for a queue, as a router saw them: seconds ago; None: never."""
+
+    queue: str
+    source: str
+    dequeue_seconds: float | None
+    ack_seconds: float | None
+
+
+class SourceWork(NamedTuple):
+    """The work of a source for a queue on a shard, since that began to count."""
+
+    queue: str
+    source: str
+    jobs: int  # that it was handed
+    failed: int  # attempts
+
+
+class FailureCount(NamedTuple):
+    """Attempts of a queue that failed alike, since a shard began to count them."""
+
+    queue: str
+    signature: str
+    attempts: int
+    first_ms: int
+    last_ms: int
+    by_minute: Sequence[int]  # of the last hour, the oldest first
+
+
+class DetailsQuestion(_Message):
+    """A question of the coordinator for what a process knows of callers and failures."""
+
+    whole: bool = False  # all of it, and not only what a frame shows
+
+
+class Details(_Message):
+    """The callers that a router knows, or the failures that a shard knows."""
+
+    whole: bool = False  # whether it is everything
+    seconds: float = 0  # for how long a router has known; 0: it is none
+    unasked: Mapping[str, float] = {}  # seconds since somebody asked for jobs of a queue
+    failures: Mapping[str, Mapping[str, int]] = {}  # of the last minute, by queue and signature
+    calls: Sequence[SourceCalls] = ()
+    work: Sequence[SourceWork] = ()
+    failure_counts: Sequence[FailureCount] = ()
+
+
 class ServerReport(_Message):
     """The rates that a server reports to the cluster's leader. Its routers count as one, whose pid
     is the number of its member node."""
@@ -261,6 +310,8 @@ Message = (
     | RateGrant
     | PermitReport
     | PermitGrant
+    | DetailsQuestion
+    | Details
     | ServerReport
     | ServerGrant
     | Question
@@ -416,6 +467,7 @@ class ControlClient(PeerClient):
         self._told: _Told | None = None
         self._grants: list[RateGrant] = []  # received, not taken yet
         self._permits: list[PermitGrant] = []  # likewise
+        self._question: DetailsQuestion | None = None
 
     def report(self, state: ProcessState, facts: Mapping[str, str]) -> None:
         """Tell what changed since the last report, or just that we live."""
@@ -438,6 +490,8 @@ class ControlClient(PeerClient):
                 self._grants.append(message)
             elif isinstance(message, PermitGrant):
                 self._permits.append(message)
+            elif isinstance(message, DetailsQuestion):
+                self._question = message
             elif isinstance(message, Snapshot):
                 latest = message
                 self._snapshot_version = message.version
@@ -453,6 +507,15 @@ class ControlClient(PeerClient):
         """Take the grants of permits that `receive` met on its way, in their order."""
         grants, self._permits = self._permits, []
         return grants
+
+    def take_question(self) -> DetailsQuestion | None:
+        """Take the question that `receive` met on its way."""
+        question, self._question = self._question, None
+        return question
+
+    def report_details(self, details: Details) -> None:
+        """Answer a question; lost if the coordinator is away."""
+        self.send(pack(details))
 
     def report_permits(self, report: PermitReport) -> None:
         """Lost if the coordinator is away; after the next Snapshot all is reported again."""

@@ -24,7 +24,13 @@ from pinlaterd.config.kinds import ProcessKind
 from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError
 from pinlaterd.lifecycle import StopSignal, begin_process, count_dropped_lines, set_up_log
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import ControlClient, ProcessState, Snapshot, read_snapshot
+from pinlaterd.wire.control import (
+    ControlClient,
+    Details,
+    ProcessState,
+    Snapshot,
+    read_snapshot,
+)
 from pinlaterd.wire.curve import ClusterKey
 
 log = logging.getLogger(__name__)
@@ -129,6 +135,10 @@ class ReportingProcess:
         `is_newcomer`: a snapshot came before it, so the coordinator may know nothing of us."""
         return False
 
+    def details(self, *, whole: bool) -> Details | None:
+        """Return what is known of callers, `whole` or as far as frames show it; None: nothing."""
+        return None
+
     def _start_reporting(self) -> None:
         """Follow the last snapshot, if there is one; report from now on."""
         self._loop.add_reader(self._control.fileno(), self._hear)
@@ -168,4 +178,9 @@ class ReportingProcess:
             if snapshot is not None:
                 self.follow(snapshot, newer_config(self._control, snapshot))
                 self._control.report(self._state, self.facts())
+            question = self._control.take_question()
+            details = None if question is None else self.details(whole=question.whole)
+            if details is not None:
+                self._control.report_details(details)
             more = self.hear(is_newcomer=snapshot is not None) or snapshot is not None
+            more = more or details is not None

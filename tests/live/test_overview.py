@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pinlaterd.client import Job
+from pinlaterd.client import AckInfo, Job
 from pinlaterd.client.coordinator import fetch_json
 from tests.deployment import PATIENT, serving
 
@@ -81,3 +81,23 @@ def test_a_paused_queue_says_who_paused_it_and_why(deployment, client, row_of, w
     deployment.admin("queue", "resume", "reports")
     wait_until(lambda: row_of("reports")["verdict"]["kind"] == "idle")
     assert "ada" not in (deployment.folder / "etc/queues.yaml").read_text()
+
+
+def test_a_queue_that_fails_says_what_its_attempts_said(client, row_of, wait_until):
+    """By what routers and shards report while somebody looks."""
+    client.create_queue("pay")
+    client.enqueue("pay", [Job(b"a", attempts_allowed=9)] * 10)
+    said = "ConnectTimeout: smtp7 did not answer (mail.py:12 in send)"
+
+    def fails():
+        for job in client.dequeue("pay", limit=3):
+            client.ack("pay", failed=[AckInfo(job.descriptor, said)])
+        verdict = row_of("pay").get("verdict", {"text": ""})
+        return verdict["text"].endswith(" %: ConnectTimeout: smtp# did not answer")
+
+    wait_until(fails)
+    row = row_of("pay")
+    assert row["verdict"]["kind"] == "failing"
+    assert row["verdict"]["sentence"].endswith(
+        "100 % of them ConnectTimeout: smtp# did not answer."
+    )

@@ -1,0 +1,132 @@
+"""Failed attempts by what they said, counted as they are acked, and the work of each source.
+
+Of a queue the 64 signatures that failed last are kept, each with exact counts since it began to be
+kept, by minutes for an hour. Acks of jobs that succeeded cost nothing here. All is in memory: a
+shard that was restarted counts from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from pinlaterd.engines.base import Acks
+from pinlaterd.model import JobKey
+from pinlaterd.signature import signature
+from pinlaterd.wire.control import FailureCount, SourceWork
+
+MOST_SIGNATURES = 64  # of a queue
+MOST_SOURCES = 1_000
+_MINUTE_MS = 60_000
+_MINUTES = 60
+UNSAID = "no status given"
+
+
+class _Group:
+    """The attempts that failed alike."""
+
+    __slots__ = ("attempts", "by_minute", "first_ms", "last_ms")
+
+    def __init__(self, now_ms: int) -> None:
+        self.attempts = 0
+        self.first_ms = self.last_ms = now_ms
+        self.by_minute: dict[int, int] = {}
+
+    def add(self, attempts: int, now_ms: int) -> None:
+        minute = now_ms // _MINUTE_MS
+        self.attempts += attempts
+        self.last_ms = now_ms
+        if minute not in self.by_minute and len(self.by_minute) >= _MINUTES:
+            self.by_minute = {at: n for at, n in self.by_minute.items() if at > minute - _MINUTES}
+        self.by_minute[minute] = self.by_minute.get(minute, 0) + attempts
+
+    def since(self, minute: int) -> int:
+        return sum([n for at, n in self.by_minute.items() if at >= minute])
+
+
+class Failures:
+    """The failed attempts of a shard by what they said, and the work of sources. Used by the
+    shard's thread."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, _Group]] = {}  # by queue and signature
+        self._jobs: dict[tuple[str, str], int] = {}  # by queue and source, the first one first
+        self._failed: dict[tuple[str, str], int] = {}
+
+    def handed_out(self, queue: str, source: str, jobs: int) -> None:
+        """Count jobs that a source was handed."""
+        counts, key = self._jobs, (queue, source)
+        counts[key] = counts.get(key, 0) + jobs
+        if len(counts) > MOST_SOURCES:
+            oldest = next(iter(counts))
+            del counts[oldest]
+            self._failed.pop(oldest, None)
+
+    def note(
+        self,
+        queue: str,
+        source: str,
+        failed: Sequence[Acks],
+        missed: AbstractSet[JobKey],
+        now_ms: int,
+    ) -> None:
+        """Count attempts that a source has acked as failed, without the jobs that its acks
+        `missed`."""
+        groups = self._groups.setdefault(queue, {})
+        whole = 0
+        for acks in failed:
+            attempts = len(acks.local_ids)
+            if missed:
+                attempts -= sum([(acks.priority, one) in missed for one in acks.local_ids])
+            if not attempts:
+                continue
+            text = signature(acks.append_custom_status).message or UNSAID
+            group = groups.get(text)
+            if group is None:
+                if len(groups) >= MOST_SIGNATURES:
+                    del groups[min(groups, key=lambda one: groups[one].last_ms)]
+                group = groups[text] = _Group(now_ms)
+            group.add(attempts, now_ms)
+            whole += attempts
+        key = (queue, source)
+        if key in self._jobs:
+            self._failed[key] = self._failed.get(key, 0) + whole
+
+    def drop_queue(self, queue: str) -> None:
+        """Forget what a deleted queue's attempts said."""
+        self._groups.pop(queue, None)
+
+    def lately(self, now_ms: int) -> Mapping[str, Mapping[str, int]]:
+        """Return how many attempts failed in this minute and the one before, by queue and
+        signature."""
+        minute = now_ms // _MINUTE_MS - 1
+        found: dict[str, dict[str, int]] = {}
+        for queue, groups in self._groups.items():
+            counts = {text: n for text, group in groups.items() if (n := group.since(minute))}
+            if counts:
+                found[queue] = counts
+        return found
+
+    def counts(self, now_ms: int) -> Sequence[FailureCount]:
+        """List all signatures that are kept."""
+        last = now_ms // _MINUTE_MS
+        minutes = range(last - _MINUTES + 1, last + 1)
+        return [
+            FailureCount(
+                queue,
+                text,
+                group.attempts,
+                group.first_ms,
+                group.last_ms,
+                [group.by_minute.get(minute, 0) for minute in minutes],
+            )
+            for queue, groups in self._groups.items()
+            for text, group in groups.items()
+        ]
+
+    def work(self) -> Sequence[SourceWork]:
+        """List how many jobs each source was handed, and how many attempts of it failed."""
+        return [
+            SourceWork(queue, source, jobs, self._failed.get((queue, source), 0))
+            for (queue, source), jobs in self._jobs.items()
+        ]
