@@ -16,8 +16,9 @@ fields, behind those that it has and with a default: so fields are read by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum, StrEnum
+from itertools import chain, groupby
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, cast, get_args, overload
@@ -305,6 +306,78 @@ class AlikeAcks(Sequence[AckInfo]):
 
     def __repr__(self) -> str:
         return repr(list(self))
+
+
+class AlikeJobs(Sequence[Job]):
+    """Jobs that differ only in their bodies and, where they have keys, in those.
+
+    Those of one enqueue mostly are; what makes use of it is spared several objects for each."""
+
+    __slots__ = ("alike", "bodies", "keys")
+
+    def __init__(
+        self, alike: Job, bodies: Sequence[bytes], keys: Sequence[str] | None = None
+    ) -> None:
+        self.alike = alike  # what they have in common; its body means nothing, nor its key beside
+        self.bodies = bodies
+        self.keys = keys  # None: that of `alike`, if any
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def __iter__(self) -> Iterator[Job]:
+        if self.keys is not None:
+            return map(self.__getitem__, range(len(self.bodies)))
+        others = all_but_first(self.alike)
+        return (new_record(Job, (body, *others)) for body in self.bodies)
+
+    @overload
+    def __getitem__(self, index: int) -> Job: ...
+    @overload
+    def __getitem__(self, index: slice) -> AlikeJobs: ...
+    def __getitem__(self, index: int | slice) -> Job | AlikeJobs:
+        keys, bodies = self.keys, self.bodies
+        if isinstance(index, slice):
+            return AlikeJobs(self.alike, bodies[index], None if keys is None else keys[index])
+        job = self.alike._replace(body=bodies[index])
+        if keys is None or job.options is None:
+            return job
+        return job._replace(options=job.options._replace(key=keys[index]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+_usual_fields = itemgetter(slice(1, Job._fields.index("options")))  # but the body
+
+
+def runs_of(jobs: Sequence[Job]) -> Sequence[tuple[Job, Sequence[bytes]]]:
+    """Divide jobs into runs that differ only in their bodies and options: one of each, and the
+    bodies."""
+    if isinstance(jobs, AlikeJobs):
+        return [(jobs.alike, jobs.bodies)]
+    runs = [list(run) for _, run in groupby(jobs, _usual_fields)]
+    return [(run[0], [job.body for job in run]) for run in runs]
+
+
+def joined(parts: Sequence[Sequence[Job]]) -> Sequence[Job]:
+    """Put jobs of several calls together, in their order."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    some = [part for part in parts if isinstance(part, AlikeJobs)]
+    if len(some) == len(parts):
+        alike, has_keys = some[0].alike, some[0].keys is not None
+        if all(part.alike == alike and (part.keys is not None) is has_keys for part in some):
+            bodies = list(chain.from_iterable([part.bodies for part in some]))
+            keys = list(chain.from_iterable([part.keys or () for part in some]))
+            return AlikeJobs(alike, bodies, keys if has_keys else None)
+    return list(chain.from_iterable(parts))
 
 
 class AckRequest(NamedTuple):

@@ -24,6 +24,7 @@ from pinlaterd.model import (
     AckInfo,
     AckRequest,
     AlikeAcks,
+    AlikeJobs,
     CallContext,
     DequeueRequest,
     EnqueueRequest,
@@ -68,8 +69,6 @@ _PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers(
 )
 _KEY_OF_ALL, _EXPIRES_AT = headers("PinLaterJob", "key_of_all_queues", "expires_at_ms")
 _OPTIONS: Final = JobOptions()
-_OTHERS_OF_OPTIONS: Final = defaults_behind(JobOptions, "key")
-_OPTIONS_AT: Final = Job._fields.index("options") - 1  # behind a body
 _END_OF_JOB: Final = 0
 _APPEND_STATUS, _RETRY_DELAY, _CLAIM, _RETRYABLE = headers(
     "PinLaterJobAckInfo", "append_custom_status", "retry_delay_ms", "claim_descriptor", "retryable"
@@ -104,7 +103,7 @@ def read_enqueue(
     jobs, at = read_jobs(message, at + 8, count, defaults.get(queue, _USUAL_DEFAULTS))
     if message[at:] != _END_ALL:
         raise Unusual
-    return context, EnqueueRequest(queue, jobs)
+    return context, new_record(EnqueueRequest, (queue, jobs))
 
 
 def read_ack(message: bytes, at: int, most: int) -> tuple[CallContext, AckRequest]:
@@ -144,8 +143,8 @@ def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, Deque
         at += 7
     if message[at:] != _END_ALL:
         raise Unusual
-    times = (max_wait_ms, claim_timeout_ms)
-    return context, DequeueRequest(queue, limit, acks, dry_run, coverage, *times)
+    fields = (queue, limit, acks, dry_run, coverage, max_wait_ms, claim_timeout_ms)
+    return context, new_record(DequeueRequest, fields)
 
 
 def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
@@ -168,90 +167,124 @@ def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
     return CallContext(source, request_id), message[begin:at].decode(), at
 
 
-def read_jobs(message: bytes, at: int, count: int, defaults: JobDefaults) -> tuple[list[Job], int]:
+def read_jobs(
+    message: bytes, at: int, count: int, defaults: JobDefaults
+) -> tuple[Sequence[Job], int]:
     """Read so many elements of a list of jobs; return them and where they end."""
-    jobs: list[Job] = []
     if count == 0:
-        return jobs, at
-    append, startswith, new = jobs.append, message.startswith, new_record
+        return [], at
+    startswith = message.startswith
     if not startswith(FIRST_TEXT, at):
         raise Unusual
+    others: list[Job] = []  # those before the ones that are alike
+    bodies: list[bytes] = []
+    append = bodies.append
     first = at
     at += 3
     # From behind a body up to the length of the next one.
     between = b""
-    rest: tuple[Any, ...] = ()
+    alike = _JOB
     size = 0
     for _ in range(count - 1):
         (length,) = U32(message, at)
         begin = at + 4
         end = begin + length
         if not size or not startswith(between, end):
-            rest, at = _job_rest(message, end, defaults)
-            if rest[_OPTIONS_AT] is not None:
+            job, at = _job_behind(message, end, defaults)
+            if job.options is not None:
                 read, ends = _jobs_with_options(message, first, count, defaults)
                 return read, ends[-1]
             if not startswith(FIRST_TEXT, at):
                 raise Unusual
             between = message[end : at + 3]
             size = len(between)
-        body = (message[begin:end],)
-        append(new(Job, body + rest))
+            if bodies:
+                others += AlikeJobs(alike, bodies)
+                bodies.clear()
+            alike = job
+        append(message[begin:end])
         at = end + size
     begin = at + 4
     end = begin + U32(message, at)[0]
     if 0 < len(message) - end <= _USUAL_TAIL_BYTES and defaults is _USUAL_DEFAULTS:
-        rest, size = _last_job_rest(message[end:])
+        job, size = _last_job(message[end:])
         at = end + size
     else:
-        rest, at = _job_rest(message, end, defaults)
-    body = (message[begin:end],)
-    append(new(Job, body + rest))
-    return jobs, at
+        job, at = _job_behind(message, end, defaults)
+    if job.options is not None:
+        read, ends = _jobs_with_options(message, first, count, defaults)
+        return read, ends[-1]
+    if bodies and job != alike:
+        others += AlikeJobs(alike, bodies)
+        bodies.clear()
+    append(message[begin:end])
+    last = AlikeJobs(job, bodies)
+    return [*others, *last] if others else last, at
 
 
 def _jobs_with_options(
     message: bytes, at: int, count: int, defaults: JobDefaults
-) -> tuple[list[Job], list[int]]:
+) -> tuple[Sequence[Job], list[int]]:
     """Read as read_jobs does, where jobs differ in their keys, too; return where each ends."""
+    found = _alike_jobs_with_keys(message, at, count, defaults) if count else None
+    if found is not None:
+        return found
     jobs: list[Job] = []
     ends: list[int] = []
-    startswith, new = message.startswith, new_record
-    # From behind a body up to the length of the key.
-    between = b""
-    size = 0
     for _ in range(count):
-        if not startswith(FIRST_TEXT, at):
+        if not message.startswith(FIRST_TEXT, at):
             raise Unusual
         begin = at + 7
         end = begin + U32(message, at + 3)[0]
-        options: JobOptions | None
-        if size and startswith(between, end):
-            key_begin = end + size + 4
-            at = key_begin + U32(message, key_begin - 4)[0]
-            if message[at] == _END_OF_JOB:
-                key = message[key_begin:at].decode()
-                options = new(JobOptions, (key, *_OTHERS_OF_OPTIONS))
-            else:
-                options, at = _job_options(message, end + size - len(KEY))
-        else:
-            fields, options_at = _job_fields(message, end, defaults)
-            options, at = _job_options(message, options_at)
-            between = message[end : options_at + len(KEY)]
-            size = len(between) if between.endswith(KEY) else 0
-        jobs.append(new(Job, (message[begin:end], *fields, options, *_OTHERS_OF_JOB)))
-        at += 1
+        job, at = _job_behind(message, end, defaults)
+        jobs.append(job._replace(body=message[begin:end]))
         ends.append(at)
     return jobs, ends
 
 
-def _job_rest(message: bytes, at: int, defaults: JobDefaults) -> tuple[tuple[Any, ...], int]:
-    """Return all fields of a job but its body, and where it ends."""
+def _alike_jobs_with_keys(
+    message: bytes, at: int, count: int, defaults: JobDefaults
+) -> tuple[AlikeJobs, list[int]] | None:
+    """Do so if all differ only in their bodies and keys, and each has one."""
+    startswith, size_of = message.startswith, U32
+    bodies: list[bytes] = []
+    keys: list[str] = []
+    ends: list[int] = []
+    begin = at + 7
+    end = begin + size_of(message, at + 3)[0]
+    _, key_at = _job_fields(message, end, defaults)
+    job, after = _job_behind(message, end, defaults)
+    if job.options is None or job.options.key is None:
+        return None
+    # From behind a body up to the length of the key, and from behind that to the end of the job.
+    between = message[end : key_at + len(KEY)]
+    size = len(between)
+    key_begin = end + size + 4
+    behind = message[key_begin + size_of(message, key_begin - 4)[0] : after]
+    for _ in range(count):
+        begin = at + 7
+        end = begin + size_of(message, at + 3)[0]
+        if not (startswith(FIRST_TEXT, at) and startswith(between, end)):
+            return None
+        key_begin = end + size + 4
+        key_end = key_begin + size_of(message, key_begin - 4)[0]
+        if not startswith(behind, key_end):
+            return None
+        bodies.append(message[begin:end])
+        keys.append(message[key_begin:key_end].decode())
+        at = key_end + len(behind)
+        ends.append(at)
+    alike = job._replace(options=job.options._replace(key=None))
+    return AlikeJobs(alike, bodies, keys), ends
+
+
+def _job_behind(message: bytes, at: int, defaults: JobDefaults) -> tuple[Job, int]:
+    """Return a job whose body ends at `at`, without that, and where it ends."""
     fields, at = _job_fields(message, at, defaults)
     options = _JOB.options
     if message[at] != _END_OF_JOB:
         options, at = _job_options(message, at)
-    return (*fields, options, *_OTHERS_OF_JOB), at + 1
+    return new_record(Job, (b"", *fields, options, *_OTHERS_OF_JOB)), at + 1
 
 
 def _job_fields(message: bytes, at: int, defaults: JobDefaults) -> tuple[tuple[Any, ...], int]:
@@ -298,9 +331,9 @@ def _job_options(message: bytes, at: int) -> tuple[JobOptions | None, int]:
 
 
 @lru_cache(maxsize=256)
-def _last_job_rest(tail: bytes) -> tuple[tuple[Any, ...], int]:
+def _last_job(tail: bytes) -> tuple[Job, int]:
     """Return the same of a message's last job, behind whose body is `tail`, mostly as before."""
-    return _job_rest(tail, 0, _USUAL_DEFAULTS)
+    return _job_behind(tail, 0, _USUAL_DEFAULTS)
 
 
 def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckRequest, int]:
@@ -314,7 +347,7 @@ def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckReq
         failed, at = read_acks(message, at + 8, count, most) if count else ([], at + 8)
     if message[at]:
         raise Unusual
-    return AckRequest(queue, succeeded, failed), at + 1
+    return new_record(AckRequest, (queue, succeeded, failed)), at + 1
 
 
 def read_acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[AckInfo], int]:

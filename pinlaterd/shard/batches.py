@@ -57,7 +57,7 @@ from pinlaterd.shard.operations import (
     KeyedEnqueue,
     Operation,
     ReleaseClaims,
-    has_key,
+    have_keys,
 )
 from pinlaterd.shard.state import STORE_FAILED, ShardState
 from pinlaterd.shard.tasks import MOST_TASKS, Steps, Tasks
@@ -72,7 +72,7 @@ _ROOM_SECONDS, _RETRY_AFTER_MS = 0.1, 1000
 _TOO_LATE = "got the call after its deadline"
 _DELETE_QUEUE = Method.DELETE_QUEUE.encode()
 _TAKES_NO_JOBS = "is dequeue-only"
-_FIND_KEYS = Op.FIND_KEYS  # see envelope.CALL
+_FIND_KEYS, _VALIDATE = Op.FIND_KEYS, Op.VALIDATE  # see envelope.CALL
 _CALLS = (Op.CALL, Op.VALIDATE, Op.OLDEST_FAILED, Op.ACK_SCHEDULED)
 
 
@@ -573,14 +573,14 @@ class Dispatch:
             self._replies.refuse(entry, _TAKES_NO_JOBS)
             return None
         request = cast("EnqueueRequest", call.request)
-        state.queue(request.queue)
+        facts = state.queue(request.queue)
         jobs, with_options = state.rules.enqueue(call.context, request, now_ms)
-        if with_options and not entry.placement and any(map(has_key, jobs)):
+        if with_options and not entry.placement and have_keys(jobs):
             raise ForeignError
-        if entry.op is Op.VALIDATE or not jobs:
+        if entry.op is _VALIDATE or not jobs:
             self._replies.add(entry, Status.DONE, codec.encode_reply(call.head, []))
             return None
-        return (KeyedEnqueue if with_options else Enqueue)(entry, call, state, jobs)
+        return (KeyedEnqueue if with_options else Enqueue)(entry, call.head, facts, state, jobs)
 
     def _ack(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> Operation:
         kind: type[Ack] = AckJobs if call.head.method_name == Method.ACK_JOBS else Ack

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from pinlaterd.clock import Clock, until_full
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import SINGLE, Term
 from pinlaterd.lifecycle import StopSignal, count_dropped_lines
+from pinlaterd.model import new_record
 from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import TAKES_JOBS, ControlClient, ProcessState, Snapshot, read_snapshot
@@ -29,6 +31,7 @@ from pinlaterd.wire.envelope import (
     QUIET_PULSE_SECONDS,
     RELEASES,
     WIRE_VERSION,
+    CallEntry,
     Calls,
     Frame,
     Goodbye,
@@ -53,6 +56,8 @@ log = logging.getLogger(__name__)
 _MOST_FRAMES = 500
 _MOST_BYTES = 4 << 20
 _MOST_BACKLOG = 4_000
+# All that a router sends of a call.
+_as_sent = itemgetter(slice(CallEntry._fields.index("router")))
 # Batches that a shard that stops still makes of what has arrived.
 _MOST_LAST_TURNS = 1_000
 # How long a shard that stops waits for routers to hear of it; a frozen one never does.
@@ -267,7 +272,7 @@ class ShardLoop:
                 # Meant for a predecessor: its router has given these calls up already.
                 self._stats.count("shard_calls_of_predecessors")
                 return
-            entries = [call._replace(router=router) for call in frame.calls]
+            entries = [new_record(CallEntry, (*_as_sent(call), router)) for call in frame.calls]
             self._service.backlog.extend(entries)
         elif isinstance(frame, Hello):
             if frame.server:

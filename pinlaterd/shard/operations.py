@@ -39,10 +39,10 @@ from pinlaterd.model import (
     AckOutcomes,
     AckRequest,
     AlikeAcks,
+    AlikeJobs,
     CheckpointOutcomes,
     CheckpointRequest,
     DequeueResult,
-    EnqueueRequest,
     FinishOutcome,
     FinishRequest,
     FinishResult,
@@ -57,7 +57,9 @@ from pinlaterd.model import (
     all_but_first,
     claim_source,
     defaults_behind,
+    joined,
     new_record,
+    runs_of,
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
@@ -112,21 +114,24 @@ class Commit:
         ] = []
         for operation in operations:
             operation.add_to(self)
+        # A batch mostly has one or two kinds of operation; a list of each other costs a call.
         self.batch = Batch(
-            [operation.parts[0] for operation in self.acks],
-            [operation.parts[0] for operation in self.checkpoints],
-            [operation.parts[0] for operation in self.releases],
+            [operation.parts[0] for operation in self.acks] if self.acks else (),
+            [operation.parts[0] for operation in self.checkpoints] if self.checkpoints else (),
+            [operation.parts[0] for operation in self.releases] if self.releases else (),
             [
-                EnqueueOp(queue, calls[0].jobs if len(calls) == 1 else _all_jobs(calls))
+                EnqueueOp(queue, joined([call.jobs for call in calls]))
                 for queue, calls in self.enqueues.items()
             ],
-            [op for op, _ in self.claims],
+            [op for op, _ in self.claims] if self.claims else (),
             room,
             [
-                KeyedEnqueueOp(queue, calls[0].jobs if len(calls) == 1 else _all_jobs(calls))
+                KeyedEnqueueOp(queue, joined([call.jobs for call in calls]))
                 for queue, calls in self.keyed.items()
-            ],
-            finishes=[operation.parts[0] for operation in self.finishes],
+            ]
+            if self.keyed
+            else (),
+            [operation.parts[0] for operation in self.finishes] if self.finishes else (),
         )
 
     def hand_over(self, result: BatchResult, state: ShardState, now_ms: int) -> None:
@@ -140,7 +145,7 @@ class Commit:
         for op, local_ids in zip(self.batch.enqueues, result.enqueues, strict=True):
             at = 0
             for enqueue in self.enqueues[op.queue]:
-                end = at + len(enqueue.jobs)
+                end = at + enqueue.rows
                 enqueue.local_ids = local_ids[at:end]
                 at = end
             state.stored(op.queue, op.jobs, local_ids, now_ms)
@@ -157,15 +162,11 @@ class Commit:
     ) -> None:
         held = iter(holders)
         for call in self.keyed[op.queue]:
-            call.holders = list(islice(held, len(call.jobs)))
+            call.holders = list(islice(held, call.rows))
         is_new = [not holder.existed for holder in holders]
         if any(is_new):
             local_ids = [holder.local_id for holder in compress(holders, is_new)]
             state.stored(op.queue, list(compress(op.jobs, is_new)), local_ids, now_ms)
-
-
-def _all_jobs(calls: Sequence[Enqueue]) -> list[Job]:
-    return list(chain.from_iterable([call.jobs for call in calls]))
 
 
 def _hand_over_parts(
@@ -245,27 +246,32 @@ _NO_PARTS: deque[Any] = deque(maxlen=0)
 class Enqueue(Operation):
     """`local_ids`: those of its jobs, once they are stored."""
 
-    __slots__ = ("_prefix", "jobs", "local_ids")
+    __slots__ = ("_count", "_prefix", "jobs", "local_ids")
 
     def __init__(
-        self, entry: CallEntry, call: Call, state: ShardState, jobs: Sequence[Job]
+        self,
+        entry: CallEntry,
+        head: Head,
+        facts: QueueFacts,
+        state: ShardState,
+        jobs: Sequence[Job],
     ) -> None:
-        """`jobs`: as they are to be stored. Raises QueueNotFound."""
-        request = cast("EnqueueRequest", call.request)
-        super().__init__(entry, call.head, request.queue, state)
-        self._prefix = state.queue(request.queue).prefix
+        """`jobs`: as they are to be stored."""
+        super().__init__(entry, head, facts.queue, state)
+        self._prefix = facts.prefix
+        self._count = len(jobs)
         self.jobs = jobs
         self.local_ids: Sequence[int] = ()
 
     @property
     def rows(self) -> int:
-        return len(self.jobs)
+        return self._count
 
     def add_to(self, commit: Commit) -> None:
         commit.enqueues.setdefault(self.queue, []).append(self)
 
     def reply(self, now_ms: int) -> bool:
-        prefix, priorities = self._prefix, {job.priority for job in self.jobs}
+        prefix, priorities = self._prefix, {job.priority for job, _ in runs_of(self.jobs)}
         if len(priorities) == 1:
             prefix = f"{prefix}{priorities.pop()}:"
             payload = codec.encode_enqueued(self.head, prefix, self.local_ids)
@@ -293,15 +299,18 @@ class KeyedEnqueue(Enqueue):
             for held in self.holders
         ]
         result: Result = descriptors
-        if any(map(has_key, self.jobs)):
+        if have_keys(self.jobs):
             result = KeyedEnqueueResult(descriptors, [held.existed for held in self.holders])
         payload = codec.encode_reply(self.head, result)
         self.state.replies.add(self.call, Status.DONE, payload)
         return True
 
 
-def has_key(job: Job) -> bool:
-    return job.options is not None and job.options.key is not None
+def have_keys(jobs: Sequence[Job]) -> bool:
+    """Tell whether any of the jobs has a key."""
+    if isinstance(jobs, AlikeJobs) and jobs.keys is not None:
+        return True
+    return any(job.options is not None and job.options.key is not None for job in jobs)
 
 
 # --- acks -----------------------------------------------------------------------------------
@@ -327,7 +336,7 @@ class Acking(Operation):
             if failed:
                 failed = [acks for acks in failed if self._may_retry(facts, acks, now_ms)]
             if succeeded or failed:
-                parts.append(AckOp(request.queue, succeeded, failed))
+                parts.append(new_record(AckOp, (request.queue, succeeded, failed)))
         if bad:
             if self.call.whole:
                 raise ForeignError

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import compress, repeat
 from typing import Any
 
@@ -33,6 +32,7 @@ from pinlaterd.model import (
     PendingKey,
     defaults_behind,
     new_record,
+    runs_of,
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
@@ -40,7 +40,7 @@ from pinlaterd.shard.failures import Failures
 from pinlaterd.shard.health import QueueLocks, StoreHealth
 from pinlaterd.shard.leases import Leases
 from pinlaterd.shard.permits import Permits
-from pinlaterd.shard.ready import ReadyIndex
+from pinlaterd.shard.ready import Key, ReadyIndex
 from pinlaterd.shard.timekeeping import Timekeeper
 from pinlaterd.shard.validation import Rules
 from pinlaterd.stats import BODY_SIZE, Stats
@@ -312,25 +312,27 @@ class ShardState:
         Once for all of a batch: with one job a call, this is a good part of what a call costs."""
         self.touched.add(queue)
         self.stats.count(f"{queue}_enqueue", len(jobs))
-        bodies = [job.body for job in jobs]
-        self.stats.record_each((f"{BODY_SIZE}{queue}",), list(map(len, bodies)))
-        attempts = [job.attempts_allowed for job in jobs]
-        fields = zip(bodies, attempts, attempts, *_OTHERS_OF_PAYLOAD)  # noqa: B905 - some have no end
-        payloads = list(map(partial(new_record, Payload), fields))
-        priorities = [job.priority for job in jobs]
-        dues = [now_ms if job.run_after_ms is None else job.run_after_ms for job in jobs]
-        present = set(priorities)
-        if len(present) == 1 and set(dues) == {now_ms}:
-            ascending = list(zip(dues, local_ids, strict=False))
-            self.ready.add(queue, priorities[0], ascending, now_ms, payloads)
-            return
-        keys = list(zip(dues, local_ids, strict=True))
-        for priority in present:
-            chosen = [each == priority for each in priorities]
+        runs = runs_of(jobs)
+        found: dict[int, tuple[list[Key], list[Payload]]] = {}  # by priority
+        sizes: list[int] = []
+        at = 0
+        for job, bodies in runs:
+            sizes += map(len, bodies)
+            due_ms = now_ms if job.run_after_ms is None else job.run_after_ms
+            ids, at = local_ids[at : at + len(bodies)], at + len(bodies)
+            keys, payloads = found.setdefault(job.priority, ([], []))
+            keys += zip(repeat(due_ms), ids)
+            attempts = repeat(job.attempts_allowed)
+            fields = zip(bodies, attempts, attempts, *_OTHERS_OF_PAYLOAD)  # noqa: B905 - some have no end
+            payloads += map(new_record, repeat(Payload), fields)
+        self.stats.record_each((f"{BODY_SIZE}{queue}",), sizes)
+        for priority, (keys, payloads) in found.items():
+            if len(runs) == 1:
+                self.ready.add(queue, priority, keys, now_ms, payloads)
+                continue
             # Earliest first. Keys differ, so that the payloads beside them are never compared.
-            ordered = sorted(compress(zip(keys, payloads, strict=True), chosen))
-            of_priority, known = zip(*ordered, strict=True)
-            self.ready.add(queue, priority, of_priority, now_ms, known)
+            ordered, known = zip(*sorted(zip(keys, payloads, strict=True)), strict=True)
+            self.ready.add(queue, priority, ordered, now_ms, known)
 
     def requeue(self, queue: str, requeued: Sequence[Requeued], now_ms: int) -> None:
         """Jobs became PENDING again."""

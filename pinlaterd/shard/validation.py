@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
-from operator import itemgetter
 
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.engines.base import Acks, Checkpoint, Finish, Limits, TableLimits
@@ -26,6 +24,7 @@ from pinlaterd.model import (
     CONTINUATION_START,
     MOST_KEY_BYTES,
     QUEUE_NAME,
+    AlikeJobs,
     CallContext,
     CountRequest,
     DeleteJobsRequest,
@@ -37,14 +36,13 @@ from pinlaterd.model import (
     RetryFailedRequest,
     ScanKey,
     ScanRequest,
-    all_but_first,
+    runs_of,
 )
 
 # A claim descriptor bears the source, and PinLater's tables hold 200 characters of it.
 SOURCE_BYTES = 120
 _LEAST_CLAIM_TIMEOUT_MS = 1_000  # maintenance looks once a second
 _LARGEST_I32 = 2**31 - 1
-_usual_fields = itemgetter(slice(1, Job._fields.index("options")))  # but the body
 _LARGEST_I64 = 2**63 - 1
 _MOST_REGEX_CHARS = 10_000  # the loop waits until its searcher has taken the call
 
@@ -85,24 +83,21 @@ class Rules:
         check_source(context.source, InvalidEnqueue)
         most_body, levels = self._body_bytes, self._levels
         latest, most_status = self._limits.run_after_ms, self._limits.custom_status_chars
-        too_long = False
-        # Where jobs have options, each mostly has others.
-        with_options = have_options = bool(request.jobs and request.jobs[0].options)
-        for _, group in groupby(request.jobs, _usual_fields if have_options else all_but_first):
-            alike = list(group)
-            job = alike[0]
+        too_long, jobs = False, request.jobs
+        with_options, right_options = False, True
+        if not isinstance(jobs, AlikeJobs) or jobs.alike.options is not None:
+            with_options, right_options = self._options_of(jobs)
+        for job, bodies in runs_of(jobs):
             if (
-                max([len(each.body) for each in alike]) > most_body
+                max([len(body) for body in bodies]) > most_body
                 or not 0 < job.priority <= levels
                 or not 0 < job.attempts_allowed <= _LARGEST_I32
                 or not 0 <= (job.run_after_ms or 0) <= latest
-                or not all(map(self._has_right_options, alike if have_options else (job,)))
+                or not right_options
             ):
-                for index, each in enumerate(request.jobs):
+                for index, each in enumerate(jobs):
                     self._explain(f"jobs[{index}]", each)
             too_long = too_long or len(job.custom_status) > most_status
-            with_options = with_options or job.options is not None
-        jobs = request.jobs
         if too_long:
             jobs = [job._replace(custom_status=job.custom_status[:most_status]) for job in jobs]
         narrower = self._narrower(request.queue)
@@ -132,6 +127,18 @@ class Rules:
                     f"{where}.key has {len((job.options.key or '').encode())} bytes; "
                     f"a key has 1 to {MOST_KEY_BYTES}"
                 )
+
+    def _options_of(self, jobs: Sequence[Job]) -> tuple[bool, bool]:
+        """Tell whether any of the jobs has options, and whether all that they have are right."""
+        if not isinstance(jobs, AlikeJobs):
+            with_options = [job for job in jobs if job.options is not None]
+            return bool(with_options), all(map(self._has_right_options, with_options))
+        keys, job = jobs.keys, jobs.alike
+        if keys is None:
+            return job.options is not None, self._has_right_options(job)
+        sizes = [len(key.encode()) for key in keys]
+        are_keys = min(sizes) > 0 and max(sizes) <= MOST_KEY_BYTES
+        return True, are_keys and self._has_right_options(jobs[0])
 
     def _has_right_options(self, job: Job) -> bool:
         if job.options is None:
@@ -252,12 +259,12 @@ def _cure(table: TableLimits) -> str:
     return f"; {table.body_cure}" if table.body_cure else ""
 
 
-@lru_cache(maxsize=256)  # a client has the same in all its calls
 def check_claim_timeout(asked_ms: int | None) -> None:
     if asked_ms is not None:
         _check_least("claimTimeoutMillis", asked_ms, _LEAST_CLAIM_TIMEOUT_MS)
 
 
+@lru_cache(maxsize=256)  # a client has the same in all its calls
 def check_source(
     source: str, error: Callable[[str], InvalidRequest | InvalidEnqueue] = InvalidRequest
 ) -> None:

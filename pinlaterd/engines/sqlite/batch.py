@@ -11,8 +11,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, groupby, pairwise, repeat
-from operator import concat, itemgetter
+from itertools import chain, pairwise, repeat
 from typing import NamedTuple
 
 from pinlaterd.engines.base import (
@@ -69,6 +68,7 @@ from pinlaterd.model import (
     claim_source,
     defaults_behind,
     new_record,
+    runs_of,
 )
 
 log = logging.getLogger(__name__)
@@ -77,13 +77,13 @@ log = logging.getLogger(__name__)
 def apply_batch(tx: Transaction, batch: Batch) -> BatchResult:
     return BatchResult(
         acks=_ack(tx, batch.acks) if batch.acks else (),
-        checkpoints=[_checkpoint(tx, op) for op in batch.checkpoints],
-        releases=[_release(tx, op) for op in batch.releases],
+        checkpoints=[_checkpoint(tx, op) for op in batch.checkpoints] if batch.checkpoints else (),
+        releases=[_release(tx, op) for op in batch.releases] if batch.releases else (),
         enqueues=_enqueue(tx, batch.enqueues) if batch.enqueues else (),
         keyed=_enqueue_keyed(tx, batch.keyed) if batch.keyed else (),
         expired=_expire_claimed(tx, batch) if tx.store.expiring_ids else (),
         claims=_claim(tx, batch) if batch.claims else (),
-        finishes=[_finish(tx, op) for op in batch.finishes],
+        finishes=[_finish(tx, op) for op in batch.finishes] if batch.finishes else (),
     )
 
 
@@ -327,58 +327,44 @@ def _release(tx: Transaction, op: ReleaseOp) -> list[Requeued]:
 
 # --- enqueues -------------------------------------------------------------------------------
 
-# What fills the columns of a job's row but `body`. Jobs mostly have it in common; keys never.
-_in_common = itemgetter(slice(1, Job._fields.index("options")))
+_Place = tuple[int, int, int]  # queue, priority and run-after
 
 
 def _enqueue(tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
     """Jobs of one queue, priority and run-after get consecutive ids, in their order: one run."""
     now_ms, most_chars = tx.now_ms, LIMITS.custom_status_chars
-    rows: list[tuple[object, ...]] = []
-    places: list[_Place] = []  # of the same jobs
+    new: list[tuple[_Place, Job, Sequence[bytes]]] = []  # jobs that differ only in their bodies
+    ends = [0]  # where those of each op end
     for op in ops:
         queue_id = tx.store.queue_id(op.queue)
-        for _, group in groupby(op.jobs, _in_common):
-            alike = list(group)
-            job = alike[0]
+        for job, bodies in runs_of(op.jobs):
             run_after_ms = now_ms if job.run_after_ms is None else job.run_after_ms
-            place = (queue_id, job.priority, run_after_ms)
-            places += [place] * len(alike)
-            text = job.custom_status[:most_chars]
-            common = map(repeat, (*place, job.attempts_allowed, now_ms, text))
-            rows += zip([each.body for each in alike], *common)  # noqa: B905 - repeat has no end
-    local_ids: Sequence[int] = tx.store.take_local_ids(len(rows))
-    runs = _pending_runs(places, local_ids)
-    if len(runs) > 1 and len(runs) > len(set(places)):
-        order = sorted(range(len(rows)), key=places.__getitem__)
-        runs = _pending_runs([places[at] for at in order], local_ids)
-        given = dict(zip(order, local_ids, strict=True))
-        local_ids = [given[at] for at in range(len(rows))]
-    tx.db.executemany(
-        "INSERT INTO jobs (local_id, body, queue, priority, run_after, attempts_allowed,"
-        " attempts_remaining, created_at, updated_at, custom_status)"
-        " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?7, ?8)",
-        map(concat, zip(local_ids, strict=True), rows),
-    )
-    tx.replace((), runs)
-    if len(ops) == 1:
-        return [local_ids]
-    ends = list(accumulate([len(op.jobs) for op in ops], initial=0))
-    return [local_ids[first:end] for first, end in pairwise(ends)]
-
-
-_Place = tuple[int, int, int]  # queue, priority and run-after
-
-
-def _pending_runs(places: Iterable[_Place], local_ids: Sequence[int]) -> list[Run]:
-    """Return the runs of jobs in the order of these ids, which are consecutive."""
+            new.append(((queue_id, job.priority, run_after_ms), job, bodies))
+        ends.append(len(new))
+    order: Sequence[int] = range(len(new))
+    if len(new) > 1:
+        order = sorted(order, key=[place for place, _, _ in new].__getitem__)
+    local_ids = [range(0)] * len(new)
+    rows: list[tuple[object, ...]] = []
     runs = []
-    first_id = local_ids[0] if local_ids else 0
-    for (queue_id, priority, run_after_ms), alike in groupby(places):
-        last_id = first_id + sum([1 for _ in alike]) - 1
-        runs.append(Run(first_id, last_id, queue_id, priority, PENDING, run_after_ms))
-        first_id = last_id + 1
-    return runs
+    for at in order:
+        place, job, bodies = new[at]
+        ids = local_ids[at] = tx.store.take_local_ids(len(bodies))
+        queue_id, priority, run_after_ms = place
+        runs.append(Run(ids.start, ids.stop - 1, queue_id, priority, PENDING, run_after_ms))
+        common = (*place, now_ms, job.attempts_allowed, job.custom_status[:most_chars])
+        rows += zip(ids, *map(repeat, common), bodies)  # noqa: B905 - repeat has no end
+    tx.db.executemany(
+        "INSERT INTO jobs (local_id, queue, priority, run_after, created_at, updated_at,"
+        " attempts_allowed, attempts_remaining, custom_status, body)"
+        " VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?6, ?7, ?8)",
+        rows,
+    )
+    tx.replace((), runs if len(runs) == 1 else list(merged(runs)))
+    return [
+        local_ids[first] if end == first + 1 else list(chain.from_iterable(local_ids[first:end]))
+        for first, end in pairwise(ends)
+    ]
 
 
 def _enqueue_keyed(tx: Transaction, ops: Sequence[KeyedEnqueueOp]) -> list[list[KeyHolder]]:

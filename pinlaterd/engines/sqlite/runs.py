@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS
 from pinlaterd.engines.counts import Depths
 from pinlaterd.engines.sqlite.options import disagreements, repair_options
-from pinlaterd.model import JobState
+from pinlaterd.model import JobState, new_record
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,10 @@ class Run(NamedTuple):
         number = self.claim_number
         if number is not None:
             number += first_id - self.first_id
-        return self._replace(first_id=first_id, last_id=last_id, claim_number=number)
+        return Run(
+            *(first_id, last_id, self.queue_id, self.priority, self.state, self.at_ms),
+            *(self.claimer, number),
+        )
 
     def pending(self, run_after_ms: int) -> Run:
         """The same jobs without claim."""
@@ -117,7 +120,7 @@ def holding(db: sqlite3.Connection, queue_id: int, state: int, wanted: Sequence[
     held: dict[int, Run] = {}  # one may hold several of `wanted`
     for span in wanted:
         for row in db.execute(_HOLDING, (span.first_id, span.last_id, queue_id, state)):
-            held[row[0]] = Run(*row)
+            held[row[0]] = new_record(Run, row)
     return list(held.values())
 
 
@@ -189,7 +192,7 @@ def merged(runs: Iterable[Run]) -> Iterator[Run]:
         if last is None:
             last = run
         elif _follows(last, run):
-            last = last._replace(last_id=run.last_id)
+            last = last.cut(last.first_id, run.last_id)
         else:
             yield last
             last = run
