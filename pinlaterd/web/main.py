@@ -16,14 +16,24 @@ from pinlaterd.config.kinds import WEB
 from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.stats import Stats
-from pinlaterd.web import job, overview, queue
+from pinlaterd.web import (
+    job,
+    login,
+    overview,
+    queue,
+)
 from pinlaterd.web.site import Site
 from pinlaterd.wire.control import ProcessState, Snapshot
 from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process
 
 log = logging.getLogger(__name__)
 
-PAGES = (overview, queue, job)
+PAGES = (
+    overview,
+    queue,
+    job,
+    login,
+)
 
 
 def run(etc: Path) -> int:

@@ -16,8 +16,7 @@ from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.site import USER, Site
 
 _SERVING = "serving"
-_MAY_FOLD = frozenset((VerdictKind.WELL, VerdictKind.IDLE))
-_MOST_ROWS = 12  # that are shown as long as no further queue is unwell
+_MOST_ROWS = 12  # that are shown as long as no more queues are unwell
 
 
 class Column(NamedTuple):
@@ -165,8 +164,11 @@ def routes(site: Site) -> list[web.RouteDef]:
 
 def _most_shown(rows: Sequence[Row]) -> int:
     """Return how many rows the page begins with: none that is unwell is left out."""
-    unwell = sum(row.verdict["kind"] not in _MAY_FOLD for row in rows)
-    return max(unwell, _MOST_ROWS)
+    active = [row for row in rows if row.verdict["kind"] != VerdictKind.IDLE]
+    unwell = [row for row in active if row.verdict["kind"] != VerdictKind.WELL]
+    if len(rows) <= _MOST_ROWS:
+        return len(rows)
+    return max(len(unwell), min(len(active), _MOST_ROWS))
 
 
 # --- shards and processes ---------------------------------------------------------------------

@@ -72,7 +72,6 @@ class Site:
         return [
             web.get("/static/{name}", self._rendering.serve_file),
             self.page("/live", self.live.serve),
-            self.action("/preferences", self._prefer, role="", writes=False),
         ]
 
     # --- rights ------------------------------------------------------------------------------
@@ -164,27 +163,21 @@ class Site:
     async def explain(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Turn every error of a handler into a page that says what is wrong."""
         try:
-            return await handler(request)
-        except web.HTTPRedirection:
+            answer = await handler(request)
+        except web.HTTPRedirection as redirection:
+            self.sessions.keep_cookie(request, redirection)
             raise
         except Exception as error:  # noqa: BLE001 - the outermost place of a request
             problem = problem_of(request, error)
-            return self.render(request, "problem.html", status=problem.status, problem=problem)
+            answer = self.render(request, "problem.html", status=problem.status, problem=problem)
+        if not answer.prepared:
+            self.sessions.keep_cookie(request, answer)
+        return answer
 
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add what every answer says to the browser."""
         response.headers.update(_HEADERS)
         response.headers.setdefault("Cache-Control", "no-store")
-        self.sessions.keep_cookie(request, response)
-
-    async def _prefer(self, request: web.Request) -> web.StreamResponse:
-        """Remember how this browser wants its pages."""
-        form = request[FORM]
-        answer = web.HTTPSeeOther(own_path(form.get("next", "")))
-        for name, values in (("theme", THEMES), ("keys", ("on", "off"))):
-            if form.get(name) in values:
-                answer.set_cookie(name, form[name], max_age=365 * 86_400, samesite="Strict")
-        raise answer
 
 
 async def read_form(request: web.Request) -> MultiDict[str]:
