@@ -27,7 +27,6 @@ from pinlaterd.client.processes import Child, ChildPlan, ProcessDied, ProcessNot
 from pinlaterd.client.running_job import (
     DEFAULT_POLICY,
     LOST,
-    RELEASED,
     ClaimLost,
     Ending,
     ErrorSummary,
@@ -38,6 +37,7 @@ from pinlaterd.client.running_job import (
     handlers_frames,
     raised,
     returned,
+    unfinished,
 )
 from pinlaterd.model import QUEUE_NAME
 
@@ -337,8 +337,8 @@ class ThreadExecutor(Executor):
     def _run(
         self, work: InFlight, job: RunningJob, handler: Callable[[RunningJob], Outcome]
     ) -> None:
-        """Run a job and finish it, whatever breaks: at worst it is released."""
-        outcome, hooks = RELEASED, self._handler.hooks
+        """Run a job and finish it, whatever breaks: at worst as unfinished."""
+        outcome, hooks = unfinished(job), self._handler.hooks
         hooks.begin(job)
         try:
             outcome = handler(job)
@@ -402,11 +402,11 @@ class ProcessPlace:
         try:
             self.prepare()
             if self._child is None:
-                return RELEASED  # the worker ends
+                return unfinished(job)  # the worker ends
             answer = self._child.apply(job, self._handler.time_limit_seconds or math.inf)
-        except ProcessNotStarted:  # released; `prepare` will say why
+        except ProcessNotStarted:  # `prepare` will say why
             self.close()
-            return RELEASED
+            return unfinished(job)
         except (ProcessDied, TimeoutError, ClaimLost) as error:
             self.close()
             log.warning("job %s: %s", job.descriptor, error)
@@ -472,7 +472,7 @@ class TaskExecutor(Executor):
         """Free the place of a task, whatever has ended it, such as a handler that cancels all."""
         job = self._tasks.pop(task, None)
         if job is not None:
-            self._work.finish(job, RELEASED, time.monotonic())
+            self._work.finish(job, unfinished(job), time.monotonic())
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
         self._begin_jobs()
@@ -532,4 +532,4 @@ class LoopExecutor(TaskExecutor):
             self._loop.close()
         finally:  # if the loop has broken down, so have the handlers in it
             for job in filter(None, self._tasks.values()):
-                self._work.finish(job, RELEASED, time.monotonic())
+                self._work.finish(job, unfinished(job), time.monotonic())

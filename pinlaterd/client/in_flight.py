@@ -29,6 +29,7 @@ from pinlaterd.client.running_job import (
     Ending,
     Outcome,
     RunningJob,
+    unfinished,
 )
 from pinlaterd.model import ClaimedJob
 
@@ -147,12 +148,16 @@ class InFlight:
         *,
         ahead_seconds: float,
         ack_seconds: float,
+        keeps_single_attempts: bool = False,
     ) -> None:
-        """`ack_seconds`: how long the end of a job waits for a dequeue to take it along."""
+        """`ack_seconds`: how long the end of a job waits for a dequeue to take it along.
+        `keeps_single_attempts`: what was claimed of jobs that run at most once is begun here, also
+        after `stop`, or fails: it is never released."""
         self.queue = queue
         self.client = client
         self._concurrency = concurrency
         self._ack_seconds = ack_seconds
+        self._keeps_single_attempts = keeps_single_attempts
         self.stopping = threading.Event()
         self.abandoned = False
         self._tell_ready: Callable[[], None] | None = None
@@ -182,6 +187,7 @@ class InFlight:
         self._plenty = False  # the last dequeue brought all that it asked for
         self._reporter_sleeps_until = -math.inf
         self._given_up = False
+        self._released_at = -math.inf  # what waited
 
     # --- fetchers -------------------------------------------------------------------------
 
@@ -208,7 +214,8 @@ class InFlight:
     def add(
         self, jobs: Iterable[ClaimedJob], now: float, *, asked: int, failed: bool = False
     ) -> None:
-        """Take what a dequeue for `asked` jobs has claimed; once stopped, release it at once."""
+        """Take what a dequeue for `asked` jobs has claimed; once stopped, release it at once, but
+        for what is kept."""
         claimed = [RunningJob(self.queue, job, self.client, now) for job in jobs]
         with self._lock:
             self._dequeue_errors += failed
@@ -217,8 +224,9 @@ class InFlight:
             if self._plenty:
                 self._tell_room()
             if self.stopping.is_set():
-                self._release(claimed)
-            if self.stopping.is_set() or not claimed:
+                claimed = self._release_but_kept(claimed)
+                self._job_waits.notify_all()
+            if not claimed:
                 return
             self._held.update(claimed)
             self._waiting.extend(claimed)
@@ -257,10 +265,10 @@ class InFlight:
         return job
 
     def wait(self) -> RunningJob | None:
-        """Block until a job waits and take it; None once stopped."""
+        """Block until a job waits and take it; None once stopped, and no dequeue is under way."""
         while (job := self.begin()) is None:
             with self._lock:
-                if self.stopping.is_set():
+                if self.stopping.is_set() and not self._asked:
                     return None
                 self._idle += 1
                 if not self._waiting:
@@ -318,9 +326,9 @@ class InFlight:
         """Take the ended jobs that are to be reported now."""
         with self._lock:
             self._sort_ended()
-            if self._oldest_waiting_at() + HOARD_SECONDS <= now:
+            if self._hoard_due_at() <= now:
                 self._runs.stalled(HOARD_SECONDS)
-                self._release_waiting()
+                self._release_waiting(now)
             due = [job for at, job in self._reports if at <= now]
             self._reports = [(at, job) for at, job in self._reports if at > now]
             if self._acks_due_at() <= now:
@@ -365,22 +373,28 @@ class InFlight:
     # --- the end --------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Begin no more jobs: those that wait are released; those that run may finish."""
+        """Begin no more jobs but those that are kept: the others that wait are released; those that
+        run may finish."""
         with self._lock:
             self.stopping.set()
             self._ack_seconds = -math.inf
-            self._release_waiting()
+            self._release_waiting(-math.inf)
             self._job_waits.notify_all()
             self._tell_room()
             self._tell_due()
 
     def abandon(self) -> None:
-        """Release what still runs; what it returns or raises is dropped."""
+        """Release what still runs, or fail it if it has a single attempt; what it returns or raises
+        is dropped."""
         with self._lock:
             self._sort_ended()
+            self.abandoned = True  # before `lose`, which wakes up those who look at this
             running, self._held = self._held, set()
-            self._release(job for job in running if not job.lost)
-        self.abandoned = True  # before `lose`, which wakes up those who look at this
+            self._waiting.clear()
+            for job in running:
+                if not job.lost:
+                    self._to_report(job, unfinished(job))
+            self._wake_reporter(-math.inf)
         for job in running:
             job.lose()
 
@@ -460,19 +474,31 @@ class InFlight:
         else:
             self._reports.append((-math.inf, job))
 
-    def _release_waiting(self) -> None:
+    def _release_waiting(self, now: float) -> None:
+        self._released_at = now
         waiting = [*iter(self._take, None)]
         self._held.difference_update(waiting)
-        self._release(waiting)
+        kept = self._release_but_kept(waiting)
+        self._held.update(kept)
+        self._waiting.extend(kept)
 
-    def _release(self, jobs: Iterable[RunningJob]) -> None:
+    def _release_but_kept(self, jobs: Iterable[RunningJob]) -> list[RunningJob]:
+        """Release jobs; return those that are to be begun here all the same."""
+        kept: list[RunningJob] = []
         for job in jobs:
-            self._to_report(job, RELEASED)
+            if not (self._keeps_single_attempts and job.attempts_allowed == 1):
+                self._to_report(job, RELEASED)
+            elif self.abandoned:
+                self._to_report(job, unfinished(job))
+            else:
+                kept.append(job)
         self._wake_reporter(-math.inf)
+        return kept
 
-    def _oldest_waiting_at(self) -> float:
+    def _hoard_due_at(self) -> float:
+        """When jobs will have waited for too long."""
         try:
-            return self._waiting[0].claimed_at
+            return max(self._waiting[0].claimed_at, self._released_at) + HOARD_SECONDS
         except IndexError:
             return math.inf
 
@@ -484,5 +510,5 @@ class InFlight:
             min((at for at, _ in self._reports), default=math.inf),
             self._acks_due_at(),
             self.renewal_at,
-            self._oldest_waiting_at() + HOARD_SECONDS,
+            self._hoard_due_at(),
         )

@@ -347,6 +347,14 @@ HANDED_OVER = Outcome(Ending.HANDED_OVER)
 RELEASED = Outcome(Ending.POSTPONED)
 
 
+def unfinished(job: RunningJob) -> Outcome:
+    """Return what becomes of a job that its holder gives up, and may have begun: it is released;
+    one with a single attempt has failed, as it must not be handed out again."""
+    if job.attempts_allowed > 1:
+        return RELEASED
+    return Outcome(Ending.FAILED, "its worker ended before it had")
+
+
 def returned(value: object) -> Outcome:
     """Return what becomes of a job by what its handler returned; TypeError if that is to be run."""
     if value is None:

@@ -85,6 +85,7 @@ class Worker:
                 places,
                 ahead_seconds=ahead_ms / 1000,
                 ack_seconds=ack_interval_ms / 1000,
+                keeps_single_attempts=True,
             )
             self._works.append((in_flight, executor_of(handler, places, client, set_up_process)))
         self._stopping, self._hurry = asyncio.Event(), asyncio.Event()  # the consumer's thread's
@@ -98,8 +99,10 @@ class Worker:
         SIGHUP, unless it was ignored, and SIGQUIT stop it, too. Then no job is claimed or begun any
         more; those that wait are released at no attempt's cost, and those that run have
         `grace_seconds`. What still runs then is released, too: its task is cancelled, its process
-        ended; a thread can't be ended, and goes on as a daemon. A second signal ends the grace at
-        once. Signals are handled if this is the main thread, and `handle_signals`.
+        ended; a thread can't be ended, and goes on as a daemon. Jobs with a single attempt run at
+        most once, and are never released: those that wait are begun within the grace, and what has
+        not ended by then has failed. A second signal ends the grace at once. Signals are handled if
+        this is the main thread, and `handle_signals`.
 
         Once the worker has stopped in order, raises the service's RequestError if a queue can't be
         worked on, as when it does not exist, and ProcessNotStarted if no process can run its

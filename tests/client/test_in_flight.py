@@ -289,6 +289,59 @@ def test_what_is_abandoned_is_released_and_its_outcome_is_dropped(flight):
     assert flight.take_reports(T0 + 2) == []
 
 
+def single(number: int) -> ClaimedJob:
+    return claimed(number, attempts_remaining=1)._replace(attempts_allowed=1)
+
+
+@pytest.fixture
+def keeping() -> InFlight:
+    times = {"ahead_seconds": 0.1, "ack_seconds": ACK_SECONDS}
+    return InFlight("q", Client(), 2, **times, keeps_single_attempts=True)
+
+
+def test_jobs_with_a_single_attempt_that_wait_are_begun_after_a_stop(keeping):
+    results: list[object] = []
+    jobs_take(keeping, 0.001)
+    asked = keeping.take_room()
+    keeping.add([claimed(21), single(22)], T0, asked=0)
+    keeping.stop()
+    [back] = keeping.take_reports(T0)
+    assert (back.claimed, back.outcome) == (claimed(21), RELEASED)
+    assert keeping.begin().claimed == single(22)
+
+    handler = in_thread(results, keeping.wait)  # a dequeue is under way
+    keeping.add([single(23), claimed(24)], T0, asked=asked)
+    handler.join(20)
+    [job] = results
+    assert isinstance(job, RunningJob)
+    assert job.claimed == single(23)
+    assert claims_of(keeping.take_reports(T0)) == [claimed(24)]
+    assert keeping.wait() is None
+
+
+def test_jobs_with_a_single_attempt_stay_however_long_they_wait(keeping):
+    keeping.add([single(1), claimed(2)], T0, asked=0)
+
+    assert claims_of(keeping.take_reports(T0 + HOARD_SECONDS)) == [claimed(2)]
+    assert keeping.due_at() > T0 + HOARD_SECONDS
+    assert keeping.begin().claimed == single(1)
+
+
+def test_what_is_abandoned_with_a_single_attempt_has_failed(keeping):
+    job = begun(keeping, single(1), single(2))
+    keeping.stop()
+
+    keeping.abandon()
+    keeping.add([single(3)], T0, asked=0)
+
+    assert keeping.begin() is None
+    acks = keeping.take_acks()
+    assert {ack.descriptor for ack in acks} == {f"q:s1:p1:{number}" for number in (1, 2, 3)}
+    assert {ack.outcome.ending for ack in acks} == {Ending.FAILED}
+    keeping.finish(job, SUCCEEDED, T0 + 1)
+    assert keeping.take_acks() == []
+
+
 def test_once_given_up_nothing_is_reported_any_more(flight):
     ended(flight, 1, SUCCEEDED)
     reports = flight.take_reports(T0 + ACK_SECONDS)

@@ -601,6 +601,46 @@ def test_what_still_runs_when_the_grace_is_over_is_handed_back(client, queue, wa
     assert books(client, descriptors) == {("PENDING", 2): 3}
 
 
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+@pytest.mark.parametrize("has_time", [True, False])
+def test_jobs_that_run_at_most_once_are_not_handed_back(
+    client, queue, wait_until, kind, *, has_time
+):
+    """Those that wait are begun within the grace; what has not ended then has failed."""
+    release, runs = threading.Event(), []
+
+    def handle(job: RunningJob) -> None:
+        runs.append(job.descriptor)
+        if job.body == b"slow":
+            release.wait(30)
+
+    async def handle_async(job: RunningJob) -> None:
+        runs.append(job.descriptor)
+        while job.body == b"slow" and not release.is_set():  # noqa: ASYNC110 - a thread sets it
+            await asyncio.sleep(0.01)
+
+    function = handle if kind == "threads" else handle_async
+    quick = client.enqueue(queue, [b"quick"] * 20)
+    grace_seconds = 30.0 if has_time else 0.1
+    handlers = handlers_of(queue, function, concurrency=1)
+    worker = Worker(client, handlers, max_wait_ms=100, grace_seconds=grace_seconds)
+    with running(worker):
+        wait_until(lambda: have_ended(client, quick))
+        slow = client.enqueue(queue, [Job(b"slow", attempts_allowed=1)] * 5)
+        wait_until(lambda: books(client, slow).get(("IN_PROGRESS", 1)) == 5)
+        worker.stop()
+        if has_time:
+            release.set()
+
+    assert len(runs) == len(set(runs))
+    assert client.dequeue(queue, limit=10) == []
+    if has_time:
+        assert books(client, slow) == {("SUCCEEDED", 1): 5}
+    else:
+        assert books(client, slow) == {("FAILED", 0): 5}
+        release.set()
+
+
 def test_a_task_that_is_cancelled_at_the_end_may_clean_up(client, queue):
     begun, cleaned_up = threading.Event(), threading.Event()
 
