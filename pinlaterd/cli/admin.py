@@ -271,6 +271,30 @@ def stats(*, name: str, seconds: float) -> None:
     command.show(facts, print_tables)
 
 
+@cli.group()
+def worker() -> None:
+    """Show the workers: the sources that call for jobs."""
+
+
+@worker.command("list")
+@command.option("--queue", "of_queue", default="", metavar="QUEUE", help="Those of one queue.")
+@command.files_options
+def list_workers(*, of_queue: str) -> None:
+    """List who called for which queue, and when last; how many jobs a second each was handed, how
+    many it holds, since when their claims were not renewed, and how many are near their time-out.
+
+    Examples:
+      pinlater-admin worker list
+      pinlater-admin worker list --queue mail --json
+    """
+    found = service_status.take_workers()
+    rows = [one for one in found["workers"] if of_queue in ("", one["queue"])]
+    columns = service_status.WORKER_COLUMNS
+    command.show({**found, "workers": rows}, lambda: command.print_table(columns, rows))
+    if not found["all_claims"]:
+        click.echo("not all claims were looked at: there are too many", err=True)
+
+
 def _rates(name: str, seconds: float) -> dict[str, float]:
     """Measure over at least `seconds` how fast the counters of all servers grow, in 1/s."""
     before = service_status.take_sample()

@@ -57,6 +57,15 @@ def take_frame() -> Facts:
     return coordinator.take_frame(command.directory(), command.stats_url())
 
 
+def take_workers() -> Facts:
+    """Fetch the sources that call for jobs. Raises ConnectionFailed."""
+    from pinlaterd.client.coordinator import fetch_json
+
+    directory, url = command.directory(), command.stats_url()
+    found: Facts = fetch_json("/workers.json", directory=directory, url=url)
+    return found
+
+
 def find_shard(name: str) -> Facts | None:
     """Find a shard; None if it is not part of the service. Raises ConnectionFailed."""
     return next((shard for shard in shards_of(take_sample()) if shard["name"] == name), None)
@@ -241,6 +250,23 @@ _PROCESS_COLUMNS: Sequence[command.Column] = (
     ("#pid", _pid),
     ("#cpu %", _shown("cpu_percent", ".1f")),
     ("#rss MB", _rss_mb),
+)
+
+
+def _seconds(key: str) -> Callable[[Facts], str]:
+    return lambda row: "-" if row[key] is None else _duration(row[key])
+
+
+WORKER_COLUMNS: Sequence[command.Column] = (
+    ("queue", "queue"),
+    ("source", "source"),
+    ("#dequeue", _seconds("dequeue_seconds")),
+    ("#ack", _seconds("ack_seconds")),
+    ("#jobs/s", _shown("jobs_per_second")),
+    ("#failed", _shown("failed_share", ".1%")),
+    ("#held", _shown("held", ",")),
+    ("#oldest renewal", _seconds("oldest_renewal_seconds")),
+    ("#near time-out", _shown("near_time_out", ",")),
 )
 
 

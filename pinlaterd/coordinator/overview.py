@@ -20,6 +20,7 @@ from pinlaterd.coordinator.details import DetailsControl
 from pinlaterd.coordinator.events import Event
 from pinlaterd.coordinator.history import KINDS, LONG_STEP_MS, STEP_MS, load_history
 from pinlaterd.coordinator.sampler import Sampler
+from pinlaterd.coordinator.workers import Workers
 from pinlaterd.status import Facts, PauseNote, Sample, ServerFrame, whole_frame
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Overview:
         self._path = path
         self.history = load_history(path, config_of().server.history_mib * MIB)
         self.events = self.history.events
+        self._workers = Workers(clock, details, config_of)
         self._sampler = Sampler(clock, take, self.history)
         self._next: asyncio.TimerHandle | None = None
         self._written_ms = clock.now_ms()
@@ -68,6 +70,7 @@ class Overview:
 
     async def stop(self) -> None:
         """Write the history a last time."""
+        await self._workers.close()
         if self._next is not None:
             self._next.cancel()
         if self._writing is not None:
@@ -115,6 +118,22 @@ class Overview:
             for name, queue in queues.items()
             if queue.paused
         }
+
+    async def workers(self) -> Facts:
+        """Return who calls for jobs, and what each source does and holds."""
+        queues = self.server_frame().queues
+        return await self._workers.page(
+            {queue: part.totals.in_progress for queue, part in queues.items()}
+        )
+
+    async def failures(self, query: Mapping[str, str]) -> Facts:
+        """Return what failed attempts of the `queue` that a request names have said. Raises
+        QuestionError."""
+        queue = query.get("queue")
+        if not queue:
+            raise QuestionError("name a queue: ?queue=NAME")
+        found = await self._workers.failures(queue)
+        return {"queue": queue, "failures": [one._asdict() for one in found]}
 
     def read_history(self, query: Mapping[str, str]) -> Facts:
         """Return the history that a request asks for: of the `queue`, `shard` or `process` that it

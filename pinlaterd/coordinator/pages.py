@@ -79,6 +79,8 @@ class Pages:
             "/frame.json": self._frame_json,
             "/history.json": self._history_json,
             "/events.json": self._events_json,
+            "/workers.json": self._workers_json,
+            "/failures.json": self._failures_json,
         }
 
     def application(self) -> web.Application:
@@ -138,6 +140,12 @@ class Pages:
 
     async def _history_json(self, request: web.Request) -> web.Response:
         return _json(self._overview.read_history(request.query))
+
+    async def _workers_json(self, _request: web.Request) -> web.Response:
+        return _json(await self._overview.workers())
+
+    async def _failures_json(self, request: web.Request) -> web.Response:
+        return _json(await self._overview.failures(request.query))
 
     async def _events_json(self, request: web.Request) -> web.Response:
         return _json({"events": self._overview.read_events(request.query)})

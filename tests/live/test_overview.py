@@ -101,3 +101,87 @@ def test_a_queue_that_fails_says_what_its_attempts_said(client, row_of, wait_unt
     assert row["verdict"]["sentence"].endswith(
         "100 % of them ConnectTimeout: smtp# did not answer."
     )
+
+
+def test_workers_are_shown_with_what_they_do_and_hold(deployment, client, page, wait_until):
+    client.create_queue("work")
+    client.enqueue("work", [Job(b"a", attempts_allowed=9)] * 8)
+    first, *_ = client.dequeue("work", limit=4)
+    client.ack("work", failed=[AckInfo(first.descriptor, "no such address")])
+    with deployment.client("idler:web9") as idler:
+        idler.create_queue("quiet")
+        idler.dequeue("quiet", limit=1)
+
+    def workers():
+        return {(one["queue"], one["source"]): one for one in page("/workers.json")["workers"]}
+
+    wait_until(lambda: workers()["work", "mailer:web3"]["held"] == 3)
+    found = workers()
+    busy, idle = found["work", "mailer:web3"], found["quiet", "idler:web9"]
+    assert (busy["jobs"], busy["failed_share"], busy["near_time_out"]) == (4, 0.25, 0)
+    assert 0 <= busy["ack_seconds"] <= busy["dequeue_seconds"] < 60
+    assert 0 <= busy["oldest_renewal_seconds"] < 60
+    assert (idle["held"], idle["jobs"], idle["ack_seconds"]) == (0, 0, None)
+    assert idle["dequeue_seconds"] < 60
+    assert page("/workers.json")["all_claims"]
+    [counted] = page("/failures.json?queue=work")["failures"]
+    assert (counted["signature"], counted["attempts"]) == ("no such address", 1)
+    assert sum(counted["by_minute"]) == 1
+    listed = deployment.admin("worker", "list", "--queue", "work")
+    assert "mailer:web3" in listed
+    assert "idler" not in listed
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/history.json", "/history.json?queue=a&shard=1", "/history.json?queue=a&since=soon"),
+        *("/events.json?since=-1", "/failures.json"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_says_why(page, path):
+    assert ":" in page(path)["error"]
+
+
+def test_history_and_marks_outlive_a_restart_of_the_coordinator(
+    deployment, client, page, wait_until
+):
+    client.create_queue("past")
+    client.enqueue("past", [b"a"] * 7)
+
+    def ready():
+        return page("/history.json?queue=past&since=10m")["series"]["ready"]
+
+    wait_until(lambda: 7 in ready())
+    before = deployment.kill("shard-1")
+    wait_until(lambda: deployment.pids().get("shard-1", before) != before)
+    deployment.wait_until_serving()
+
+    def marks():
+        return [one["text"] for one in page("/events.json")["events"]]
+
+    wait_until(lambda: any(text.startswith("shard-1 restarted") for text in marks()))
+    marked = marks()
+    known = page("/history.json?queue=past")
+    deployment.admin("restart", "coordinator")
+
+    assert marks()[: len(marked)] == marked
+    again = page("/history.json?queue=past")
+    assert 7 in again["series"]["ready"]
+    assert again["step_ms"] == 5_000
+    assert set(again["series"]) == set(known["series"])
+    assert 7 in page("/history.json?queue=past&since=7d")["series"]["ready"]
+    shard = page("/history.json?shard=1")["series"]
+    assert [one for one in page("/history.json?process=router")["series"]["rss_bytes"] if one]
+    assert len(shard) == 8
+
+
+def test_a_history_that_cannot_be_read_is_dropped_and_the_coordinator_serves(
+    deployment, page, wait_until
+):
+    deployment.supervisorctl("stop", "coordinator")
+    (deployment.folder / "data/history").write_bytes(b"no history")
+    deployment.supervisorctl("start", "coordinator")
+
+    wait_until(deployment.is_serving)
+    assert "is dropped" in (deployment.folder / "run/log/coordinator.log").read_text()

@@ -1,0 +1,196 @@
+"""The workers of a service: who calls for which queue, and what each does and holds.
+
+Routers tell when sources called last, shards how many jobs each was handed and how many attempts
+failed; which jobs it holds follows from the claims of the jobs in progress, which are scanned, up
+to a bound. All of it is asked for only when somebody looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pinlaterd.clock import Clock
+from pinlaterd.config.schema import Config
+from pinlaterd.coordinator.details import DetailsControl
+from pinlaterd.errors import ConnectionFailed, PinLaterError
+from pinlaterd.model import JobRecord, JobState, claim_source
+from pinlaterd.status import Facts
+from pinlaterd.wire.control import Details, FailureCount
+
+if TYPE_CHECKING:
+    from pinlaterd.client import AsyncClient
+
+log = logging.getLogger(__name__)
+
+_MOST_QUEUES = 50  # whose claims are scanned, those with the most jobs in progress
+_MOST_JOBS = 1_000  # of a queue, as far as they are scanned
+_NEAR_PART = 0.8  # of a claim's time: what is not renewed by then is near its time-out
+_RATE_SECONDS = 1.0  # over which jobs are counted, if nobody has looked lately
+_LATELY_SECONDS = 30.0
+_CALL_SECONDS = 5.0
+
+_Place = tuple[str, str]  # queue and source
+
+
+class Worker(msgspec.Struct):
+    """A source that calls for jobs of a queue. Times are seconds ago; None: not known, or never."""
+
+    queue: str
+    source: str
+    dequeue_seconds: float | None = None
+    ack_seconds: float | None = None
+    jobs_per_second: float | None = None  # that it was handed
+    jobs: int = 0  # that it was handed since its shards began to count
+    failed_share: float | None = None  # of them, as far as it has acked them
+    held: int = 0  # jobs in progress
+    oldest_renewal_seconds: float | None = None  # of their claims
+    near_time_out: int = 0  # of them
+
+
+class _Held(msgspec.Struct):
+    """The jobs that a source holds."""
+
+    jobs: int = 0
+    oldest_seconds: float = 0
+    near_time_out: int = 0
+
+
+class Workers:
+    """Makes the page of workers. Used on the coordinator's event loop."""
+
+    def __init__(
+        self, clock: Clock, details: DetailsControl, config_of: Callable[[], Config]
+    ) -> None:
+        self._clock = clock
+        self._details = details
+        self._config_of = config_of
+        self._client: AsyncClient | None = None
+        self._counted: tuple[float, Mapping[_Place, int]] | None = None  # when, and how many jobs
+
+    async def page(self, in_progress: Mapping[str, int]) -> Facts:
+        """Return the workers of all queues. `in_progress`: how many jobs are, by queue."""
+        before = self._counted
+        if before is None or self._clock.monotonic() - before[0] > _LATELY_SECONDS:
+            before = self._count(await self._details.gather())
+            await asyncio.sleep(_RATE_SECONDS)
+        details = await self._details.gather()
+        now = self._count(details)
+        workers = _called(details)
+        seconds = max(now[0] - before[0], 1e-3)
+        for place, jobs in now[1].items():
+            worker = workers.setdefault(place, Worker(*place))
+            worker.jobs = jobs
+            more = jobs - before[1].get(place, 0)
+            worker.jobs_per_second = round(max(0, more) / seconds, 2)
+        for place, failed in _summed(details, "failed").items():
+            if place in workers and workers[place].jobs:
+                workers[place].failed_share = round(min(1.0, failed / workers[place].jobs), 4)
+        queues = sorted(in_progress, key=lambda queue: -in_progress[queue])
+        queues = [queue for queue in queues if in_progress[queue]]
+        is_whole = len(queues) <= _MOST_QUEUES
+        for queue in queues[:_MOST_QUEUES]:
+            records = await self._running(queue)
+            is_whole &= records is not None and len(records) < _MOST_JOBS
+            for source, held in self._held(queue, records or ()).items():
+                worker = workers.setdefault((queue, source), Worker(queue, source))
+                worker.held, worker.near_time_out = held.jobs, held.near_time_out
+                worker.oldest_renewal_seconds = round(held.oldest_seconds, 1)
+        return {
+            "workers": sorted(workers.values(), key=lambda one: (one.queue, one.source)),
+            "all_claims": is_whole,  # whether the claims of all jobs in progress were looked at
+        }
+
+    def _count(self, details: Sequence[Details]) -> tuple[float, Mapping[_Place, int]]:
+        self._counted = (self._clock.monotonic(), _summed(details, "jobs"))
+        return self._counted
+
+    async def _running(self, queue: str) -> Sequence[JobRecord] | None:
+        """Scan the jobs of a queue that are in progress; None if that fails."""
+        # Only here: no coordinator needs the client before somebody looks.
+        from pinlaterd.client import AsyncClient, calls  # noqa: PLC0415
+
+        if self._client is None:
+            host, port = self._config_of().server.own_address
+            self._client = AsyncClient(
+                host, port, source="coordinator:workers", timeout_seconds=_CALL_SECONDS
+            )
+        found: list[JobRecord] = []
+        for future in (False, True):  # a checkpoint may have put the run-after off
+            call = calls.scan(queue, JobState.IN_PROGRESS, future=future, page_size=_MOST_JOBS)
+            try:
+                found += (await self._client.run(call)).jobs
+            except (PinLaterError, ConnectionFailed) as error:
+                log.warning("the claims of queue %s can't be scanned: %s", queue, error)
+                return None
+        return found
+
+    def _held(self, queue: str, records: Iterable[JobRecord]) -> Mapping[str, _Held]:
+        """Return what each source holds of these jobs."""
+        now_ms = self._clock.now_ms()
+        near_seconds = self._config_of().queue(queue).job_claimed_timeout_seconds * _NEAR_PART
+        found: dict[str, _Held] = {}
+        for record in records:
+            held = found.setdefault(claim_source(record.claim_descriptor or "") or "", _Held())
+            seconds = max(0.0, (now_ms - record.updated_at_ms) / 1000)
+            held.jobs += 1
+            held.oldest_seconds = max(held.oldest_seconds, seconds)
+            held.near_time_out += seconds > near_seconds
+        return found
+
+    async def failures(self, queue: str) -> Sequence[FailureCount]:
+        """Return the signatures of a queue's failed attempts, as shards have counted them; the most
+        frequent first."""
+        whole: dict[str, FailureCount] = {}
+        for details in await self._details.gather():
+            for one in details.failure_counts:
+                if one.queue == queue:
+                    known = whole.get(one.signature)
+                    whole[one.signature] = one if known is None else _both(known, one)
+        return sorted(whole.values(), key=lambda one: -one.attempts)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.close()
+
+
+def _called(details: Iterable[Details]) -> dict[_Place, Worker]:
+    """Return the sources that routers have seen."""
+    workers: dict[_Place, Worker] = {}
+    for calls in (call for one in details for call in one.calls):
+        place = (calls.queue, calls.source)
+        worker = workers.setdefault(place, Worker(*place))
+        worker.dequeue_seconds = _later(worker.dequeue_seconds, calls.dequeue_seconds)
+        worker.ack_seconds = _later(worker.ack_seconds, calls.ack_seconds)
+    return workers
+
+
+def _later(seconds: float | None, others: float | None) -> float | None:
+    known = [one for one in (seconds, others) if one is not None]
+    return min(known, default=None)
+
+
+def _summed(details: Iterable[Details], figure: str) -> Mapping[_Place, int]:
+    """Add up a figure of sources over all shards."""
+    found: dict[_Place, int] = {}
+    for work in (work for one in details for work in one.work):
+        place = (work.queue, work.source)
+        found[place] = found.get(place, 0) + getattr(work, figure)
+    return found
+
+
+def _both(one: FailureCount, other: FailureCount) -> FailureCount:
+    """Add up the attempts of two shards that failed alike."""
+    return FailureCount(
+        one.queue,
+        one.signature,
+        one.attempts + other.attempts,
+        min(one.first_ms, other.first_ms),
+        max(one.last_ms, other.last_ms),
+        [a + b for a, b in zip(one.by_minute, other.by_minute, strict=True)],
+    )
