@@ -21,6 +21,8 @@ from enum import Enum, auto
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from aiohttp import web
+
 from pinlaterd.clock import Clock
 from pinlaterd.config.password import hash_password, verify_password
 from pinlaterd.config.schema import UserSettings
@@ -33,6 +35,8 @@ FAILURES_SECONDS = 60
 _MOST_ADDRESSES = 10_000
 _MOST_REMEMBERED = 1_000
 _ADMIN, _VIEW = "admin", "view"
+
+USER = web.RequestKey("user", UserSettings)  # who makes the request, where there are users
 
 
 class Refusal(Enum):
@@ -53,6 +57,14 @@ class Refused(Exception):
         super().__init__(why.name)
         self.why = why
         self.user = user
+
+
+class Forbidden(Exception):
+    """A user has no role for what a request asks."""
+
+    def __init__(self, user: str, role: str, queue: str) -> None:
+        of_queue = f" for queue {queue!r}" if queue else ""
+        super().__init__(f"user {user!r} has no role {role!r}{of_queue}")
 
 
 class _TokenOwner(NamedTuple):
@@ -174,3 +186,30 @@ class Access:
 def _bytes(header: str) -> bytes:
     """Return a part of a header as the client sent it, which need not be UTF-8."""
     return header.encode(errors="surrogateescape")
+
+
+# --- requests ------------------------------------------------------------------------------
+
+
+async def identify(request: web.Request, access: Access) -> None:
+    """Note in a request who makes it. Raises Refused, which is logged."""
+    try:
+        user = await access.identify(request.headers.get("Authorization"), request.remote or "")
+    except Refused as refused:
+        _log_refusal(request, refused.user, refused.why.name.lower())
+        raise
+    if user is not None:
+        request[USER] = user
+
+
+def check(request: web.Request, role: str, queue: str = "") -> None:
+    """Check that the request's user has `role` for `queue`. Raises Forbidden, which is logged."""
+    user = request.get(USER)
+    if user is not None and not may(user, role, queue):
+        _log_refusal(request, user.name, f"no role {role}")
+        raise Forbidden(user.name, role, queue)
+
+
+def _log_refusal(request: web.Request, user: str, why: str) -> None:
+    method, path = request.method, request.path
+    log.warning("refused: %s %s from %s as %r: %s", method, path, request.remote, user, why)

@@ -7,7 +7,6 @@ request by `read_body` and `read_query`, and answer by `answer_json`.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from http import HTTPStatus
 from typing import NamedTuple, TypeVar
@@ -15,15 +14,11 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from aiohttp import web
 
-from pinlaterd.config.schema import UserSettings
-from pinlaterd.http.problems import Code, Handler, Problem, invalid_body
+from pinlaterd.http.problems import Handler, invalid_body
 from pinlaterd.http_port import body_of
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
-
-USER = web.RequestKey("user", UserSettings)  # who makes the request, where there are users
 _READING = {"GET", "HEAD"}
 _COMPRESSED_BYTES = 1024  # of answers: smaller ones gain little
 _COMPRESSED_ASIDE_BYTES = 64 * 1024  # of those that a thread compresses, beside the event loop
@@ -32,21 +27,30 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ApiCall(NamedTuple):
-    """One call of the interface: where it is, which role it takes, what carries it out; and for its
-    description what it is called, takes and gives."""
+    """One call of the interface: where it is, which role it takes, what carries it out, and for its
+    description what it gives and takes."""
 
     method: str
     path: str
     role: str
-    handler: Handler
-    operation: str
-    summary: str
+    handler: Handler  # its name and the first sentence of its docstring describe the call
     gives: type | None = None
     takes: type | None = None
     query: type | None = None
     statuses: tuple[HTTPStatus, ...] = (HTTPStatus.OK,)
     media: str = "application/json"
     gives_for_many: type | None = None  # of a call that takes one job, many, or a job a line
+
+    @property
+    def operation(self) -> str:
+        """Return its name in the description, as `createQueue`."""
+        first, *others = self.handler.__name__.split("_")
+        return first + "".join(map(str.capitalize, others))
+
+    @property
+    def summary(self) -> str:
+        """Return what it does, in a sentence."""
+        return " ".join((self.handler.__doc__ or "").partition(".")[0].split())
 
 
 async def read_body(request: web.Request, of: type[T]) -> T:
@@ -91,15 +95,3 @@ def finished(request: web.Request, answer: web.StreamResponse) -> web.StreamResp
         if _TAKES_GZIP.search(request.headers.get("Accept-Encoding", "")):
             answer.enable_compression(web.ContentCoding.gzip)
     return answer
-
-
-def forbidden(request: web.Request, role: str, queue: str) -> Problem:
-    """Return the refusal of a user whose roles do not allow the request, and log it."""
-    user = request[USER]
-    log.warning(
-        "refused: %s %s from %s as %r: no role %s",
-        *(request.method, request.path, request.remote, user.name, role),
-    )
-    of_queue = f" for queue {queue!r}" if queue else ""
-    text = f"user {user.name!r} has no role {role!r}{of_queue}"
-    return Problem(HTTPStatus.FORBIDDEN, Code.FORBIDDEN, text)

@@ -76,7 +76,7 @@ class JobChanges:
         self._pages = pages
         self._config_of = config_of
 
-    async def retry(self, request: web.Request) -> web.Response:
+    async def retry_jobs(self, request: web.Request) -> web.Response:
         """Make failed jobs pending again, the longest failed first. Raises Problem."""
         body = await read_body(request, RetryBody)
         run_after_ms = None if body.run_after is None else milliseconds(body.run_after)
@@ -92,8 +92,8 @@ class JobChanges:
 
         return await self._change(request, body, JobState.FAILED, None, retried)
 
-    async def delete(self, request: web.Request) -> web.Response:
-        """Delete jobs. Raises Problem."""
+    async def delete_jobs(self, request: web.Request) -> web.Response:
+        """Delete jobs of a state. Raises Problem."""
         body = await read_body(request, DeleteBody)
         state, regex = JobState[body.state.upper()], body.text and literal(body.text)
 

@@ -21,12 +21,12 @@ from pinlaterd.http.problems import explain
 from pinlaterd.http.v1 import V1
 from pinlaterd.http.v2 import V2
 from pinlaterd.http_port import HttpPort
-from pinlaterd.lifecycle import ExitCode, StopSignal, allowed_files
+from pinlaterd.lifecycle import StopSignal, allowed_files
 from pinlaterd.router_client import RouterClient
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ProcessState, Snapshot
 from pinlaterd.wire.listeners import Offer, is_offered, take_listeners
-from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process
+from pinlaterd.wire.process import ProcessStart, ReportingProcess, serve
 
 log = logging.getLogger(__name__)
 
@@ -41,24 +41,7 @@ _MOST_CLIENTS = 10_000
 
 def run(etc: Path) -> int:
     """Serve until SIGTERM; then finish the requests in flight. Returns the exit code."""
-    start = start_process(HTTP, etc)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(start))
-
-
-async def _serve(start: ProcessStart) -> int:
-    stop = StopSignal()
-    stop.catch_in(asyncio.get_running_loop())
-    process = HttpProcess(start)
-    try:
-        await process.start(stop)
-    except OSError as error:
-        address = start.active.config.server.http_address
-        log.error("can't listen on %s: %s", address, error.strerror)
-        return ExitCode.FAILURE
-    await stop.wait()
-    await process.stop()
-    return ExitCode.OK
+    return serve(HTTP, etc, HttpProcess, uvloop.new_event_loop)
 
 
 class HttpProcess(ReportingProcess):

@@ -144,8 +144,8 @@ class JobPages:
     def __init__(self, client: RouterClient) -> None:
         self._client = client
 
-    async def page(self, request: web.Request) -> web.Response:
-        """Answer the page that a request asks for. Raises Problem."""
+    async def list_jobs(self, request: web.Request) -> web.Response:
+        """List jobs of a queue, page by page. Raises Problem."""
         queue, query = request.match_info["queue"], read_query(request, PageQuery)
         if not isinstance(query.key, UnsetType):
             return await self._holder(queue, query, query.key)

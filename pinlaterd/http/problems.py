@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
+from pinlaterd.access import FAILURES_SECONDS, Forbidden, Refusal, Refused
 from pinlaterd.errors import (
     ConfigError,
     ConnectionFailed,
@@ -41,6 +42,7 @@ from pinlaterd.http.bodies import Mistake
 log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "application/problem+json"
+_CHALLENGE = {"WWW-Authenticate": 'Basic realm="pinlaterd", Bearer realm="pinlaterd"'}
 # A restart of what is away mostly takes less.
 _RETRY_SECONDS = 1
 _RETRY_AFTER = re.compile(r"retry after ([0-9]{1,9}) ms")
@@ -120,6 +122,7 @@ class _Kind(NamedTuple):
 
 # The first that an error is an instance of.
 _KINDS: tuple[tuple[type[Exception], _Kind], ...] = (
+    (Forbidden, _Kind(HTTPStatus.FORBIDDEN, Code.FORBIDDEN)),
     (QueueNotFound, _Kind(HTTPStatus.NOT_FOUND)),
     (PasswordInvalid, _Kind(HTTPStatus.FORBIDDEN)),
     (DequeueRateLimited, _Kind(HTTPStatus.TOO_MANY_REQUESTS, is_passing=True)),
@@ -151,6 +154,15 @@ def problem_of(error: Exception) -> Problem | None:
     seconds = math.ceil(int(wait[1]) / 1000) if wait else _RETRY_SECONDS
     headers = {"Retry-After": str(seconds)} if kind.is_passing else {}
     return Problem(kind.status, code, detail, headers=headers, **members)
+
+
+def _unauthorized(refused: Refused) -> Problem:
+    if refused.why is Refusal.TOO_MANY_FAILURES:
+        headers = {"Retry-After": str(FAILURES_SECONDS)}
+        text = "too many failures from this address; try again in a minute"
+        return Problem(HTTPStatus.TOO_MANY_REQUESTS, Code.UNAUTHORIZED, text, headers=headers)
+    text = "give the password of a user (Basic) or a token (Bearer) that is valid"
+    return Problem(HTTPStatus.UNAUTHORIZED, Code.UNAUTHORIZED, text, headers=_CHALLENGE)
 
 
 def _fate(descriptor: str) -> dict[str, object]:
@@ -206,6 +218,8 @@ def explained(request: web.Request, error: Exception) -> Problem:
         return error
     if isinstance(error, web.HTTPException):
         return of_aiohttp(error)
+    if isinstance(error, Refused):
+        return _unauthorized(error)
     problem = problem_of(error)
     if problem is None:
         log.error("%s %s: a defect", request.method, request.path, exc_info=error)

@@ -32,13 +32,12 @@ from typing import NamedTuple
 from aiohttp import web
 
 from pinlaterd import __version__
-from pinlaterd.access import FAILURES_SECONDS, Access, Refusal, Refused, may
+from pinlaterd.access import USER, Access, check, identify, may
 from pinlaterd.client import calls
 from pinlaterd.config.schema import (
     DELIVERY_STRATEGIES,
     MOST_JOB_TYPE_CHARS,
     JobType,
-    UserSettings,
     queue_of_type,
 )
 from pinlaterd.http.job_types import JobTypes
@@ -49,18 +48,14 @@ from pinlaterd.http.v1_errors import (
     HEADERS,
     RestError,
     bad_request,
-    forbidden,
     json_response,
-    log_refusal,
     method_not_allowed,
     missing,
-    no_role,
     not_found,
     rest_error_of,
-    unauthorized,
     unavailable,
 )
-from pinlaterd.http.v1_jobs import USER, JobHandlers, Names
+from pinlaterd.http.v1_jobs import JobHandlers, Names
 from pinlaterd.http_port import body_of
 from pinlaterd.router_client import RouterClient
 
@@ -164,7 +159,8 @@ class V1:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         path = request.path.removeprefix(_ALIAS)
         authenticates_first = path.startswith("/v2/")
-        user = await self._user_of(request) if authenticates_first else None
+        if authenticates_first:
+            await identify(request, self._access)
         for route in self._routes:
             match = route.path.match(path)
             if match is not None:
@@ -179,28 +175,14 @@ class V1:
         if operation is None:
             raise method_not_allowed()
         if not authenticates_first:
-            user = await self._user_of(request)
-        if user is not None:
-            request[USER] = user
+            await identify(request, self._access)
         names = match.groupdict()
-        queue = self._queue_of(names["name"]) if names.get("name") else ""
-        if not may(user, operation.role, queue):
-            assert user is not None, "without users everybody may do everything"
-            raise no_role(request, user, operation.role)
+        check(request, operation.role, self._queue_of(names["name"]) if names.get("name") else "")
         return await operation.handler(request, names)
 
     def _queue_of(self, name: str) -> str:
         found = self._job_types.get(name)
         return found.queue if found is not None else queue_of_type(name)
-
-    async def _user_of(self, request: web.Request) -> UserSettings | None:
-        """Return who makes the request; None if there are no users. Raises RestError."""
-        header, address = request.headers.get("Authorization"), request.remote or ""
-        try:
-            return await self._access.identify(header, address)
-        except Refused as refused:
-            log_refusal(request, refused.user, refused.why.name.lower())
-            raise _refusal_of(refused) from None
 
     async def _show_home(self, _request: web.Request, _names: Names) -> web.Response:
         title, frame = os.environ.get("HOMEPAGE_TITLE"), os.environ.get("HOMEPAGE_IFRAME_URL")
@@ -289,26 +271,3 @@ def _check(made: JobType) -> None:
     for field, value in (("attempts", made.attempts), ("concurrency", made.concurrency)):
         if value < 1:
             raise bad_request("invalid_parameter", f"{field} must be 1 or more, got {value}")
-
-
-# --- who calls ------------------------------------------------------------------------------
-
-_REFUSALS = {
-    Refusal.NO_CREDENTIALS: partial(unauthorized, "unauthorized", "Unauthorized"),
-    Refusal.NO_NAME: partial(unauthorized, "missing_authentication", "Please give a user name"),
-    Refusal.UNKNOWN_USER: partial(forbidden, "forbidden", "Username or password are invalid"),
-    Refusal.WRONG_TOKEN: partial(forbidden, "forbidden", "The token is invalid"),
-    Refusal.TOO_MANY_FAILURES: partial(
-        RestError,
-        429,
-        "too_many_requests",
-        "Too many failures from this address; try again in a minute",
-        headers={"Retry-After": str(FAILURES_SECONDS)},
-    ),
-}
-
-
-def _refusal_of(refused: Refused) -> RestError:
-    if refused.why is Refusal.WRONG_PASSWORD:
-        return forbidden("incorrect_password", f"Incorrect password for user {refused.user}")
-    return _REFUSALS[refused.why]()

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from pinlaterd.access import may
+from pinlaterd.access import USER, may
 from pinlaterd.client import calls
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.http.job_types import JobTypes
 from pinlaterd.http.v1_bodies import job_answer, status_of
 from pinlaterd.http.v1_errors import bad_request, json_response, server_error
-from pinlaterd.http.v1_jobs import USER, Names, queue_of
+from pinlaterd.http.v1_jobs import Names, queue_of
 from pinlaterd.model import (
     CONTINUATION_END,
     CONTINUATION_START,

@@ -14,7 +14,7 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from pinlaterd.config.schema import UserSettings
+from pinlaterd.access import FAILURES_SECONDS, Forbidden, Refusal, Refused
 from pinlaterd.http.problems import of_aiohttp, problem_of
 
 log = logging.getLogger(__name__)
@@ -84,18 +84,6 @@ def missing(field: str) -> RestError:
     return bad_request("missing_parameter", f"Missing required field: {field}")
 
 
-def no_role(request: web.Request, user: UserSettings, role: str) -> RestError:
-    """Return the refusal of a user who may not do that, and log it."""
-    log_refusal(request, user.name, f"no role {role}")
-    return forbidden("forbidden", f"User {user.name} has no role {role} here")
-
-
-def log_refusal(request: web.Request, user: str, why: str) -> None:
-    log.warning(
-        "refused: %s %s from %s as %r: %s", request.method, request.path, request.remote, user, why
-    )
-
-
 def unavailable(title: str, retry_seconds: int = 1) -> RestError:
     headers = {"Retry-After": str(retry_seconds)}
     return RestError(503, "service_unavailable", title, has_status=True, headers=headers)
@@ -105,6 +93,10 @@ def rest_error_of(error: Exception) -> RestError:
     """Return what the client is told of an error that no handler has explained."""
     if isinstance(error, RestError):
         return error
+    if isinstance(error, Refused):
+        return _unidentified(error)
+    if isinstance(error, Forbidden):
+        return forbidden("forbidden", str(error))
     problem = of_aiohttp(error) if isinstance(error, web.HTTPException) else problem_of(error)
     if problem is None:
         log.error("a defect", exc_info=error)
@@ -112,3 +104,24 @@ def rest_error_of(error: Exception) -> RestError:
     status = problem.status
     id_ = _IDS.get(status, status.name.lower())
     return RestError(status, id_, problem.detail, has_status=True, headers=problem.headers)
+
+
+_UNIDENTIFIED = {
+    Refusal.NO_CREDENTIALS: partial(unauthorized, "unauthorized", "Unauthorized"),
+    Refusal.NO_NAME: partial(unauthorized, "missing_authentication", "Please give a user name"),
+    Refusal.UNKNOWN_USER: partial(forbidden, "forbidden", "Username or password are invalid"),
+    Refusal.WRONG_TOKEN: partial(forbidden, "forbidden", "The token is invalid"),
+    Refusal.TOO_MANY_FAILURES: partial(
+        RestError,
+        429,
+        "too_many_requests",
+        "Too many failures from this address; try again in a minute",
+        headers={"Retry-After": str(FAILURES_SECONDS)},
+    ),
+}
+
+
+def _unidentified(refused: Refused) -> RestError:
+    if refused.why is Refusal.WRONG_PASSWORD:
+        return forbidden("incorrect_password", f"Incorrect password for user {refused.user}")
+    return _UNIDENTIFIED[refused.why]()

@@ -14,9 +14,9 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from pinlaterd.access import may
+from pinlaterd.access import check
 from pinlaterd.client import calls
-from pinlaterd.config.schema import JobType, UserSettings
+from pinlaterd.config.schema import JobType
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.http.bodies import milliseconds
 from pinlaterd.http.job_types import JobTypes
@@ -27,7 +27,6 @@ from pinlaterd.http.v1_errors import (
     bad_request,
     json_response,
     missing,
-    no_role,
     not_found,
     server_error,
 )
@@ -45,7 +44,6 @@ from pinlaterd.model import (
 from pinlaterd.router_client import RouterClient
 
 Names = Mapping[str, str]  # the parts of a path that differ
-USER = web.RequestKey("rickover_user", UserSettings)
 
 _PREFIX, _RANDOM_ID = "job_", "random_id"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -100,7 +98,7 @@ class JobHandlers:
         options = JobOptions(job_id, expires_at_ms, key_of_all_queues=True)
         record = await self._store(job_type, data, run_after_ms, options)
         if queue_of(record) != job_type.queue:  # it was there, under another type
-            _check(request, "view", record)
+            check(request, "view", queue_of(record))
         return self._answer(record, HTTPStatus.ACCEPTED)
 
     async def _store(
@@ -208,7 +206,7 @@ class JobHandlers:
         record = await self._find(job_id) if left > 0 else None
         is_done = False
         if record is not None:
-            _check(request, "work", record)
+            check(request, "work", queue_of(record))
             delay_ms = backoff_ms(job_type.attempts, left)
             again = FinishInfo(
                 record.descriptor, JobState.PENDING, left, attempt, retry_delay_ms=delay_ms
@@ -234,18 +232,11 @@ class JobHandlers:
         record = await self._find(job_id, include_body=True)
         if record is None:
             raise not_found()
-        _check(request, role, record)
+        check(request, role, queue_of(record))
         return record
 
     def _answer(self, record: JobRecord, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
         return json_response(job_answer(record, self._job_types.name_of(queue_of(record))), status)
-
-
-def _check(request: web.Request, role: str, record: JobRecord) -> None:
-    """Raise RestError unless the user may do this with a job of that type."""
-    user = request.get(USER)
-    if user is not None and not may(user, role, queue_of(record)):
-        raise no_role(request, user, role)
 
 
 # --- ids ------------------------------------------------------------------------------------

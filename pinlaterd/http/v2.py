@@ -1,20 +1,4 @@
-"""The calls of /v2: queues, jobs, claims and acks, for whoever has only HTTP.
-
-    PUT    /v2/queues/{queue}            create it, and set its limits
-    GET    /v2/queues                    all names
-    GET    /v2/queues/{queue}            counts and limits
-    DELETE /v2/queues/{queue}            with the admin password in X-Admin-Password
-    POST   /v2/queues/{queue}/jobs       enqueue one, or many
-    GET    /v2/queues/{queue}/jobs       its jobs, page by page (`pages`)
-    POST   /v2/queues/{queue}/retry      make failed jobs pending again (`changes`)
-    POST   /v2/queues/{queue}/delete     delete jobs of a state (`changes`)
-    POST   /v2/queues/{queue}/pause      hand out no jobs
-    POST   /v2/queues/{queue}/resume     hand out jobs again
-    POST   /v2/queues/{queue}/claims     dequeue
-    POST   /v2/jobs/acks                 end claimed jobs
-    POST   /v2/jobs/checkpoints          renew claims, change claimed jobs
-    GET    /v2/jobs/{descriptor}         one job
-    GET    /v2/openapi.json              all of this in OpenAPI (`openapi`); /v2/docs as a page
+"""The calls of /v2 (`V2.table`): queues, jobs, claims and acks, for clients that have only HTTP.
 
 docs/http.md is the guide. Each handler reads a body (`bodies`), makes a call of the service, and
 writes the answer; errors become problems in `problems.explain`.
@@ -24,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from itertools import product
@@ -36,18 +19,17 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from pinlaterd.access import FAILURES_SECONDS, Access, Refusal, Refused, may
+from pinlaterd.access import USER, Access, check, identify, may
 from pinlaterd.client import calls
+from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config import edit
 from pinlaterd.config.load import LIMIT
-from pinlaterd.config.schema import Config, UserSettings
+from pinlaterd.config.schema import Config
 from pinlaterd.http import openapi
 from pinlaterd.http.api import (
-    USER,
     ApiCall,
     answer_json,
     finished,
-    forbidden,
     read_body,
     read_query,
 )
@@ -86,14 +68,12 @@ from pinlaterd.http.pages import JobPages, PageAnswer, PageQuery
 from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
 from pinlaterd.http.stream import JSON_LINES, JobStreams
 from pinlaterd.http_port import UNDELIVERED
-from pinlaterd.model import JobDescriptor, JobState
+from pinlaterd.model import AckOutcomes, CheckpointOutcomes, JobDescriptor, JobState
 from pinlaterd.router_client import RouterClient
 
+T = TypeVar("T")
 Ack = TypeVar("Ack", bound=SucceededBody | CheckpointBody)
 
-log = logging.getLogger(__name__)
-
-_CHALLENGE = {"WWW-Authenticate": 'Basic realm="pinlaterd", Bearer realm="pinlaterd"'}
 _KEY = "Idempotency-Key"  # the name of a header, as is the next
 _PASSWORD = "X-Admin-Password"  # noqa: S105 - the name of a header
 # How long an answer waits for limits that were set to be followed, and how often it looks.
@@ -119,127 +99,74 @@ class V2:
 
     def table(self) -> list[ApiCall]:
         """Return all calls."""
-        queues, queue, made = "/v2/queues", "/v2/queues/{queue}", HTTPStatus.CREATED
-        pages, changes = self._pages, self._changes
+        queues, queue = "/v2/queues", "/v2/queues/{queue}"
+        get, post = partial(ApiCall, "GET"), partial(ApiCall, "POST")
+        made, gone = (HTTPStatus.OK, HTTPStatus.CREATED), (HTTPStatus.NO_CONTENT,)
+        retry, delete = self._changes.retry_jobs, self._changes.delete_jobs
+        preview = PreviewQuery
         return [
-            ApiCall("GET", queues, "view", self._queues, "listQueues", "All queues", QueuesAnswer),
+            get(queues, "view", self.list_queues, QueuesAnswer),
             ApiCall(
-                *("PUT", queue, "operate", self._create, "createQueue"),
-                *("Create a queue, and set its limits", QueueAnswer, QueueBody),
-                statuses=(HTTPStatus.OK, made),
+                "PUT", queue, "operate", self.create_queue, QueueAnswer, QueueBody, statuses=made
             ),
-            ApiCall(
-                *("GET", queue, "view", self._queue, "getQueue"),
-                *("A queue with its counts and limits", QueueAnswer),
-            ),
-            ApiCall(
-                *("DELETE", queue, "admin", self._delete, "deleteQueue"),
-                "Delete a queue with all its jobs; takes the admin password in X-Admin-Password",
-                statuses=(HTTPStatus.NO_CONTENT,),
-            ),
-            ApiCall(
-                *("POST", f"{queue}/jobs", "enqueue", self._enqueue, "enqueue"),
-                *("Enqueue a job, or many", EnqueuedAnswer, EnqueueBody),
-                statuses=(HTTPStatus.OK, made),
+            get(queue, "view", self.get_queue, QueueAnswer),
+            ApiCall("DELETE", queue, "admin", self.delete_queue, statuses=gone),
+            post(
+                f"{queue}/jobs",
+                "enqueue",
+                self.enqueue,
+                EnqueuedAnswer,
+                EnqueueBody,
+                statuses=made,
                 gives_for_many=EnqueuedManyAnswer,
             ),
-            ApiCall(
-                *("GET", f"{queue}/jobs", "view", pages.page, "listJobs"),
-                *("Jobs of a queue, page by page", PageAnswer),
-                query=PageQuery,
+            get(f"{queue}/jobs", "view", self._pages.list_jobs, PageAnswer, query=PageQuery),
+            post(f"{queue}/retry", "operate", retry, ChangedAnswer, RetryBody, preview),
+            post(f"{queue}/delete", "operate", delete, ChangedAnswer, DeleteBody, preview),
+            post(f"{queue}/pause", "operate", self.pause_queue, QueueAnswer, PauseBody, preview),
+            post(f"{queue}/resume", "operate", self.resume_queue, QueueAnswer, preview, preview),
+            post(f"{queue}/claims", "work", self.claim, ClaimsAnswer, ClaimsBody),
+            post("/v2/jobs/acks", "work", self.ack, AcksAnswer, AcksBody),
+            post(
+                "/v2/jobs/checkpoints", "work", self.checkpoint, CheckpointsAnswer, CheckpointsBody
             ),
-            ApiCall(
-                *("POST", f"{queue}/retry", "operate", changes.retry, "retryJobs"),
-                *("Make failed jobs pending again", ChangedAnswer, RetryBody, PreviewQuery),
-            ),
-            ApiCall(
-                *("POST", f"{queue}/delete", "operate", changes.delete, "deleteJobs"),
-                *("Delete jobs of a state", ChangedAnswer, DeleteBody, PreviewQuery),
-            ),
-            ApiCall(
-                *("POST", f"{queue}/pause", "operate", self._pause, "pauseQueue"),
-                *("Hand out no jobs of a queue", QueueAnswer, PauseBody, PreviewQuery),
-            ),
-            ApiCall(
-                *("POST", f"{queue}/resume", "operate", self._resume, "resumeQueue"),
-                *("Hand out jobs of a queue again", QueueAnswer, PreviewQuery, PreviewQuery),
-            ),
-            ApiCall(
-                *("POST", f"{queue}/claims", "work", self._claim, "claim"),
-                *("Claim jobs that are ready", ClaimsAnswer, ClaimsBody),
-            ),
-            ApiCall(
-                *("POST", "/v2/jobs/acks", "work", self._ack, "ack"),
-                *("End claimed jobs", AcksAnswer, AcksBody),
-            ),
-            ApiCall(
-                *("POST", "/v2/jobs/checkpoints", "work", self._checkpoint, "checkpoint"),
-                *("Renew claims, change claimed jobs", CheckpointsAnswer, CheckpointsBody),
-            ),
-            ApiCall(
-                *("GET", "/v2/jobs/{descriptor}", "view", self._job, "getJob"),
-                *("A job", JobAnswer),
-            ),
-            ApiCall(
-                *("GET", "/v2/openapi.json", "view", self._openapi, "getDescription"),
-                *("This description", dict),
-            ),
-            ApiCall(
-                *("GET", "/v2/docs", "view", self._docs, "getDocs"),
-                *("This description as a page", str),
-                media="text/html",
-            ),
+            get("/v2/jobs/{descriptor}", "view", self.get_job, JobAnswer),
+            get("/v2/openapi.json", "view", self.get_description, dict),
+            get("/v2/docs", "view", self.get_docs, str, media="text/html"),
         ]
 
     def _guarded(self, call: ApiCall) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            user = await self._user_of(request)
-            if user is not None:
-                request[USER] = user
+            await identify(request, self._access)
             named = request.match_info.get("queue", "")
             queue = named or request.match_info.get("descriptor", "").partition(":")[0]
-            if not may(user, call.role, queue):
-                raise forbidden(request, call.role, queue)
+            check(request, call.role, queue)
             return finished(request, await call.handler(request))
 
         return handle
 
-    async def _user_of(self, request: web.Request) -> UserSettings | None:
-        """Return who makes the request; None if there are no users. Raises Problem."""
-        address = request.remote or ""
-        try:
-            return await self._access.identify(request.headers.get("Authorization"), address)
-        except Refused as refused:
-            why = refused.why
-            log.warning(
-                "refused: %s %s from %s as %r: %s",
-                *(request.method, request.path, address, refused.user, why.name.lower()),
-            )
-        if why is Refusal.TOO_MANY_FAILURES:
-            headers = {"Retry-After": str(FAILURES_SECONDS)}
-            text = "too many failures from this address; try again in a minute"
-            raise Problem(HTTPStatus.TOO_MANY_REQUESTS, Code.UNAUTHORIZED, text, headers=headers)
-        text = "give the password of a user (Basic) or a token (Bearer) that is valid"
-        raise Problem(HTTPStatus.UNAUTHORIZED, Code.UNAUTHORIZED, text, headers=_CHALLENGE)
-
     # --- its description ---------------------------------------------------------------------
 
-    async def _openapi(self, _request: web.Request) -> web.Response:
+    async def get_description(self, _request: web.Request) -> web.Response:
+        """Describe this interface in OpenAPI 3.1."""
         return answer_json(openapi.describe(self.table()))
 
-    async def _docs(self, _request: web.Request) -> web.Response:
+    async def get_docs(self, _request: web.Request) -> web.Response:
+        """Describe this interface as a page."""
         text = openapi.page(openapi.describe(self.table()))
         headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
         return web.Response(text=text, content_type="text/html", headers=headers)
 
     # --- queues ------------------------------------------------------------------------------
 
-    async def _queues(self, request: web.Request) -> web.Response:
+    async def list_queues(self, request: web.Request) -> web.Response:
+        """List all queues."""
         user, names = request.get(USER), await self._client.run(calls.queue_names())
         shown = [QueueNameAnswer(name=name) for name in sorted(names) if may(user, "view", name)]
         return answer_json(QueuesAnswer(queues=shown))
 
-    async def _create(self, request: web.Request) -> web.Response:
+    async def create_queue(self, request: web.Request) -> web.Response:
+        """Create a queue, and set its limits."""
         queue = request.match_info["queue"]
         body = await read_body(request, QueueBody)
         existed = queue in await self._client.run(calls.queue_names())
@@ -248,18 +175,22 @@ class V2:
         answer = await self._describe(queue)
         return answer_json(answer, HTTPStatus.OK if existed else HTTPStatus.CREATED)
 
-    async def _queue(self, request: web.Request) -> web.Response:
+    async def get_queue(self, request: web.Request) -> web.Response:
+        """Show a queue with its counts and limits."""
         return answer_json(await self._describe(request.match_info["queue"]))
 
-    async def _delete(self, request: web.Request) -> web.Response:
+    async def delete_queue(self, request: web.Request) -> web.Response:
+        """Delete a queue with all its jobs; takes the admin password in X-Admin-Password."""
         password = request.headers.get(_PASSWORD, "")
         await self._client.run(calls.delete_queue(request.match_info["queue"], password=password))
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
-    async def _pause(self, request: web.Request) -> web.Response:
+    async def pause_queue(self, request: web.Request) -> web.Response:
+        """Hand out no jobs of a queue."""
         return await self._set_paused(request, PauseBody, paused=True)
 
-    async def _resume(self, request: web.Request) -> web.Response:
+    async def resume_queue(self, request: web.Request) -> web.Response:
+        """Hand out jobs of a queue again."""
         return await self._set_paused(request, PreviewQuery, paused=False)
 
     async def _set_paused(
@@ -310,7 +241,8 @@ class V2:
 
     # --- jobs --------------------------------------------------------------------------------
 
-    async def _enqueue(self, request: web.Request) -> web.StreamResponse:
+    async def enqueue(self, request: web.Request) -> web.StreamResponse:
+        """Enqueue a job, or many."""
         if request.content_type == JSON_LINES:
             return await self.streams.enqueue(request)
         queue = request.match_info["queue"]
@@ -325,7 +257,8 @@ class V2:
         status = HTTPStatus.OK if stored[0].existed else HTTPStatus.CREATED
         return answer_json(stored[0], status)
 
-    async def _claim(self, request: web.Request) -> web.Response:
+    async def claim(self, request: web.Request) -> web.Response:
+        """Claim jobs that are ready."""
         queue, body = request.match_info["queue"], await read_body(request, ClaimsBody)
         call = calls.dequeue(
             queue, limit=body.limit, max_wait_ms=body.wait_ms, claim_timeout_ms=body.lease_ms
@@ -341,61 +274,59 @@ class V2:
         answer[UNDELIVERED] = release
         return answer
 
-    async def _ack(self, request: web.Request) -> web.Response:
-        """End jobs of any queues, by a call for each queue, all at once."""
+    async def ack(self, request: web.Request) -> web.Response:
+        """End claimed jobs, of any queues."""
         body = await read_body(request, AcksBody)
         succeeded, failed = _by_queue("succeeded", body.succeeded), _by_queue("failed", body.failed)
-        queues = list({**succeeded, **failed})
-        for queue in queues:
-            if not may(request.get(USER), "work", queue):
-                raise forbidden(request, "work", queue)
-        answers = await asyncio.gather(
-            *(
-                self._client.run(
-                    calls.ack_jobs(
-                        queue,
-                        succeeded=[ack.info() for ack in succeeded.get(queue, ())],
-                        failed=[ack.info() for ack in failed.get(queue, ())],
-                    )
-                )
-                for queue in queues
+
+        def acks_of(queue: str) -> PreparedCall[AckOutcomes]:
+            return calls.ack_jobs(
+                queue,
+                succeeded=[ack.info() for ack in succeeded.get(queue, ())],
+                failed=[ack.info() for ack in failed.get(queue, ())],
             )
-        )
-        outcomes = dict(zip(queues, answers, strict=True))
-        done = {queue: iter(found.succeeded) for queue, found in outcomes.items()}
-        lost = {queue: iter(found.failed) for queue, found in outcomes.items()}
+
+        found = await self._call_each(request, {**succeeded, **failed}, acks_of)
+        done = {queue: outcomes.succeeded for queue, outcomes in found.items()}
+        lost = {queue: outcomes.failed for queue, outcomes in found.items()}
         return answer_json(
             AcksAnswer(
                 succeeded=_outcomes(body.succeeded, done), failed=_outcomes(body.failed, lost)
             )
         )
 
-    async def _checkpoint(self, request: web.Request) -> web.Response:
-        """Checkpoint jobs of any queues, by a call for each queue, all at once."""
+    async def checkpoint(self, request: web.Request) -> web.Response:
+        """Renew claims and change claimed jobs, of any queues."""
         body = await read_body(request, CheckpointsBody)
         by_queue = _by_queue("checkpoints", body.checkpoints)
         for place, each in enumerate(body.checkpoints):
             if isinstance(each.body, bytes) and isinstance(each.data, msgspec.Raw):
                 raise invalid(f"checkpoints[{place}]", "give `data` or `body`, not both")
-        for queue in by_queue:
-            if not may(request.get(USER), "work", queue):
-                raise forbidden(request, "work", queue)
-        answers = await asyncio.gather(
-            *(
-                self._client.run(
-                    calls.apply_checkpoints(
-                        queue, [each.info() for each in given], claim_timeout_ms=body.lease_ms
-                    )
-                )
-                for queue, given in by_queue.items()
-            )
-        )
-        applied = {
-            queue: iter(found.applied) for queue, found in zip(by_queue, answers, strict=True)
-        }
+
+        def checkpoints_of(queue: str) -> PreparedCall[CheckpointOutcomes]:
+            infos = [each.info() for each in by_queue[queue]]
+            return calls.apply_checkpoints(queue, infos, claim_timeout_ms=body.lease_ms)
+
+        found = await self._call_each(request, by_queue, checkpoints_of)
+        applied = {queue: outcomes.applied for queue, outcomes in found.items()}
         return answer_json(CheckpointsAnswer(checkpoints=_outcomes(body.checkpoints, applied)))
 
-    async def _job(self, request: web.Request) -> web.Response:
+    async def _call_each(
+        self,
+        request: web.Request,
+        queues: Iterable[str],
+        call_of: Callable[[str], PreparedCall[T]],
+    ) -> Mapping[str, T]:
+        """Make a call for each queue, all at once; return their results by queue. Raises Forbidden
+        before any is made."""
+        prepared = {queue: call_of(queue) for queue in queues}
+        for queue in prepared:
+            check(request, "work", queue)
+        results = await asyncio.gather(*map(self._client.run, prepared.values()))
+        return dict(zip(prepared, results, strict=True))
+
+    async def get_job(self, request: web.Request) -> web.Response:
+        """Show a job."""
         descriptor = request.match_info["descriptor"]
         if JobDescriptor.parse(descriptor) is not None:
             found = await self._client.run(calls.lookup([descriptor], include_body=True))
@@ -430,13 +361,14 @@ def _by_queue(field: str, acks: Sequence[Ack]) -> dict[str, list[Ack]]:
 
 
 def _outcomes(
-    acks: Sequence[SucceededBody | CheckpointBody], applied: Mapping[str, Iterator[bool]]
+    acks: Sequence[SucceededBody | CheckpointBody], applied: Mapping[str, Iterable[bool]]
 ) -> list[AckAnswer]:
     """Return the outcome of each ack or checkpoint, from those of each queue in their order."""
+    left = {queue: iter(outcomes) for queue, outcomes in applied.items()}
     return [
         AckAnswer(
             descriptor=ack.descriptor,
-            outcome="done" if next(applied[ack.descriptor.partition(":")[0]]) else "stale",
+            outcome="done" if next(left[ack.descriptor.partition(":")[0]]) else "stale",
         )
         for ack in acks
     ]

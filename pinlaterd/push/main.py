@@ -25,7 +25,7 @@ from pinlaterd.push.pusher import Pusher
 from pinlaterd.push.targets import JobIds, Target, targets_of, watched_secrets
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ProcessState, Snapshot
-from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process, wait_until_served
+from pinlaterd.wire.process import ProcessStart, ReportingProcess, serve, wait_until_served
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +40,7 @@ _MOST_NAMED = 3  # of the queues whose downstream is down, in `status`
 
 def run(etc: Path) -> int:
     """Push until SIGTERM; then wait for the answers to what was sent. Returns the exit code."""
-    start = start_process(PUSH, etc)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(start))
-
-
-async def _serve(start: ProcessStart) -> int:
-    stop = StopSignal()
-    stop.catch_in(asyncio.get_running_loop())
-    process = PushProcess(start, stop)
-    await process.start()
-    await stop.wait()
-    await process.stop()
-    return process.exit_code
+    return serve(PUSH, etc, PushProcess, uvloop.new_event_loop)
 
 
 class _Work(NamedTuple):
@@ -65,11 +53,9 @@ class _Work(NamedTuple):
 class PushProcess(ReportingProcess):
     """The process that pushes (a Service)."""
 
-    def __init__(self, start: ProcessStart, stop: StopSignal) -> None:
+    def __init__(self, start: ProcessStart) -> None:
         super().__init__(PUSH, start.name, start.active, Clock(), Stats())
-        self.exit_code: int = ExitCode.OK
         self._config = start.active.config
-        self._stop = stop
         self._client = _client(self._config.server)
         self._consumer = Consumer(
             self._client, max_wait_ms=_MAX_WAIT_MS, fail=self._fail, expects_queues=False
@@ -83,10 +69,11 @@ class PushProcess(ReportingProcess):
         self._works: dict[str, _Work] = {}
         self._changed = asyncio.Event()
 
-    async def start(self) -> None:
+    async def start(self, stop: StopSignal) -> None:
         """Begin to push once a router answers, or it is to stop."""
+        self._stop = stop
         self._start_reporting()
-        await wait_until_served(lambda: self._client.lookup([]), self._stop)
+        await wait_until_served(lambda: self._client.lookup([]), stop)
         self._following = asyncio.create_task(self._follow_changes())
         self._following.add_done_callback(self._following_ended)
         self._changed.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.kinds import WEB
 from pinlaterd.http_port import HttpPort
-from pinlaterd.lifecycle import ExitCode, StopSignal
+from pinlaterd.lifecycle import StopSignal
 from pinlaterd.stats import Stats
 from pinlaterd.web import (
     job,
@@ -24,7 +23,7 @@ from pinlaterd.web import (
 )
 from pinlaterd.web.site import Site
 from pinlaterd.wire.control import ProcessState, Snapshot
-from pinlaterd.wire.process import ProcessStart, ReportingProcess, start_process
+from pinlaterd.wire.process import ProcessStart, ReportingProcess, serve
 
 log = logging.getLogger(__name__)
 
@@ -38,24 +37,7 @@ PAGES = (
 
 def run(etc: Path) -> int:
     """Serve until SIGTERM. Returns the exit code."""
-    start = start_process(WEB, etc)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(start))
-
-
-async def _serve(start: ProcessStart) -> int:
-    stop = StopSignal()
-    stop.catch_in(asyncio.get_running_loop())
-    process = WebProcess(start)
-    try:
-        await process.start()
-    except OSError as error:
-        address = start.active.config.server.web_address
-        log.error("can't listen on %s: %s", address, error.strerror)
-        return ExitCode.FAILURE
-    await stop.wait()
-    await process.stop()
-    return ExitCode.OK
+    return serve(WEB, etc, WebProcess, uvloop.new_event_loop)
 
 
 class WebProcess(ReportingProcess):
@@ -75,7 +57,7 @@ class WebProcess(ReportingProcess):
         application.on_response_prepare.append(self._site.add_headers)
         self._port = HttpPort(application, self._hosts)
 
-    async def start(self) -> None:
+    async def start(self, stop: StopSignal) -> None:
         """Listen. Raises OSError if the port can't be had."""
         self._start_reporting()
         await self._port.listen(self._settings.web_host, self._settings.web_port)

@@ -2,8 +2,8 @@
 snapshot, and reports to the coordinator.
 
 Every kind of process (config.kinds) uses this; what it does beyond that is its own. A process with
-an event loop is a ReportingProcess. A blocking loop calls its ControlClient itself, `newer_config`
-for each snapshot.
+an event loop is a ReportingProcess, which `serve` runs. A blocking loop calls its ControlClient
+itself, `newer_config` for each snapshot.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import zmq
 
@@ -21,8 +21,8 @@ from pinlaterd.clock import Clock, until_full
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig, load_active, read_active
 from pinlaterd.config.kinds import ProcessKind
-from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError
-from pinlaterd.lifecycle import StopSignal, begin_process, count_dropped_lines, set_up_log
+from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError, address_of
+from pinlaterd.lifecycle import ExitCode, StopSignal, begin_process, count_dropped_lines, set_up_log
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
     ControlClient,
@@ -118,6 +118,7 @@ class ReportingProcess:
         self._control.config_version = active.version
         self._state = ProcessState.STARTING
         self._next_report: asyncio.TimerHandle | None = None
+        self.exit_code = ExitCode.OK
 
     def facts(self) -> Mapping[str, str]:
         """Return what `status` shows of it. A fact whose name ends in "warning" is a warning."""
@@ -184,3 +185,48 @@ class ReportingProcess:
                 self._control.report_details(details)
             more = self.hear(is_newcomer=snapshot is not None) or snapshot is not None
             more = more or details is not None
+
+
+class ServingProcess(Protocol):
+    """A process that `serve` runs; it is made in the event loop."""
+
+    exit_code: ExitCode
+
+    async def start(self, stop: StopSignal) -> None:
+        """Serve, unless `stop` is set before. Raises OSError if an address can't be had."""
+
+    async def stop(self) -> None:
+        """Take nothing new, and finish what is in progress."""
+
+
+def serve(
+    kind: ProcessKind,
+    etc: Path,
+    make: Callable[[ProcessStart], ServingProcess],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> int:
+    """Run a process of a kind until SIGTERM, and return its exit code.
+
+    Raises ConfigError, DeploymentError, OSError."""
+    start = start_process(kind, etc)
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(_serve(kind, start, make))
+
+
+async def _serve(
+    kind: ProcessKind, start: ProcessStart, make: Callable[[ProcessStart], ServingProcess]
+) -> int:
+    stop = StopSignal()
+    stop.catch_in(asyncio.get_running_loop())
+    process = make(start)
+    try:
+        await process.start(stop)
+    except OSError as error:
+        if kind.address is None:
+            raise
+        host, port = (getattr(start.active.config.server, setting) for setting in kind.address)
+        log.error("can't listen on %s: %s", address_of(host, port), error.strerror)
+        return ExitCode.FAILURE
+    await stop.wait()
+    await process.stop()
+    return process.exit_code
