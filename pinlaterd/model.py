@@ -505,20 +505,46 @@ class ScanResult(NamedTuple):
     in_state: int | None = None
 
 
+ALL_PRIORITIES: Final = 0  # as the priority of a retry or a delete that chooses its jobs
+
+
 class RetryFailedRequest(NamedTuple):
+    """A retry of the longest failed jobs of a priority; or of jobs that it chooses (`chooses`).
+    Over `spread_ms` the run-afters of `limit` jobs, or of all descriptors, are spread evenly."""
+
     queue: str
     priority: int = 1
     attempts_to_allow: int = 1
     run_after_ms: int | None = None
     limit: int = 1000
+    body_regex: str | None = None
+    spread_ms: int | None = None
+    dry_run: bool = False
+    options: JobChoice | None = None
+
+    @property
+    def chooses(self) -> bool:
+        """Tell whether its jobs are looked for one by one."""
+        return self != RetryFailedRequest(*self[:5])
 
 
 class DeleteJobsRequest(NamedTuple):
+    """A delete of jobs of a state, any of a priority or those that it chooses (`chooses`)."""
+
     queue: str
     state: JobState
     priority: int = 1
     body_regex: str | None = None
     limit: int = 1000
+    dry_run: bool = False
+    options: JobChoice | None = None
+
+    @property
+    def chooses(self) -> bool:
+        """Tell whether its jobs are looked for one by one."""
+        return self._replace(limit=0) != DeleteJobsRequest(
+            self.queue, self.state, self.priority, limit=0
+        )
 
 
 class FinishOutcome(IntEnum):

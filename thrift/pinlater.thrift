@@ -534,6 +534,7 @@ struct PinLaterScanJobsResponse {
 
 struct PinLaterRetryFailedJobsRequest {
   1: required string queueName
+  /** With any field from 100 on, 0 stands for all priorities. */
   2: optional byte priority = 1
   /** Attempts remaining; attempts allowed is raised to it if lower. At least 1. */
   3: optional i32 attemptsToAllow = 1
@@ -541,16 +542,48 @@ struct PinLaterRetryFailedJobsRequest {
   4: optional i64 runAfterTimestampMillis
   /** Maximum number of jobs over all shards; at least 1. */
   5: optional i32 limit = 1000
+  /** These jobs only, all of the queue; then `limit` does not count. One that is not FAILED any more
+      is left as it is. */
+  100: optional list<string> jobDescriptors
+  /** RE2 syntax, searched anywhere in the body. */
+  101: optional string bodyRegexToMatch
+  /** Jobs that ended before this time only: those that fail meanwhile stay. */
+  102: optional i64 endedBeforeMillis
+  /** Spread run-after evenly from runAfterTimestampMillis on, so that `limit` jobs, or all that are
+      named, take so long to become ready. */
+  103: optional i64 spreadMillis
+  /** Change nothing; return how many jobs there are to be changed. */
+  104: optional bool dryRun = 0
+  /** As in PinLaterScanJobsRequest. */
+  105: optional i64 endedSinceMillis
+  106: optional string statusRegexToMatch
+  107: optional string message
+  108: optional string place
+  109: optional string worker
 }
 
 struct PinLaterDeleteJobsRequest {
   1: required string queueName
   2: required PinLaterJobState jobState
+  /** With any field from 100 on, 0 stands for all priorities. */
   3: optional byte priority = 1
   /** RE2 syntax, searched anywhere in the body. */
   4: optional string bodyRegexToMatch
   /** Maximum number of jobs over all shards; at least 1. */
   5: optional i32 limit = 1000
+  /** These jobs only, all of the queue; then `limit` does not count. One that is not in jobState any
+      more is left as it is. */
+  100: optional list<string> jobDescriptors
+  /** SUCCEEDED and FAILED jobs only: those that ended before this time. */
+  101: optional i64 endedBeforeMillis
+  /** Change nothing; return how many jobs there are to be changed. */
+  102: optional bool dryRun = 0
+  /** As in PinLaterScanJobsRequest. */
+  103: optional i64 endedSinceMillis
+  104: optional string statusRegexToMatch
+  105: optional string message
+  106: optional string place
+  107: optional string worker
 }
 
 /**
@@ -737,7 +770,11 @@ service PinLater {
    * more, or if half of request_timeout_ms is used before. To change more, repeat the call until it
    * returns 0.
    *
-   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED.
+   * With any field from 100 on it retries those jobs that all of these choose, in no order. A server
+   * that lacks these fields ignores them; but it refuses priority 0.
+   *
+   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, UNKNOWN naming bad descriptors or for a bad
+   * pattern: nothing was done. UNKNOWN `did not end in time` as deleteJobs.
    */
   i32 retryFailedJobs(1: RequestContext context, 2: PinLaterRetryFailedJobsRequest request)
     throws (1: PinLaterException e)
@@ -745,8 +782,9 @@ service PinLater {
   /**
    * Delete up to `limit` jobs of a state and priority, with a matching body if a pattern is given.
    * Returns how many, as retryFailedJobs does. To change more, repeat the call until it returns 0.
+   * Fields from 100 on choose jobs as there.
    *
-   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, UNKNOWN for a bad pattern; UNKNOWN `did not
+   * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, UNKNOWN for bad descriptors or a bad pattern; UNKNOWN `did not
    * end in time` if the search for the pattern takes a shard longer than four fifths of
    * request_timeout_ms before it has deleted a job; other shards may have deleted some.
    */

@@ -25,7 +25,14 @@ from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
 from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError, how_many
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.model import QUEUE_NAME, JobChoice, JobRecord, JobState, ScanResult
+from pinlaterd.model import (
+    ALL_PRIORITIES,
+    QUEUE_NAME,
+    JobChoice,
+    JobRecord,
+    JobState,
+    ScanResult,
+)
 from pinlaterd.stats import merge
 from pinlaterd.status import between, jobs_in, worst_first
 
@@ -407,18 +414,9 @@ def _edit_queue(name: str, change: Callable[[], bool], done: str) -> None:
 
 # --- jobs -------------------------------------------------------------------------------------
 
-_priority_option = command.option(
-    "--priority", type=command.PRIORITY, default=1, help="Jobs of this priority only."
-)
 _regex_option = command.option(
     "--body-regex", metavar="RE2", help="Only jobs whose body this is found in."
 )
-
-
-def _limit_option(default: int) -> Callable[[command.Decorated], command.Decorated]:
-    return command.option(
-        "--limit", type=command.COUNT, default=default, help="At most so many jobs."
-    )
 
 
 _PROGRESS_MS = 1_000  # after so long a search says how far it got
@@ -461,7 +459,7 @@ _COLUMNS: Sequence[command.Column] = (
 @command.option("--newest", is_flag=True, help="Jobs that have ended, the most recent end first.")
 @_regex_option
 @command.choice_options
-@_limit_option(100)
+@command.option("--limit", type=command.COUNT, default=100, help="At most so many jobs.")
 @command.option(
     "--progress/--no-progress",
     default=None,
@@ -525,58 +523,139 @@ def scan(
     command.show(facts, lambda: command.print_table(columns, records))
 
 
+_MOST_JOBS = 2**31 - 1  # of a retry or a delete whose jobs are chosen, unless it says
+_USUAL_JOBS = 1000
+
+
+_change_options = command.together(
+    click.argument("descriptors", nargs=-1, metavar="[DESCRIPTOR...|-]"),
+    command.option(
+        "--priority",
+        type=command.PRIORITY,
+        help="Jobs of this priority only  [default: 1; of chosen jobs: all]",
+    ),
+    _regex_option,
+    command.choice_options,
+    command.option(
+        *("--limit", "--first", "limit"),
+        type=command.COUNT,
+        help="At most so many jobs  [default: 1000; of chosen jobs: all]",
+    ),
+    command.option("--preview", is_flag=True, help="Only say how many jobs that would be."),
+)
+
+
+def _chosen(
+    descriptors: Sequence[str],
+    body_regex: str | None,
+    priority: int | None,
+    limit: int | None,
+    **conditions: Any,
+) -> dict[str, Any]:
+    """Return the parameters of a retry or a delete that say which jobs it is for."""
+    named = sys.stdin.read().split() if tuple(descriptors) == ("-",) else list(descriptors)
+    choice = JobChoice(named if descriptors else None, **conditions)
+    usual = choice == JobChoice()  # --body-regex alone is as it was
+    return {
+        "priority": priority or (1 if usual else ALL_PRIORITIES),
+        "limit": limit or (_USUAL_JOBS if usual else _MOST_JOBS),
+        "body_regex": body_regex,
+        "choice": None if choice == JobChoice() else choice,
+    }
+
+
 @job.command()
 @click.argument("queue")
-@_priority_option
+@_change_options
 @command.option("--attempts", type=command.COUNT, default=1, help="Attempts that each job gets.")
 @command.option(
     "--delay-seconds",
     type=command.Amount(command.MAX_DELAY_SECONDS, least=0),
     help="Run them so much later  [default: now]",
 )
-@_limit_option(1000)
+@command.option(
+    "--spread",
+    type=command.Amount(1_000_000.0, least=0.001),
+    metavar="PER_SECOND",
+    help="Have so many of them become ready in a second  [default: all at once]",
+)
 @command.admin_options
-def retry(*, queue: str, attempts: int, delay_seconds: float | None, **which: int) -> None:
-    """Make failed jobs of QUEUE pending again, the oldest first.
+def retry(
+    *,
+    queue: str,
+    attempts: int,
+    delay_seconds: float | None,
+    spread: float | None,
+    preview: bool,
+    **which: Any,
+) -> None:
+    """Make failed jobs of QUEUE pending again, the oldest first, or those that are chosen.
 
-    Example: pinlater-admin job retry mail --attempts 3 --limit 10000
+    Jobs are chosen by their descriptors (-: those on standard input), or by conditions, which all
+    have to be met.
+
+    Examples:
+      pinlater-admin job retry mail --attempts 3 --limit 10000
+      pinlater-admin job retry mail mail:s1:p1:1 mail:s2:p1:7
+      pinlater-admin job retry mail --body-regex '^to: ada' --spread 50
+      pinlater-admin job retry mail --message 'Timeout: smtp# is away' --before 03:08:00 --first 10
     """
     at_ms = round((time.time() + delay_seconds) * 1000) if delay_seconds else None
+    call = _chosen(**which) | {"attempts_to_allow": attempts, "run_after_ms": at_ms}
     with command.connect() as client:
-        retried = client.retry_failed(
-            queue, attempts_to_allow=attempts, run_after_ms=at_ms, **which
-        )
+        if preview or spread is not None:
+            jobs = client.retry_failed(queue, dry_run=True, **call)
+            if preview:
+                command.show({"would_retry": jobs}, f"{how_many(jobs, 'job')} would be retried")
+                return
+            call["limit"] = max(1, jobs)
+            call["spread_ms"] = round(jobs * 1000 / spread) if spread else None
+        retried = client.retry_failed(queue, **call)
     command.show({"retried": retried}, f"{how_many(retried, 'job')} made pending again")
 
 
 @job.command("delete")
 @click.argument("queue")
 @click.argument("state", type=command.STATE)
-@_priority_option
-@_regex_option
-@_limit_option(1000)
+@_change_options
 @command.yes_option
 @command.admin_options
-def delete_jobs(
-    *, queue: str, state: str, priority: int, body_regex: str | None, limit: int, yes: bool
-) -> None:
-    """Delete jobs of QUEUE in STATE.
+def delete_jobs(*, queue: str, state: str, yes: bool, preview: bool, **which: Any) -> None:
+    """Delete jobs of QUEUE in STATE, which may be chosen as by `job retry`.
 
     Examples:
       pinlater-admin job delete mail failed --limit 100
       pinlater-admin job delete mail pending --body-regex '@example[.]com' --yes
+      pinlater-admin job delete mail failed mail:s1:p1:1 --yes
     """
-    matching = f" whose body matches {body_regex!r}" if body_regex is not None else ""
-    command.confirm(
-        f"Delete up to {how_many(limit, 'job')} of {queue}, priority {priority}, in state "
-        f"{command.state_of(state).name}{matching}?",
-        yes=yes,
-    )
+    call, in_state = _chosen(**which), command.state_of(state)
     with command.connect() as client:
-        deleted = client.delete_jobs(
-            queue, command.state_of(state), priority=priority, body_regex=body_regex, limit=limit
-        )
+        if preview:
+            jobs = client.delete_jobs(queue, in_state, dry_run=True, **call)
+            command.show({"would_delete": jobs}, f"{how_many(jobs, 'job')} would be deleted")
+            return
+        command.confirm(_question(queue, in_state, call), yes=yes)
+        deleted = client.delete_jobs(queue, in_state, **call)
     command.show({"deleted": deleted}, f"{how_many(deleted, 'job')} deleted")
+
+
+def _question(queue: str, state: JobState, call: dict[str, Any]) -> str:
+    """Return the question whether these jobs are to be deleted."""
+    choice, regex = call["choice"] or JobChoice(), call["body_regex"]
+    of_queue = f"of {queue}"
+    if call["priority"] != ALL_PRIORITIES:
+        of_queue += f", priority {call['priority']},"
+    if choice.descriptors is not None:
+        return (
+            f"Delete {how_many(len(choice.descriptors), 'job')} {of_queue} in state {state.name}?"
+        )
+    matching = f" whose body matches {regex!r}" if regex is not None else ""
+    for name, value in choice._asdict().items():
+        if value is not None:
+            shown = command.shown_time(value) if isinstance(value, int) else repr(value)
+            matching += f", {name.removesuffix('_ms').replace('_', ' ')} {shown}"
+    jobs = "all jobs" if call["limit"] == _MOST_JOBS else f"up to {how_many(call['limit'], 'job')}"
+    return f"Delete {jobs} {of_queue} in state {state.name}{matching}?"
 
 
 if __name__ == "__main__":

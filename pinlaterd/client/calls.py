@@ -351,15 +351,28 @@ def retry_failed(
     attempts_to_allow: int = 1,
     run_after_ms: int | None = None,
     limit: int = 1000,
+    body_regex: str | None = None,
+    spread_ms: int | None = None,
+    dry_run: bool = False,
+    choice: JobChoice | None = None,
 ) -> PreparedCall[int]:
     """Make up to `limit` FAILED jobs PENDING again, the oldest first; return how many.
 
     Fewer than `limit` only if there are no more. What takes longer than the server gives a call is
     done in several; one that fails raises its error, and what those before it did stays. A job
     that fails again meanwhile may be retried again.
+
+    With any of the other parameters those jobs are retried that all of these choose, in no order;
+    then priority 0 stands for all, and a server that knows no choices refuses that. `spread_ms`
+    spreads the run-afters of `limit` jobs, or of those that are named. A dry run only counts.
+
+        client.retry_failed("mail", priority=0, choice=JobChoice(["mail:s1:p1:4711"]))
     """
-    request = RetryFailedRequest(queue, priority, attempts_to_allow, run_after_ms, limit)
-    return PreparedCall(Method.RETRY_FAILED, request, int)
+    request = RetryFailedRequest(
+        *(queue, priority, attempts_to_allow, run_after_ms, _limit(limit, choice)),
+        *(body_regex, spread_ms, dry_run, choice),
+    )
+    return PreparedCall(Method.RETRY_FAILED, request, int, repeatable=dry_run)
 
 
 def delete_jobs(
@@ -369,13 +382,23 @@ def delete_jobs(
     priority: int = 1,
     body_regex: str | None = None,
     limit: int = 1000,
+    dry_run: bool = False,
+    choice: JobChoice | None = None,
 ) -> PreparedCall[int]:
     """Delete up to `limit` jobs of a state and priority; return how many.
 
-    Fewer than `limit` only if there are no more; in several calls, as retry_failed.
+    Fewer than `limit` only if there are no more; in several calls, as retry_failed. Jobs are chosen
+    as there.
     """
-    request = DeleteJobsRequest(queue, state, priority, body_regex, limit)
-    return PreparedCall(Method.DELETE_JOBS, request, int)
+    limit = _limit(limit, choice)
+    request = DeleteJobsRequest(queue, state, priority, body_regex, limit, dry_run, choice)
+    return PreparedCall(Method.DELETE_JOBS, request, int, repeatable=dry_run)
+
+
+def _limit(limit: int, choice: JobChoice | None) -> int:
+    """Return the limit of a call that may name its jobs: then it is how many these are."""
+    named = choice and choice.descriptors
+    return limit if named is None else max(1, len(named))
 
 
 # --- operations that take several calls ---------------------------------------------------
@@ -440,7 +463,7 @@ async def change_all(
         done += changed
         left = request.limit - done
         short_seconds = short_seconds or max(seconds / 2, _LEAST_USED_SECONDS)
-        if not changed or left <= 0 or seconds < short_seconds:
+        if not changed or left <= 0 or seconds < short_seconds or request.dry_run:
             return done
         call = call._replace(request=request._replace(limit=left))
 

@@ -558,6 +558,19 @@ class StorageEngine(Protocol):
 
         `attempts` remain; attempts allowed is raised to that if lower; no claim is left."""
 
+    def retry_found(
+        self,
+        queue: str,
+        run_afters: Mapping[JobKey, int],
+        *,
+        attempts: int,
+        ended_before_ms: int,
+        now_ms: int,
+    ) -> Sequence[Requeued]:
+        """Make those jobs PENDING, each from its run-after on, that are FAILED still, since before
+        `ended_before_ms`; otherwise as `retry_failed`."""
+        ...
+
     @property
     def damage(self) -> str:
         """What disagrees within the store, as found beside other calls after an unclean end; ""
@@ -577,8 +590,17 @@ class StorageEngine(Protocol):
     ) -> Sequence[JobKey]:
         """Delete up to `limit` jobs of a state; returns which."""
 
-    def delete_found(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
-        """Delete those of `keys` that still are in `state`; returns which."""
+    def delete_found(
+        self,
+        queue: str,
+        state: JobState,
+        keys: Sequence[JobKey],
+        *,
+        ended_before_ms: int = LATEST_MS,
+    ) -> Sequence[JobKey]:
+        """Delete those of `keys` that still are in `state`, and ended before that time if they
+        have ended; return which."""
+        ...
 
     def release_expired(
         self,

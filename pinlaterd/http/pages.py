@@ -175,8 +175,9 @@ class JobPages:
         priorities: Iterable[int],
         body_regex: str | None,
         limit: int,
+        choice: JobChoice | None = None,
     ) -> list[JobAnswer]:
-        """Return the first `limit` jobs of a state, one priority after the other."""
+        """Return the first `limit` chosen jobs of a state, one priority after the other."""
         found: list[_Found] = []
         scans = [scan for scan in _SCANS if scan.state is state]
         for priority, scan in product(priorities, scans):
@@ -189,6 +190,7 @@ class JobPages:
                     page_size=limit - len(found),
                     future=scan.kind == "later",
                     newest_end_first=scan.kind == "ended",
+                    choice=choice,
                 )
                 records = (await self._client.run(call)).jobs
                 found += [_Found(record, _behind(scan, record)) for record in records]

@@ -54,6 +54,7 @@ from pinlaterd.model import (
     FinishOutcome,
     FinishRequest,
     FinishResult,
+    JobChoice,
     JobDescriptor,
     JobRecord,
     JobState,
@@ -346,7 +347,9 @@ class FanOut:
         return await begin_aside(merge, cast("list[ScanResult]", results), limit)
 
     async def _retry_failed(self, query: Query, request: RetryFailedRequest) -> int:
-        """The oldest over all shards, a bounded number at a time."""
+        """Retry the oldest over all shards, a bounded number at a time, or those chosen."""
+        if request.chooses:
+            return await self._change_chosen(query, request)
         until = self._usable_until(query.deadline)
         retried = 0
         while True:
@@ -377,8 +380,44 @@ class FanOut:
         return share_of_oldest(candidates, wanted)
 
     async def _delete_jobs(self, query: Query, request: DeleteJobsRequest) -> int:
-        """Each shard an equal part of what is left to do, so that together they never delete more
-        than the limit; then those that may have more, until all is done."""
+        if request.chooses:
+            return await self._change_chosen(query, request)
+        return await self._in_equal_parts(query, request)
+
+    async def _change_chosen(
+        self, query: Query, request: RetryFailedRequest | DeleteJobsRequest
+    ) -> int:
+        """Have shards change the jobs that a request names, or finds; return how many."""
+        choice, shards = request.options or JobChoice(), self._shards.by_name
+        if choice.descriptors is None:
+            if not request.dry_run:
+                return await self._in_equal_parts(query, request)
+            counts = await query.ask(zip(self._every(), repeat(request)))
+            return min(request.limit, sum(cast("list[int]", counts)))
+        named: dict[ShardLink, list[str]] = defaultdict(list)
+        bad: list[str] = []
+        for descriptor in dict.fromkeys(choice.descriptors):
+            shard = _shard_of(descriptor, request.queue, shards)
+            (bad if shard is None else named[shard]).append(descriptor)
+        if bad:
+            shown = ", ".join(repr(descriptor[:200]) for descriptor in bad[:10])
+            raise InvalidRequest(
+                f"jobDescriptors holds some of no job of queue {request.queue!r}: {shown}; nothing "
+                "was changed"
+            )
+        if not self._shards.knows_queue(request.queue):
+            await self._ask_one(query, CountRequest(request.queue, JobState.FAILED))
+        asked = [
+            (shard, request._replace(options=choice._replace(descriptors=part)))
+            for shard, part in named.items()
+        ]
+        return sum(cast("list[int]", await query.ask(asked)))
+
+    async def _in_equal_parts(
+        self, query: Query, request: RetryFailedRequest | DeleteJobsRequest
+    ) -> int:
+        """Give each shard an equal part of what is left to do, so that together they never change
+        more than the limit; then those that may have more, until all is done."""
         until = self._usable_until(query.deadline)
         shards = self._every()
         self._shared.rng.shuffle(shards)
@@ -398,7 +437,7 @@ class FanOut:
             ):
                 deleted += count
                 # One that stops has done a part only; a second search would cost too much.
-                if not count or (request.body_regex is not None and count < limit):
+                if not count or (request.chooses and count < limit):
                     shards.remove(shard)
             shards = [shard for shard in shards if self._is_known(shard)]
             if not shards or deleted >= request.limit:
@@ -440,6 +479,8 @@ def _shown(value: object) -> str:
     """Escape a value for the log, a long text only as far as it is shown."""
     if isinstance(value, JobState):
         return str(value)
+    if isinstance(value, JobChoice) and value.descriptors is not None:
+        value = value._replace(descriptors=[f"{len(value.descriptors)} descriptors"])
     return repr(value[:200] if isinstance(value, str) else value)
 
 

@@ -421,6 +421,7 @@ _KEYS: Final = {
     "expiresAtTimestampMillis": "expires_at_ms",
     "updatedAtTimestampMillis": "updated_at_ms",
     "retryDelayMillis": "retry_delay_ms",
+    "spreadMillis": "spread_ms",
     "maxWaitMillis": "max_wait_ms",
     "claimTimeoutMillis": "claim_timeout_ms",
     "maxMillis": "max_ms",

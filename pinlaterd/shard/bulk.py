@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice, product
+from itertools import count, groupby, islice, product
+from operator import attrgetter
 
-from pinlaterd.engines.base import KeyHolder, ScanAfter, Search, StoredJob
+from pinlaterd.engines.base import LATEST_MS, KeyHolder, ScanAfter, Search, StoredJob
 from pinlaterd.errors import (
     LookupTooLarge,
     PinLaterError,
@@ -29,6 +30,7 @@ from pinlaterd.model import (
     CreateQueueRequest,
     DeleteJobsRequest,
     DeleteQueueRequest,
+    JobChoice,
     JobDescriptor,
     JobKey,
     JobRecord,
@@ -57,6 +59,7 @@ _LOOKUPS_A_SLICE = 200
 _LOOKUPS_WITH_BODY_A_SLICE = 32
 _FOUND_AT_A_TIME = 100_000
 _MILLIS = struct.Struct(">q")
+_Change = Callable[[Sequence[JobKey]], int]  # of jobs; returns how many have changed
 
 
 class AnsweredError(StorageError):
@@ -71,7 +74,7 @@ class BulkCalls:
         self._state = state
         self._clock = state.clock
         self._tasks = tasks
-        self._pace = pace
+        self._changes = JobChanges(state, pace)
         self._searches: dict[tuple[bytes, int], Steps] = {}  # by router and call id
 
     def answer(self, entry: CallEntry, call: Call) -> None:
@@ -100,11 +103,15 @@ class BulkCalls:
             case ScanRequest():
                 self._start(entry, call, self._scan(request, source, until))
             case RetryFailedRequest() if entry.op is Op.OLDEST_FAILED:
-                state.replies.add(entry, Status.DONE, self._oldest_failed(request))
+                state.replies.add(entry, Status.DONE, self._changes.oldest_failed(request))
             case RetryFailedRequest():
-                self._start(entry, call, self._retry_failed(request, until), at_once=False)
+                self._start(
+                    entry, call, self._changes.retry_failed(request, source, until), at_once=False
+                )
             case DeleteJobsRequest():
-                self._start(entry, call, self._delete_jobs(request, source, until), at_once=False)
+                self._start(
+                    entry, call, self._changes.delete_jobs(request, source, until), at_once=False
+                )
             case _:
                 raise AssertionError(request)
 
@@ -266,7 +273,7 @@ class BulkCalls:
         self._state.queue(request.queue)
         self._state.rules.count(request)
         search = self._jobs_of(request, self._state.config.server.count_limit, until)
-        return (yield from _search(SearchCall("count", search, source)))
+        return (yield from run_search(SearchCall("count", search, source)))
 
     def _scan(self, request: ScanRequest, source: str, until: float) -> Steps:
         """Scan for most of the call's time; the continuation goes on from there."""
@@ -279,7 +286,7 @@ class BulkCalls:
         search = search._replace(after=self._after(after), choice=request.options)
         if request.newest_end_first:
             search = search._replace(future=None, newest_end_first=True)
-        part: ScanPart = yield from _search(SearchCall("scan", search, source))
+        part: ScanPart = yield from run_search(SearchCall("scan", search, source))
         jobs = part.jobs[:limit]
         continuation = CONTINUATION_END
         if part.more or len(part.jobs) > limit:
@@ -323,17 +330,35 @@ class BulkCalls:
             deadline=until,
         )
 
-    # --- changes of many jobs --------------------------------------------------------------------
 
-    def _oldest_failed(self, request: RetryFailedRequest) -> bytes:
+def _by_queue(keys: Sequence[QueueKey]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for queue, key in dict.fromkeys(keys):
+        found.setdefault(queue, []).append(key)
+    return found
+
+
+class JobChanges:
+    """The changes of many jobs of one shard."""
+
+    def __init__(self, state: ShardState, pace: Pace) -> None:
+        self._engine = state.engine
+        self._state = state
+        self._clock = state.clock
+        self._pace = pace
+
+    def oldest_failed(self, request: RetryFailedRequest) -> bytes:
         self._state.queue(request.queue)
-        self._state.rules.retry_failed(request)
+        self._state.rules.retry_failed(request, self._clock.now_ms())
         ages = self._engine.oldest_failed(request.queue, request.priority, limit=request.limit)
         return b"".join(map(_MILLIS.pack, ages))
 
-    def _retry_failed(self, request: RetryFailedRequest, until: float) -> Steps:
+    def retry_failed(self, request: RetryFailedRequest, source: str, until: float) -> Steps:
         self._state.queue(request.queue)
-        self._state.rules.retry_failed(request)
+        self._state.rules.retry_failed(request, self._clock.now_ms())
+        if request.chooses:
+            change = self._retrying(request)
+            return (yield from self._chosen(request, JobState.FAILED, source, until, change))
         queue = request.queue
 
         def retry(limit: int) -> int:
@@ -351,18 +376,56 @@ class BulkCalls:
 
         return (yield from self._in_slices(queue, request.limit, until, retry))
 
-    def _delete_jobs(self, request: DeleteJobsRequest, source: str, until: float) -> Steps:
+    def _retrying(self, request: RetryFailedRequest) -> _Change:
+        """Return what retries jobs that were found; their run-afters follow those of the jobs that
+        it was given before."""
+        choice, places = request.options or JobChoice(), count()
+        jobs = request.limit if choice.descriptors is None else len(choice.descriptors)
+        ended_before_ms = choice.ended_before_ms
+        begin_ms, spread_ms = request.run_after_ms, request.spread_ms or 0
+        if begin_ms is None:
+            begin_ms = self._clock.now_ms()
+
+        def retry(keys: Sequence[JobKey]) -> int:
+            now_ms = self._clock.now_ms()
+            run_afters = {
+                key: begin_ms + spread_ms * place // jobs
+                for key, place in zip(keys, places, strict=False)
+            }
+            requeued = self._engine.retry_found(
+                request.queue,
+                run_afters,
+                attempts=request.attempts_to_allow,
+                ended_before_ms=LATEST_MS if ended_before_ms is None else ended_before_ms,
+                now_ms=now_ms,
+            )
+            self._state.requeue(request.queue, requeued, now_ms)
+            return len(requeued)
+
+        return retry
+
+    def delete_jobs(self, request: DeleteJobsRequest, source: str, until: float) -> Steps:
         self._state.queue(request.queue)
         self._state.rules.delete_jobs(request)
-        if request.body_regex is not None:
-            return (yield from self._delete_matching(request, request.body_regex, source, until))
+        queue, state = request.queue, request.state
+        ended_before_ms = (request.options or JobChoice()).ended_before_ms
+        if ended_before_ms is None:
+            ended_before_ms = LATEST_MS
 
         def delete(limit: int) -> int:
-            queue, state, priority = request.queue, request.state, request.priority
-            keys = self._engine.delete_jobs(queue, state, priority, limit=limit)
-            return self._deleted(request, keys)
+            return self._deleted(
+                request, self._engine.delete_jobs(queue, state, request.priority, limit=limit)
+            )
 
-        return (yield from self._in_slices(request.queue, request.limit, until, delete))
+        def delete_found(keys: Sequence[JobKey]) -> int:
+            return self._deleted(
+                request,
+                self._engine.delete_found(queue, state, keys, ended_before_ms=ended_before_ms),
+            )
+
+        if request.chooses:
+            return (yield from self._chosen(request, state, source, until, delete_found))
+        return (yield from self._in_slices(queue, request.limit, until, delete))
 
     def _in_slices(
         self, queue: str, most: int, until: float, change: Callable[[int], int]
@@ -383,62 +446,102 @@ class BulkCalls:
                 break
         return changed
 
-    def _delete_matching(
-        self, request: DeleteJobsRequest, body_regex: str, source: str, until: float
+    def _chosen(
+        self,
+        request: RetryFailedRequest | DeleteJobsRequest,
+        state: JobState,
+        source: str,
+        until: float,
+        change: _Change,
     ) -> Steps:
-        """The searcher finds them, the loop deletes those that still are in that state."""
-        deleted = 0
-        while deleted < request.limit:
-            wanted = min(_FOUND_AT_A_TIME, request.limit - deleted)
-            search = Search(
-                request.queue,
-                request.state,
-                (request.priority,),
-                wanted,
-                body_regex=body_regex,
-                deadline=until,
-            )
+        """Have `change` change the jobs that a request chooses; return how many it has changed, or
+        of a dry run how many it would."""
+        choice = request.options or JobChoice()
+        search = Search(
+            request.queue,
+            state,
+            self._state.rules.levels(request),
+            request.limit,
+            body_regex=request.body_regex,
+            deadline=until,
+            choice=request.options,
+        )
+        if choice.descriptors is not None:
+            facts = self._state.queue(request.queue)
+            named = filter(None, map(facts.key, dict.fromkeys(choice.descriptors)))
+            keys = [key for key in named if key.priority in search.priorities]
+            if request.dry_run:
+                return (yield from self._count_named(search, keys, choice.ended_before_ms))
+            changed, _ = yield from self._in_parts(request.queue, keys, until, change)
+            return changed
+        if request.dry_run:
+            found = yield from run_search(SearchCall("count", search, source))
+            return min(found, request.limit)
+        return (yield from self._change_found(search, source, change))
+
+    def _count_named(
+        self, search: Search, keys: Sequence[JobKey], ended_before_ms: int | None
+    ) -> Steps:
+        """Count those of `keys` that are in the state, and have ended before that time."""
+        found = 0
+        for part in chunks(keys, _LOOKUPS_A_SLICE):
+            if search.queue in self._state.ready:
+                for job in self._engine.lookup(search.queue, part, include_body=False):
+                    is_early = ended_before_ms is None or job.updated_at_ms < ended_before_ms
+                    found += job.state is search.state and is_early
+            yield None
+        return found
+
+    def _change_found(self, search: Search, source: str, change: _Change) -> Steps:
+        """Have the searcher find jobs, and the loop change those that are as they were."""
+        queue, most, changed = search.queue, search.limit, 0
+        while changed < most:
+            wanted = min(_FOUND_AT_A_TIME, most - changed)
+            part = search._replace(limit=wanted)
             try:
-                found: Sequence[JobKey] = yield from _search(SearchCall("find", search, source))
+                found: Sequence[JobKey] = yield from run_search(SearchCall("find", part, source))
             except (TimeoutError, ShardStops):
-                if deleted:
+                if changed:
                     break
                 raise
-            left = iter(found)
-            while part := list(islice(left, self._pace.jobs)):
-                if request.queue not in self._state.ready:
-                    return deleted
-                with self._pace:
-                    keys = self._engine.delete_found(request.queue, request.state, part)
-                deleted += self._deleted(request, keys)
-                if self._clock.monotonic() >= until:
-                    return deleted
-                try:
-                    yield None
-                except ShardStops:
-                    return deleted
-            if len(found) < wanted:
+            done, is_over = yield from self._in_parts(
+                queue, found[:wanted], search.deadline, change
+            )
+            changed += done
+            if is_over or len(found) < wanted:
                 break
-        return deleted
+        return changed
+
+    def _in_parts(self, queue: str, keys: Sequence[JobKey], until: float, change: _Change) -> Steps:
+        """Have `change` change jobs in parts, a commit each; return how many it has changed, and
+        whether that ended early: most of the time is used, the queue has gone, or the shard
+        stops."""
+        changed, left = 0, iter(keys)
+        while part := list(islice(left, self._pace.jobs)):
+            if queue not in self._state.ready:
+                return changed, True
+            with self._pace:
+                changed += change(part)
+            if self._clock.monotonic() >= until:
+                return changed, True
+            try:
+                yield None
+            except ShardStops:
+                return changed, True
+        return changed, False
 
     def _deleted(self, request: DeleteJobsRequest, keys: Sequence[JobKey]) -> int:
         """PENDING ones leave the memory; returns how many they are."""
         self._state.ended(request.queue)
         if request.state is JobState.PENDING:
             self._state.touched.add(request.queue)
-            local_ids = [key.local_id for key in keys]
-            self._state.ready.discard(request.queue, request.priority, local_ids)
+            for priority, alike in groupby(sorted(keys), attrgetter("priority")):
+                local_ids = [key.local_id for key in alike]
+                self._state.ready.discard(request.queue, priority, local_ids)
         return len(keys)
 
 
-def _by_queue(keys: Sequence[QueueKey]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for queue, key in dict.fromkeys(keys):
-        found.setdefault(queue, []).append(key)
-    return found
-
-
-def _search(call: SearchCall) -> Steps:
+def run_search(call: SearchCall) -> Steps:
     """Have the searcher do it. What it raises is raised here; its errors with the store say
     nothing about the owner's connection."""
     try:

@@ -21,6 +21,7 @@ from pinlaterd.errors import (
     RequestError,
 )
 from pinlaterd.model import (
+    ALL_PRIORITIES,
     CONTINUATION_START,
     MOST_KEY_BYTES,
     QUEUE_NAME,
@@ -211,17 +212,34 @@ class Rules:
             raise ContinuationInvalid(request.continuation)
         return key
 
-    def retry_failed(self, request: RetryFailedRequest) -> None:
-        self._priority(request.priority)
-        _check_least("limit", request.limit, 1)
+    def retry_failed(self, request: RetryFailedRequest, now_ms: int) -> None:
+        self._choice(request, JobState.FAILED)
         _check_range("attemptsToAllow", request.attempts_to_allow, 1, _LARGEST_I32)
-        latest_ms = self._latest(request.queue, request.priority)
+        latest_ms = min(self._latest(request.queue, level) for level in self.levels(request))
         _check_range("runAfterTimestampMillis", request.run_after_ms, 0, latest_ms)
+        begin_ms = now_ms if request.run_after_ms is None else request.run_after_ms
+        _check_range("spreadMillis", request.spread_ms, 0, max(0, latest_ms - begin_ms))
 
     def delete_jobs(self, request: DeleteJobsRequest) -> None:
-        self._priority(request.priority)
+        self._choice(request, request.state)
+
+    def levels(self, request: RetryFailedRequest | DeleteJobsRequest) -> Sequence[int]:
+        """Return the priorities of the jobs that a retry or a delete is for."""
+        is_for_all = request.priority == ALL_PRIORITIES
+        return range(1, self._levels + 1) if is_for_all else (request.priority,)
+
+    def _choice(self, request: RetryFailedRequest | DeleteJobsRequest, state: JobState) -> None:
+        if request.priority != ALL_PRIORITIES or not request.chooses:
+            self._priority(request.priority)
         _check_least("limit", request.limit, 1)
         _check_regex(request.body_regex)
+        check_choice(request.options, state)
+        choice = request.options or JobChoice()
+        by_name = JobChoice(choice.descriptors, choice.ended_before_ms)
+        if choice.descriptors is not None and (choice != by_name or request.body_regex is not None):
+            raise InvalidRequest(
+                "jobDescriptors excludes all other conditions but endedBeforeMillis"
+            )
 
     # --- what the tables of a queue hold -----------------------------------------------------
 

@@ -182,6 +182,36 @@ def test_retry_makes_failed_jobs_pending(admin, client, queue):
     assert admin(f"job retry {queue}").stdout == "0 jobs made pending again\n"
 
 
+def test_chosen_jobs_are_retried(admin, client, queue):
+    fail_jobs(client, queue, 5)
+    named = [job.descriptor for job in client.scan(queue, JobState.FAILED)]
+
+    assert admin.facts(f"job retry {queue} {named[0]} --preview") == {"would_retry": 1}
+    assert admin.facts(f"job retry {queue} {named[0]}") == {"retried": 1}
+    both = f"{named[1]}\n{named[0]}\n"
+    assert admin(f"job retry {queue} -", stdin=both).stdout == "1 job made pending again\n"
+    assert admin.facts(f"job retry {queue} --before 2020-01-01T00:00:00Z") == {"retried": 0}
+    assert admin.facts(f"job retry {queue} --message other --preview") == {"would_retry": 0}
+    assert admin.facts(f"job retry {queue} --message why --preview") == {"would_retry": 3}
+    assert admin.facts(f"job retry {queue} --status-regex ^w --preview") == {"would_retry": 3}
+    later = "--delay-seconds 3600 --spread 0.01"
+    assert admin.facts(f"job retry {queue} --before 2100-01-01T00:00:00Z {later}") == {"retried": 3}
+    times = [job.run_after_ms for job in client.scan(queue, JobState.PENDING, future=True)]
+    assert len(times) == 3
+    assert max(times) - min(times) >= 90_000
+
+
+def test_chosen_jobs_are_deleted(admin, client, queue):
+    fail_jobs(client, queue, 3)
+    first, *_ = (job.descriptor for job in client.scan(queue, JobState.FAILED))
+
+    asked = admin.error(f"job delete {queue} failed {first}", stdin="y\n", code=2)
+    assert f"Delete 1 job of {queue} in state FAILED?" in asked
+    assert admin.facts(f"job delete {queue} failed --preview") == {"would_delete": 3}
+    assert admin.facts(f"job delete {queue} failed {first} --yes") == {"deleted": 1}
+    assert client.count(queue, JobState.FAILED) == 2
+
+
 def test_delete_needs_yes_where_nobody_can_be_asked(admin, client, queue):
     fail_jobs(client, queue, 3)
 

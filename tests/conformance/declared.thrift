@@ -212,6 +212,16 @@ struct PinLaterRetryFailedJobsRequest {
   3: optional i32 attemptsToAllow = 1
   4: optional i64 runAfterTimestampMillis
   5: optional i32 limit = 1000
+  100: optional list<string> jobDescriptors
+  101: optional string bodyRegexToMatch
+  102: optional i64 endedBeforeMillis
+  103: optional i64 spreadMillis
+  104: optional bool dryRun = 0
+  105: optional i64 endedSinceMillis
+  106: optional string statusRegexToMatch
+  107: optional string message
+  108: optional string place
+  109: optional string worker
 }
 
 struct PinLaterDeleteJobsRequest {
@@ -220,6 +230,14 @@ struct PinLaterDeleteJobsRequest {
   3: optional byte priority = 1
   4: optional string bodyRegexToMatch
   5: optional i32 limit = 1000
+  100: optional list<string> jobDescriptors
+  101: optional i64 endedBeforeMillis
+  102: optional bool dryRun = 0
+  103: optional i64 endedSinceMillis
+  104: optional string statusRegexToMatch
+  105: optional string message
+  106: optional string place
+  107: optional string worker
 }
 
 service PinLater {

@@ -180,6 +180,113 @@ def test_effects_are_visible_on_every_connection(service: Deployment, client: Cl
             assert other.count(queue, IN_PROGRESS) == 0
 
 
+# --- jobs that are chosen ---------------------------------------------------------------------
+
+
+def test_chosen_jobs_are_retried_and_deleted_whatever_their_shard_and_priority(client, queue):
+    by_shard = client.enqueue_on_every_shard(
+        queue, lambda n: client.job(b"", priority=1 + n % 3, numAttemptsAllowed=1), each=2
+    )
+    descriptors = [descriptor for each in by_shard.values() for descriptor in each]
+    client.ack(queue, failed=list(client.dequeue(queue, 1000)))
+    running, *chosen = descriptors
+    client.retry_failed(queue, jobDescriptors=[running], priority=0)
+    client.dequeue(queue)
+    chosen, left = chosen[::2], [running, *chosen[1::2]]
+
+    for dry_run in (True, False):
+        named = {"jobDescriptors": [*chosen, running], "priority": 0, "dryRun": dry_run}
+        assert client.retry_failed(queue, **named) == len(chosen)
+        assert client.count(queue) == (0 if dry_run else len(chosen))
+    for dry_run in (True, False):
+        named = {"jobDescriptors": descriptors, "priority": 0, "dryRun": dry_run}
+        assert client.delete_jobs(queue, PENDING, **named) == len(chosen)
+        assert client.lookup(*descriptors).keys() == set(descriptors if dry_run else left)
+    assert client.dequeue(queue, 1000) == {}
+
+
+def test_what_fails_meanwhile_stays(client: Client, queue, wait_until: WaitUntil):
+    early, late = client.fail_for_good(queue, *[client.job(b"", numAttemptsAllowed=1)] * 2)
+    wait_until(partial(is_past, client.info(late).updatedAtTimestampMillis + 1))
+    cut_off_ms = int(time.time() * 1000)
+    client.retry_failed(queue, jobDescriptors=[late])
+    client.ack(queue, failed=list(client.dequeue(queue)))
+
+    for named in ({}, {"jobDescriptors": [early, late]}):
+        fields = {"endedBeforeMillis": cut_off_ms, "dryRun": True, **named}
+        assert client.retry_failed(queue, **fields) == 1
+    assert client.retry_failed(queue, endedBeforeMillis=cut_off_ms) == 1
+    assert client.delete_jobs(queue, FAILED, endedBeforeMillis=cut_off_ms) == 0
+    assert client.info(late).jobState == FAILED
+
+
+def test_jobs_are_chosen_by_what_their_status_says(client: Client, queue):
+    client.enqueue_on_every_shard(queue, lambda _: client.job(b"", numAttemptsAllowed=1), each=3)
+    failed = list(client.dequeue(queue, 1000))
+    for number, job in enumerate(failed):
+        says = f"Timeout: smtp{number} is away" if number % 2 else "KeyError: 'a' (a.py:12 in f)"
+        client.ack(queue, failed=[client.ack_info(job, appendCustomStatus=says)])
+    away = len(failed) // 2
+
+    chosen = {"message": "Timeout: smtp# is away", "priority": 0}
+    assert client.retry_failed(queue, limit=2, dryRun=True, **chosen) == 2
+    assert client.retry_failed(queue, limit=2, **chosen) == 2
+    assert client.retry_failed(queue, **chosen) == away - 2
+    assert client.count(queue) == away
+    assert client.delete_jobs(queue, FAILED, statusRegexToMatch="^Timeout") == 0
+    assert client.delete_jobs(queue, FAILED, place="a.py:12 in f", worker="nobody") == 0
+    assert client.delete_jobs(queue, FAILED, place="a.py:12 in f") == len(failed) - away
+    assert client.count(queue, FAILED) == 0
+
+
+def test_retries_are_spread(client: Client, queue):
+    client.enqueue_on_every_shard(queue, lambda _: client.job(b"", numAttemptsAllowed=1), each=3)
+    failed = list(client.dequeue(queue, 1000))
+    client.ack(queue, failed=failed)
+    begin_ms = int(time.time() * 1000) + 100_000
+
+    assert client.retry_failed(
+        queue, jobDescriptors=failed, runAfterTimestampMillis=begin_ms, spreadMillis=60_000
+    ) == len(failed)
+
+    times = [info.runAfterTimestampMillis - begin_ms for info in client.lookup(*failed).values()]
+    assert min(times) == 0
+    # Each shard spreads its own over the whole time.
+    assert 40_000 <= max(times) < 60_000
+    assert len({*times}) >= 3
+
+
+@one_engine
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"jobDescriptors": ["nonsense"]}, "nonsense"),
+        ({"jobDescriptors": ["elsewhere:s1:p1:1"]}, "elsewhere"),
+        ({"endedBeforeMillis": 1, "priority": 4}, "PRIORITY_NOT_SUPPORTED"),
+        ({"jobDescriptors": [], "bodyRegexToMatch": "x"}, "jobDescriptors excludes"),
+        ({"bodyRegexToMatch": "("}, "RE2"),
+    ],
+)
+def test_mistakes_of_a_choice_change_nothing(client: Client, queue, fields, says):
+    [job] = client.fail_for_good(queue, b"job")
+    named = fields.get("jobDescriptors")
+    if named is not None:
+        fields = {**fields, "jobDescriptors": [job, *named]}
+
+    with pytest.raises(Refused, match=says):
+        client.retry_failed(queue, **fields)
+    with pytest.raises(Refused, match=says):
+        client.delete_jobs(queue, FAILED, **fields)
+
+    assert client.count(queue, FAILED) == 1
+
+
+@one_engine
+def test_only_jobs_that_have_ended_have_a_time_of_their_end(client: Client, queue):
+    with pytest.raises(Refused, match="endedBeforeMillis"):
+        client.delete_jobs(queue, PENDING, endedBeforeMillis=1)
+
+
 @one_engine
 @pytest.mark.parametrize(
     ("fields", "error"),

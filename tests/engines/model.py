@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pinlaterd.engines.base import (
+    LATEST_MS,
     NO_TIME_MS,
     AckOp,
     AckResult,
@@ -343,11 +344,28 @@ class ModelEngine:
         now_ms: int,
     ) -> Sequence[Requeued]:
         failed = self._longest_failed(queue, priority, limit)
-        for row in failed:
-            row.attempts_allowed = max(row.attempts_allowed, attempts)
-            row.attempts_remaining, row.run_after_ms = attempts, run_after_ms
-            row.become(JobState.PENDING, now_ms)
-        return [row.requeued for row in failed]
+        return [self._retry(row, attempts, run_after_ms, now_ms) for row in failed]
+
+    def retry_found(
+        self,
+        queue: str,
+        run_afters: Mapping[JobKey, int],
+        *,
+        attempts: int,
+        ended_before_ms: int,
+        now_ms: int,
+    ) -> Sequence[Requeued]:
+        return [
+            self._retry(row, attempts, run_afters[row.key], now_ms)
+            for row in self.rows(queue, JobState.FAILED)
+            if row.key in run_afters and row.updated_at_ms < ended_before_ms
+        ]
+
+    def _retry(self, row: Row, attempts: int, run_after_ms: int, now_ms: int) -> Requeued:
+        row.attempts_allowed = max(row.attempts_allowed, attempts)
+        row.attempts_remaining, row.run_after_ms = attempts, run_after_ms
+        row.become(JobState.PENDING, now_ms)
+        return row.requeued
 
     def delete_jobs(
         self, queue: str, state: JobState, priority: int, *, limit: int
@@ -355,8 +373,20 @@ class ModelEngine:
         keys = [row.key for row in self.rows(queue, state, priority)]
         return self.delete_found(queue, state, keys[:limit])
 
-    def delete_found(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
-        there = {row.key for row in self.rows(queue, state)}
+    def delete_found(
+        self,
+        queue: str,
+        state: JobState,
+        keys: Sequence[JobKey],
+        *,
+        ended_before_ms: int = LATEST_MS,
+    ) -> Sequence[JobKey]:
+        has_ended = state in (JobState.SUCCEEDED, JobState.FAILED)
+        there = {
+            row.key
+            for row in self.rows(queue, state)
+            if not has_ended or row.updated_at_ms < ended_before_ms
+        }
         found = [key for key in dict.fromkeys(keys) if key in there]
         for key in found:
             del self.jobs[queue][key]

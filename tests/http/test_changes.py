@@ -67,6 +67,74 @@ def test_jobs_with_a_text_are_deleted(api, failed):
     assert _counts(api, failed) == {"failed": 9}
 
 
+@pytest.mark.parametrize("call", ["retry", "delete"])
+def test_jobs_that_are_named_are_changed_alone(api, failed, call):
+    jobs = api.get(f"{failed}/jobs?state=failed").body["jobs"]
+    body = {"state": "failed", "descriptors": [job["descriptor"] for job in jobs[:3]]}
+
+    shown = api.post(f"{failed}/{call}?preview=true", body)
+    untouched = _counts(api, failed)
+    done = api.post(f"{failed}/{call}", body)
+
+    assert {job["descriptor"] for job in shown.body["jobs"]} == set(body["descriptors"])
+    assert shown.body["jobs"][0]["data"].startswith("job ")
+    assert untouched == {"failed": 12}
+    assert (shown.body["count"], done.body["count"]) == (3, 3)
+    assert _counts(api, failed) == {"failed": 9} | ({"pending": 3} if call == "retry" else {})
+
+
+def test_jobs_are_retried_by_text_and_spread(api, failed):
+    only = {"text": "job 1", "run_after": "2100-01-01T00:00:00Z", "spread_ms": 3_600_000}
+    shown = api.post(f"{failed}/retry", {**only, "preview": True})
+    done = api.post(f"{failed}/retry", {**only, "limit": 3})
+
+    assert (shown.body["count"], done.body["count"]) == (3, 3)
+    jobs = api.get(f"{failed}/jobs?state=scheduled").body["jobs"]
+    assert sorted(job["data"] for job in jobs) == ["job 1", "job 10", "job 11"]
+    times = {job["run_after"] for job in jobs}
+    assert len(times) > 1
+    assert min(times).startswith("2100-01-01T00:00:00")
+
+
+def test_jobs_are_chosen_by_their_status(api, mail):
+    api.post(f"{mail}/jobs", {"jobs": [{"data": n, "attempts": 1} for n in range(4)]})
+    claimed = api.post(f"{mail}/claims", {"limit": 4}).body["jobs"]
+    api.post(
+        "/v2/jobs/acks",
+        {
+            "failed": [
+                {key: job[key] for key in ("descriptor", "claim")}
+                | {"status": f"no {job['data']} [x]" if job["data"] else "other"}
+                for job in claimed
+            ]
+        },
+    )
+    by_message = {"message": "no # [x]", "preview": True}
+    by_text = {"status_text": "2 [x]", "preview": True}
+
+    assert api.post(f"{mail}/retry", by_message).body["count"] == 3
+    shown = api.post(f"{mail}/retry", by_text).body
+    assert (shown["count"], [job["data"] for job in shown["jobs"]]) == (1, [2])
+    assert api.post(f"{mail}/retry", {**by_message, "preview": False}).body["count"] == 3
+    assert _counts(api, mail) == {"failed": 1, "pending": 3}
+
+
+def test_jobs_that_failed_later_stay(api, failed):
+    body = {"state": "failed", "ended_before": "2020-01-01T00:00:00Z"}
+
+    assert api.post(f"{failed}/retry", body).body["count"] == 0
+    assert api.post(f"{failed}/delete", body).body["count"] == 0
+    body["ended_before"] = "2100-01-01T00:00:00Z"
+    assert api.post(f"{failed}/retry", body).body["count"] == 12
+
+
+def test_a_descriptor_of_another_queue_is_named(api, failed):
+    answer = api.post(f"{failed}/retry", {"descriptors": ["other:s1:p1:1"]})
+
+    assert answer.status == 400
+    assert "other:s1:p1:1" in answer.body["detail"]
+
+
 def test_pending_jobs_are_deleted_with_those_that_are_scheduled(api, mail):
     later = {"data": 2, "run_after": "2100-01-01T00:00:00Z"}
     api.post(f"{mail}/jobs", {"jobs": [{"data": 1}, later]})
@@ -87,6 +155,7 @@ def test_pending_jobs_are_deleted_with_those_that_are_scheduled(api, mail):
         ("delete", {"state": "failed", "limit": 0}, "limit"),
         ("retry", {"state": "pending"}, "state"),
         ("retry", {"colour": "x"}, "colour"),
+        ("retry", {"descriptors": "mail:s1:p1:1"}, "descriptors"),
         ("retry?preview=maybe", {}, "preview"),
         ("retry?sure=true", {}, "sure"),
         ("pause", {"preview": 1}, "preview"),

@@ -284,6 +284,25 @@ class QueueMachine(RuleBasedStateMachine):
         self.delete(state, list(deleted))
 
     @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), attempts=st.integers(1, 4), age_ms=st.integers(0, 3_000))
+    def retry_found(self, data: st.DataObject, attempts: int, age_ms: int) -> None:
+        keys = self.draw_keys(data, JobState.FAILED)
+        run_afters = {key: self.now_ms + data.draw(delays_ms) for key in keys}
+
+        found, expected = [
+            engine.retry_found(
+                QUEUE,
+                run_afters,
+                attempts=attempts,
+                ended_before_ms=self.now_ms - age_ms,
+                now_ms=self.now_ms,
+            )
+            for engine in (self.store.engine, self.model)
+        ]
+
+        assert sorted(found) == sorted(expected)
+
+    @precondition(lambda self: self.jobs)
     @rule(data=st.data(), state=st.sampled_from(JobState))
     def delete_found(self, data: st.DataObject, state: JobState) -> None:
         keys = self.draw_keys(data, state)

@@ -136,8 +136,20 @@ REQUESTS: dict[Method, Request] = {
         *("mail", JobState.PENDING, 1, True, "token", 7, "x", True, 1000),
         JobChoice(None, 2_000, 1_000, "a|b", "KeyError: #", "a.py:1 in f", "web:h1"),
     ),
-    Method.RETRY_FAILED: RetryFailedRequest("mail", 2, 3, 4, 5),
-    Method.DELETE_JOBS: DeleteJobsRequest("mail", JobState.SUCCEEDED, 2, "x", 9),
+    Method.RETRY_FAILED: RetryFailedRequest(
+        "mail",
+        2,
+        3,
+        4,
+        5,
+        "x",
+        60_000,
+        True,
+        JobChoice(["mail:s1:p1:1", "ö"], 17, 16, "a|b", "KeyError: #", "a.py:1 in f", "web"),
+    ),
+    Method.DELETE_JOBS: DeleteJobsRequest(
+        "mail", JobState.SUCCEEDED, 2, "x", 9, options=JobChoice(ended_before_ms=17)
+    ),
 }
 
 RECORD = JobRecord("mail:s1:p1:1", JobState.FAILED, 3, 0, "ö", 1, 2, 3, CLAIM, b"\xff")

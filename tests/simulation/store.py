@@ -134,6 +134,10 @@ class ModelStore(ModelEngine):
         self._process().block(self._disk.commit_seconds())
         return super().retry_failed(queue, priority, **options)
 
+    def retry_found(self, *arguments: Any, **options: Any) -> Sequence[Requeued]:
+        self._process().block(self._disk.commit_seconds())
+        return super().retry_found(*arguments, **options)
+
     def delete_jobs(self, *arguments: Any, **options: Any) -> Sequence[JobKey]:
         self._process().block(self._disk.commit_seconds())
         return super().delete_jobs(*arguments, **options)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
     CHECK_AGAIN_MS,
+    LATEST_MS,
     NO_TIME_MS,
     TRIED_BYTES,
     Batch,
@@ -47,6 +48,7 @@ from pinlaterd.engines.mysql.connection import WAIT_FOR_LOCKS, MysqlAddress, quo
 from pinlaterd.engines.mysql.searcher import MysqlSearcher
 from pinlaterd.engines.mysql.statements import (
     UPDATED_AT_MS,
+    Each,
     Transaction,
     change_options,
     check_again,
@@ -69,6 +71,7 @@ _DROP_SECONDS = 300.0
 _SWEEP_SECONDS = 30.0
 # What follows the host in a claim (`ClaimDescriptors` of the shard), if a source has 14 characters.
 _CLAIM_BEHIND_HOST = 48
+_LOCKED = b" FOR UPDATE"
 
 
 class MysqlEngine(Store, StorageEngine):
@@ -281,17 +284,9 @@ class MysqlEngine(Store, StorageEngine):
         table = self.tables.of(queue)[priority]
 
         def retry(tx: Transaction) -> list[int]:
-            statement = _oldest_failed(table, b"local_id", limit) + b" FOR UPDATE"
+            statement = _oldest_failed(table, b"local_id", limit) + _LOCKED
             local_ids = [local_id for (local_id,) in tx.read([statement])]
-            common = table.to_pending(tx.now_ms) + (
-                b", attempts_allowed = GREATEST(COALESCE(attempts_allowed, 0), %d),"
-                b" attempts_remaining = %d, run_after = %b"
-                % (attempts, attempts, table.run_after.literal(run_after_ms))
-            )
-            tx.update(table, local_ids, JobState.FAILED, JobState.PENDING, common)
-            retried = b"check_at = expires_at, end_reason = NULL"
-            for statement in change_options(table, local_ids, retried):
-                tx.run(statement)
+            _retry(tx, table, dict.fromkeys(local_ids, run_after_ms), attempts)
             return local_ids
 
         at_ms = table.run_after.floor(run_after_ms)
@@ -299,6 +294,34 @@ class MysqlEngine(Store, StorageEngine):
         if table.options:
             self.expiring_queues.add(queue)
         return [Requeued(priority, PendingKey(at_ms, local_id)) for local_id in local_ids]
+
+    def retry_found(
+        self,
+        queue: str,
+        run_afters: Mapping[JobKey, int],
+        *,
+        attempts: int,
+        ended_before_ms: int,
+        now_ms: int,
+    ) -> Sequence[Requeued]:
+        by_table = _by_table(self.tables.of(queue), run_afters)
+
+        def retry(tx: Transaction) -> list[Requeued]:
+            requeued: list[Requeued] = []
+            for table, keys in by_table:
+                found = tx.read(_found(table, keys, JobState.FAILED, ended_before_ms))
+                retried = {i: run_afters[JobKey(table.priority, i)] for (i,) in found}
+                _retry(tx, table, retried, attempts)
+                floor = table.run_after.floor
+                requeued += [
+                    Requeued(table.priority, PendingKey(floor(at_ms), local_id))
+                    for local_id, at_ms in retried.items()
+                ]
+            return requeued
+
+        if any(table.options for table, _ in by_table):
+            self.expiring_queues.add(queue)
+        return self.transact(now_ms, retry)
 
     def delete_jobs(
         self, queue: str, state: JobState, priority: int, *, limit: int
@@ -312,21 +335,26 @@ class MysqlEngine(Store, StorageEngine):
             at,
             limit,
         )
-        local_ids = self.transact(0, lambda tx: _delete(tx, table, state, [statement]))
+        local_ids = self.transact(0, lambda tx: _delete(tx, table, state, [statement + _LOCKED]))
         return [JobKey(priority, local_id) for local_id in local_ids]
 
-    def delete_found(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
-        by_priority: defaultdict[int, list[int]] = defaultdict(list)
-        for priority, local_id in dict.fromkeys(keys):
-            by_priority[priority].append(local_id)
+    def delete_found(
+        self,
+        queue: str,
+        state: JobState,
+        keys: Sequence[JobKey],
+        *,
+        ended_before_ms: int = LATEST_MS,
+    ) -> Sequence[JobKey]:
+        by_table = _by_table(self.tables.of(queue), keys)
 
         def delete_those(tx: Transaction) -> set[JobKey]:
             found: set[JobKey] = set()
-            for priority, local_ids in by_priority.items():
-                table = self.tables.of(queue)[priority]
-                statements = select(table, b"local_id", local_ids, state)
-                deleted = _delete(tx, table, state, statements)
-                found.update(JobKey(priority, local_id) for local_id in deleted)
+            for table, local_ids in by_table:
+                deleted = _delete(
+                    tx, table, state, _found(table, local_ids, state, ended_before_ms)
+                )
+                found.update(JobKey(table.priority, local_id) for local_id in deleted)
             return found
 
         found = self.transact(0, delete_those)
@@ -414,7 +442,7 @@ class MysqlEngine(Store, StorageEngine):
                     b"SELECT local_id FROM %b%b WHERE state = %d AND %b ORDER BY %b, local_id"
                     b" LIMIT %d" % (table.name, index, state, where, at, limit - deleted)
                 )
-                deleted += len(_delete(tx, table, state, [statement]))
+                deleted += len(_delete(tx, table, state, [statement + _LOCKED]))
             return deleted
 
         return self.transact(0, collect)
@@ -479,9 +507,41 @@ def _oldest_failed(table: Table, columns: bytes, limit: int) -> bytes:
     )
 
 
+def _by_table(tables: Mapping[int, Table], keys: Iterable[JobKey]) -> list[tuple[Table, list[int]]]:
+    """Return the local ids of different jobs by their tables, without those of no table."""
+    by_priority: defaultdict[int, list[int]] = defaultdict(list)
+    for priority, local_id in dict.fromkeys(keys):
+        by_priority[priority].append(local_id)
+    return [(tables[level], by_priority[level]) for level in by_priority.keys() & tables.keys()]
+
+
+def _found(
+    table: Table, local_ids: Sequence[int], state: JobState, ended_before_ms: int
+) -> Iterator[bytes]:
+    """Select and lock those of the jobs that are in `state`; of jobs that have ended, those that
+    did before a time."""
+    ended = b""
+    if state in (JobState.SUCCEEDED, JobState.FAILED) and ended_before_ms < LATEST_MS:
+        ended = b" AND updated_at < " + table.updated_at.bound(ended_before_ms)
+    for statement in select(table, b"local_id", local_ids, state):
+        yield statement + ended + _LOCKED
+
+
+def _retry(tx: Transaction, table: Table, run_afters: Mapping[int, int], attempts: int) -> None:
+    """Make FAILED jobs PENDING, each from its run-after on, by their local ids."""
+    local_ids = list(run_afters)
+    allowed = b", attempts_allowed = GREATEST(COALESCE(attempts_allowed, 0), %d)" % attempts
+    common = table.to_pending(tx.now_ms) + allowed + b", attempts_remaining = %d" % attempts
+    times = [table.run_after.literal(run_after_ms) for run_after_ms in run_afters.values()]
+    each = [Each(b"run_after = %b", times)]
+    tx.update(table, local_ids, JobState.FAILED, JobState.PENDING, common, each)
+    retried = b"check_at = expires_at, end_reason = NULL"
+    for statement in change_options(table, local_ids, retried):
+        tx.run(statement)
+
+
 def _delete(tx: Transaction, table: Table, state: JobState, selects: Iterable[bytes]) -> list[int]:
-    """Delete the jobs in `state` that `selects` find; returns their local ids."""
-    found = tx.read(statement + b" FOR UPDATE" for statement in selects)
-    local_ids = [local_id for (local_id,) in found]
+    """Delete the jobs in `state` that `selects` find and lock; return their local ids."""
+    local_ids = [local_id for (local_id,) in tx.read(selects)]
     tx.delete(table, local_ids, state)
     return local_ids

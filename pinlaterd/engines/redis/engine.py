@@ -16,6 +16,7 @@ from typing import Any
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
     CHECK_AGAIN_MS,
+    LATEST_MS,
     NO_TIME_MS,
     Batch,
     BatchResult,
@@ -222,15 +223,38 @@ class RedisEngine(Store, StorageEngine):
         local_ids = self.write(scripts.RETRY_FAILED, *arguments)
         return [Requeued(priority, PendingKey(run_after_ms, int(i))) for i in local_ids]
 
+    def retry_found(
+        self,
+        queue: str,
+        run_afters: Mapping[JobKey, int],
+        *,
+        attempts: int,
+        ended_before_ms: int,
+        now_ms: int,
+    ) -> Sequence[Requeued]:
+        flat = [part for key, at_ms in run_afters.items() for part in (*key, at_ms)]
+        arguments = (self.known(queue), attempts, _bound(ended_before_ms), now_ms)
+        retried = _keys(self.write(scripts.RETRY_KEYS, *arguments, *flat))
+        return [
+            Requeued(key.priority, PendingKey(run_afters[key], key.local_id)) for key in retried
+        ]
+
     def delete_jobs(
         self, queue: str, state: JobState, priority: int, *, limit: int
     ) -> Sequence[JobKey]:
         arguments = (self.known(queue), int(state), limit, "", priority)
         return _keys(self.write(scripts.DELETE_FIRST, *arguments))
 
-    def delete_found(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
-        flat = _flat(keys)
-        return _keys(self.write(scripts.DELETE_KEYS, self.known(queue), int(state), *flat))
+    def delete_found(
+        self,
+        queue: str,
+        state: JobState,
+        keys: Sequence[JobKey],
+        *,
+        ended_before_ms: int = LATEST_MS,
+    ) -> Sequence[JobKey]:
+        arguments = (self.known(queue), int(state), _bound(ended_before_ms))
+        return _keys(self.write(scripts.DELETE_KEYS, *arguments, *_flat(keys)))
 
     def release_expired(
         self,
@@ -270,6 +294,11 @@ class RedisEngine(Store, StorageEngine):
 
     def searcher(self) -> SearcherFactory:
         return partial(RedisSearcher, self.shard)
+
+
+def _bound(before_ms: int) -> Argument:
+    """Return a time as scripts take it, "" for none: their numbers end at 2^53."""
+    return "" if before_ms == LATEST_MS else before_ms
 
 
 def _flat(keys: Iterable[JobKey]) -> list[Argument]:

@@ -53,6 +53,7 @@ RESCORE, FORGET, RETRY_FAILED, DELETE_FIRST, DELETE_KEYS, RELEASE_EXPIRED, EXPIR
     *("slices", "rescore", "forget", "retry_failed", "delete_first", "delete_found"),
     *("release_expired", "expire_jobs"),
 )
+[RETRY_KEYS] = _scripts("slices", "retry_found")
 PENDING, PAGE, RUN_STARTS, PAYLOADS, LOOKUP, FIND_KEYS, DEPTHS = _scripts(
     *("reads", "pending", "page", "run_starts", "payloads", "lookup", "find_keys", "depths"),
     writes=False,

@@ -55,6 +55,26 @@ function scripts.forget()
   return { 'OK' }
 end
 
+-- Make a job PENDING that was taken out of FAILED; whether it is there.
+local function retry(priority, id, attempts, run_after, now)
+  local job = jobs.read(queue, id, false)
+  if not job then
+    return false
+  end
+  local allowed = math.max(job.al or 0, attempts)
+  jobs.change(queue, id, job, { al = allowed, ar = attempts, ra = run_after, ua = now })
+  jobs.enter(queue, priority, id, PENDING, run_after)
+  jobs.watch_again(queue, priority, id)
+  return true
+end
+
+-- Whether a job is in a state; of jobs that have ended, whether it did before a time, if one is
+-- given.
+local function is_in(priority, id, state, before_ms)
+  local since = jobs.since(queue, priority, id, state)
+  return since and (not before_ms or state == PENDING or state == IN_PROGRESS or since < before_ms)
+end
+
 -- FAILED to PENDING, the longest failed first. Arguments: priority, attempts, run-after in ms,
 -- limit, now_ms. Returns ids.
 function scripts.retry_failed()
@@ -66,13 +86,33 @@ function scripts.retry_failed()
   end
   local retried = { 'OK' }
   jobs.visit_first(queue, priority, FAILED, '-inf', '+inf', limit, function(id)
-    local job = jobs.read(queue, id, false)
-    local allowed = math.max(job.al or 0, attempts)
-    jobs.change(queue, id, job, { al = allowed, ar = attempts, ra = run_after, ua = now })
-    jobs.enter(queue, priority, id, PENDING, run_after)
-    jobs.watch_again(queue, priority, id)
+    retry(priority, id, attempts, run_after, now)
     retried[#retried + 1] = id
   end)
+  return retried
+end
+
+-- The same of jobs that are FAILED still. Arguments: attempts, the time in ms before which they have
+-- to have failed (or ''), now_ms, then of each priority, id and run-after. Returns priority and id
+-- of those retried.
+function scripts.retry_found()
+  local attempts, before_ms, now = take_number(), take_number(), take_number()
+  local is_sound, retried = {}, { 'OK' }
+  while taken < #ARGV do
+    local priority, id, run_after = take(), take(), take_number()
+    if is_sound[priority] == nil then
+      is_sound[priority] = not jobs.damaged_place(queue, priority)
+    end
+    if
+      is_sound[priority]
+      and is_in(priority, id, FAILED, before_ms)
+      and jobs.leave(queue, priority, id, FAILED)
+      and retry(priority, id, attempts, run_after, now)
+    then
+      retried[#retried + 1] = priority
+      retried[#retried + 1] = id
+    end
+  end
   return retried
 end
 
@@ -97,14 +137,18 @@ function scripts.delete_first()
   return deleted
 end
 
--- Delete jobs that are in a state still. Arguments: state, then of each priority and id. Returns
--- priority and id of those deleted.
+-- Delete jobs that are in a state still. Arguments: state, the time in ms before which they have to
+-- have ended (or ''), then of each priority and id. Returns priority and id of those deleted.
 function scripts.delete_found()
-  local state = take()
+  local state, before_ms = take(), take_number()
   local deleted = { 'OK' }
   while taken < #ARGV do
     local priority, id = take(), take()
-    if jobs.leave(queue, priority, id, state) and jobs.remove(queue, id) then
+    if
+      (not before_ms or is_in(priority, id, state, before_ms))
+      and jobs.leave(queue, priority, id, state)
+      and jobs.remove(queue, id)
+    then
       deleted[#deleted + 1] = priority
       deleted[#deleted + 1] = id
     end

@@ -14,6 +14,7 @@ from pathlib import Path
 from pinlaterd.config.schema import ServerSettings, ShardSettings
 from pinlaterd.engines.base import (
     CHECK_AGAIN_MS,
+    LATEST_MS,
     NO_TIME_MS,
     TRIED_BYTES,
     Batch,
@@ -51,6 +52,7 @@ from pinlaterd.engines.sqlite.runs import (
     FAILED,
     IN_PROGRESS,
     Run,
+    Span,
     count_jobs,
     find_damage,
     first_jobs,
@@ -223,26 +225,50 @@ class SqliteEngine(Store, StorageEngine):
     ) -> Sequence[Requeued]:
         with self.commit(now_ms) as tx:
             held, failed = self._oldest(queue, JobState.FAILED, priority, limit=limit)
-            tx.db.executemany(
-                "UPDATE jobs SET attempts_allowed = max(attempts_allowed, ?),"
-                " attempts_remaining = ?, run_after = ?, updated_at = ?"
-                " WHERE local_id BETWEEN ? AND ?",
-                [
-                    (attempts, attempts, run_after_ms, now_ms, run.first_id, run.last_id)
-                    for run in failed
-                ],
-            )
-            tx.move(held, sorted(failed), [run.pending(run_after_ms) for run in sorted(failed)])
-            queue_id = self.queue_id(queue)
-            if queue_id in self.with_options:
-                retried = [(run.first_id, run.last_id) for run in failed]
-                if note_retried(tx.db, retried):
-                    tx.expiring.add(queue_id)
+            _retry(tx, held, [(run, run_after_ms) for run in sorted(failed)], attempts)
         return [
             Requeued(priority, PendingKey(run_after_ms, local_id))
             for run in failed
             for local_id in run.local_ids
         ]
+
+    def retry_found(
+        self,
+        queue: str,
+        run_afters: Mapping[JobKey, int],
+        *,
+        attempts: int,
+        ended_before_ms: int,
+        now_ms: int,
+    ) -> Sequence[Requeued]:
+        with self.commit(now_ms) as tx:
+            wanted = spans([key.local_id for key in run_afters])
+            held = self._ended(tx, queue, JobState.FAILED, wanted, ended_before_ms)
+            failed = [
+                (run.cut(key.local_id, key.local_id), run_afters[key])
+                for run in split(held, wanted)[0]
+                for key in [JobKey(run.priority, local_id) for local_id in run.local_ids]
+                if key in run_afters
+            ]
+            _retry(tx, held, failed, attempts)
+        return [
+            Requeued(run.priority, PendingKey(run_after_ms, run.first_id))
+            for run, run_after_ms in failed
+        ]
+
+    def _ended(
+        self,
+        tx: Transaction,
+        queue: str,
+        state: JobState,
+        wanted: Sequence[Span],
+        ended_before_ms: int,
+    ) -> list[Run]:
+        """Return the runs with jobs of `wanted` in `state`; of jobs that have ended, those that did
+        before a time."""
+        held = holding(tx.db, self.queue_id(queue), int(state), wanted)
+        has_ended = state in (JobState.SUCCEEDED, JobState.FAILED)
+        return [run for run in held if not has_ended or run.at_ms < ended_before_ms]
 
     def _oldest(
         self, queue: str, state: JobState, priority: int, *, limit: int, **bounds_ms: int
@@ -261,10 +287,17 @@ class SqliteEngine(Store, StorageEngine):
             _delete(tx, held, found)
         return [JobKey(priority, local_id) for run in found for local_id in run.local_ids]
 
-    def delete_found(self, queue: str, state: JobState, keys: Sequence[JobKey]) -> Sequence[JobKey]:
+    def delete_found(
+        self,
+        queue: str,
+        state: JobState,
+        keys: Sequence[JobKey],
+        *,
+        ended_before_ms: int = LATEST_MS,
+    ) -> Sequence[JobKey]:
         with self.commit(now_ms=0) as tx:
             wanted = spans([key.local_id for key in keys])
-            held = holding(tx.db, self.queue_id(queue), int(state), wanted)
+            held = self._ended(tx, queue, state, wanted, ended_before_ms)
             there = {
                 JobKey(run.priority, local_id)
                 for run in split(held, wanted)[0]
@@ -373,6 +406,28 @@ class SqliteEngine(Store, StorageEngine):
 
 def make_engine(shard: ShardSettings, _server: ServerSettings) -> SqliteEngine:
     return SqliteEngine(Path(shard.file))
+
+
+def _retry(
+    tx: Transaction, held: Sequence[Run], failed: Sequence[tuple[Run, int]], attempts: int
+) -> None:
+    """Make jobs PENDING, those of each run from its run-after on; the runs are parts of `held`, in
+    order."""
+    tx.db.executemany(
+        "UPDATE jobs SET attempts_allowed = max(attempts_allowed, ?),"
+        " attempts_remaining = ?, run_after = ?, updated_at = ?"
+        " WHERE local_id BETWEEN ? AND ?",
+        [
+            (attempts, attempts, run_after_ms, tx.now_ms, run.first_id, run.last_id)
+            for run, run_after_ms in failed
+        ],
+    )
+    runs = [run for run, _ in failed]
+    tx.move(held, runs, [run.pending(run_after_ms) for run, run_after_ms in failed])
+    if runs and runs[0].queue_id in tx.store.with_options:
+        retried = [(run.first_id, run.last_id) for run in runs]
+        if note_retried(tx.db, retried):
+            tx.expiring.add(runs[0].queue_id)
 
 
 def _delete(tx: Transaction, held: Sequence[Run], found: Sequence[Run]) -> None:

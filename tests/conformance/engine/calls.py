@@ -24,6 +24,9 @@ STORAGE_CALLS: dict[str, Call] = {
     "retry_failed": lambda engine: engine.retry_failed(
         QUEUE, 1, attempts=1, run_after_ms=1, limit=1, now_ms=1
     ),
+    "retry_found": lambda engine: engine.retry_found(
+        QUEUE, {KEY: 1}, attempts=1, ended_before_ms=2, now_ms=1
+    ),
     "delete_jobs": lambda engine: engine.delete_jobs(QUEUE, JobState.PENDING, 1, limit=1),
     "delete_found": lambda engine: engine.delete_found(QUEUE, JobState.PENDING, [KEY]),
     "release_expired": lambda engine: engine.release_expired(

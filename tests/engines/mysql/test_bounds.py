@@ -65,6 +65,13 @@ CALLS: dict[str, Call] = {
     "retry_failed": lambda engine, keys: engine.retry_failed(
         QUEUE, 1, attempts=1, run_after_ms=1, limit=LIMIT, now_ms=1
     ),
+    "retry_found": lambda engine, keys: engine.retry_found(
+        QUEUE,
+        dict.fromkeys(keys[:LIMIT], 1),
+        attempts=1,
+        ended_before_ms=END_OF_TIME_MS,
+        now_ms=1,
+    ),
     **{f"delete {state.name}": delete(state) for state in JobState},
     "garbage SUCCEEDED": garbage(JobState.SUCCEEDED),
     "garbage FAILED": garbage(JobState.FAILED),

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 import redis
 
-from pinlaterd.engines.base import Batch, StorageEngine
+from pinlaterd.engines.base import LATEST_MS, Batch, StorageEngine
 from pinlaterd.engines.redis.engine import RedisEngine
 from pinlaterd.model import Job, JobKey, JobOptions, JobState, PendingKey
 from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, ack_op
@@ -57,6 +57,13 @@ CALLS: dict[str, Call] = {
     "oldest_failed": lambda engine, keys: engine.oldest_failed(QUEUE, 1, limit=LIMIT),
     "retry_failed": lambda engine, keys: engine.retry_failed(
         QUEUE, 1, attempts=1, run_after_ms=1, limit=LIMIT, now_ms=1
+    ),
+    "retry_found": lambda engine, keys: engine.retry_found(
+        QUEUE,
+        dict.fromkeys(keys[:LIMIT], 1),
+        attempts=1,
+        ended_before_ms=LATEST_MS,
+        now_ms=1,
     ),
     "depths": lambda engine, keys: engine.depths(),
     "vacuum": lambda engine, keys: engine.vacuum(limit=LIMIT),
