@@ -30,6 +30,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol
 
 from pinlaterd.model import (
+    AlikeJobs,
     FinishOutcome,
     Job,
     JobChoice,
@@ -213,6 +214,9 @@ class KeyedEnqueueOp(NamedTuple):
 
     def keys(self, *, of_all_queues: bool) -> list[str]:
         """Return the keys of all queues that the jobs have, or those of theirs."""
+        jobs = self.jobs
+        if isinstance(jobs, AlikeJobs) and jobs.keys is not None and jobs.alike.options:
+            return list(jobs.keys) if jobs.alike.options.key_of_all_queues is of_all_queues else []
         return [
             options.key
             for job in self.jobs
@@ -224,7 +228,8 @@ class KeyedEnqueueOp(NamedTuple):
     @property
     def expires(self) -> bool:
         """Tell whether any of the jobs has an expiry."""
-        options = [job.options for job in self.jobs]
+        alike = isinstance(self.jobs, AlikeJobs)
+        options = [job.options for job in (self.jobs[:1] if alike else self.jobs)]
         return any(each and each.expires_at_ms is not None for each in options)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import dropwhile
+from itertools import dropwhile, islice, repeat
 from typing import NamedTuple, Protocol
 
 from pinlaterd.engines.base import (
@@ -23,7 +23,16 @@ from pinlaterd.engines.base import (
     KeyHolder,
     Requeued,
 )
-from pinlaterd.model import EXPIRED, Job, JobKey, Payload, backoff_ms, new_record
+from pinlaterd.model import (
+    EXPIRED,
+    Job,
+    JobKey,
+    Payload,
+    backoff_ms,
+    joined,
+    new_record,
+    runs_of,
+)
 
 _NOBODY: frozenset[int] = frozenset()
 _Place = tuple[str, int]  # queue and priority
@@ -218,14 +227,29 @@ class KeyedPlan:
             of_all += op.keys(of_all_queues=True)
         held = {queue: find.of_queue(queue, some) if some else {} for queue, some in keys.items()}
         held_of_all = find.of_all(of_all) if of_all else {}
-        # By queue: jobs without a key, and of each key that nobody holds the first one.
-        self.free: dict[str, list[Job]] = {queue: [] for queue in keys}
         # Of the jobs of each op: who holds the key of each, if it was held, or a place in `free`.
         self._places: list[list[KeyHolder | _Free | int]] = []
+        # By queue: jobs without a key, and of each key that nobody holds the first one.
+        self.free: Mapping[str, Sequence[Job]] = {
+            queue: joined([op.jobs for op in ops if op.queue == queue]) for queue in keys
+        }
+        # Mostly all are new: nobody holds a key of theirs, and none is named twice.
+        self._all_are_new = not (held_of_all or any(held.values())) and all(
+            len(set(some)) == len(some) for some in (*keys.values(), of_all)
+        )
+        if not self._all_are_new:
+            self._find_free(held, held_of_all)
+
+    def _find_free(
+        self, held: Mapping[str, Mapping[str, JobKey]], held_of_all: Mapping[str, KeyHolder]
+    ) -> None:
+        """Find the jobs that are to be stored, given which keys are held."""
+        free_jobs: dict[str, list[Job]] = {queue: [] for queue in held}
+        self.free = free_jobs
         first: defaultdict[str, dict[str, int]] = defaultdict(dict)
         first_of_all: dict[str, _Free] = {}
-        for op in ops:
-            held_keys, free, known = held[op.queue], self.free[op.queue], first[op.queue]
+        for op in self._ops:
+            held_keys, free, known = held[op.queue], free_jobs[op.queue], first[op.queue]
             places: list[KeyHolder | _Free | int] = []
             for job in op.jobs:
                 options = job.options
@@ -254,6 +278,8 @@ class KeyedPlan:
     def holders(self, local_ids: Mapping[str, Sequence[int]]) -> list[list[KeyHolder]]:
         """Return the holders for the jobs of each op, given the ids of the `free` ones. For all
         that name a key after the first, its job exists."""
+        if self._all_are_new:
+            return self._new_holders(local_ids)
         named = dict.fromkeys(self.free, 0)  # how many of `free`: first named in their order
         holders: list[list[KeyHolder]] = []
         for op, places in zip(self._ops, self._places, strict=True):
@@ -273,6 +299,19 @@ class KeyedPlan:
                 of_op.append(new_record(KeyHolder, (priority, ids[place], existed, "")))
                 behind += not existed
             named[op.queue] = behind
+            holders.append(of_op)
+        return holders
+
+    def _new_holders(self, local_ids: Mapping[str, Sequence[int]]) -> list[list[KeyHolder]]:
+        """Do so where all jobs are stored."""
+        ids_left = {queue: iter(local_ids[queue]) for queue in self.free}
+        holders = []
+        for op in self._ops:
+            of_op: list[KeyHolder] = []
+            for job, bodies in runs_of(op.jobs):
+                ids = islice(ids_left[op.queue], len(bodies))
+                fields = zip(repeat(job.priority), ids, repeat(False), repeat(""))
+                of_op += map(new_record, repeat(KeyHolder), fields)
             holders.append(of_op)
         return holders
 

@@ -45,7 +45,7 @@ from pinlaterd.engines.batches import (
     local_ids_of,
 )
 from pinlaterd.engines.sqlite.file import LIMITS, id_list
-from pinlaterd.engines.sqlite.options import expired, note_expired, put_options, scope_of
+from pinlaterd.engines.sqlite.options import expired, note_expired, put_options
 from pinlaterd.engines.sqlite.runs import (
     FAILED,
     IN_PROGRESS,
@@ -380,15 +380,8 @@ def _enqueue_keyed(tx: Transaction, ops: Sequence[KeyedEnqueueOp]) -> list[list[
         queue_id = tx.store.queue_id(queue)
         tx.note_options(queue_id)
         [local_ids] = _enqueue(tx, [EnqueueOp(queue, jobs)])
-        pairs = zip(local_ids, jobs, strict=True)
-        options = {local_id: job.options for local_id, job in pairs if job.options}
-        put_options(tx.db, queue_id, options)
-        keys = [
-            (scope_of(each, queue_id), each.key, local_id)
-            for local_id, each in options.items()
-            if each.key is not None
-        ]
-        tx.store.keys.add(tx.db, keys)
+        for keys in put_options(tx.db, queue_id, jobs, local_ids):
+            tx.store.keys.add(tx.db, keys)
         return local_ids
 
     tx.expiring.update(tx.store.queue_id(op.queue) for op in ops if op.expires)

@@ -12,9 +12,11 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,6 +57,27 @@ _PRIMARY_CODE = 0xFF  # extended result codes carry the primary one in their low
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # A COMMIT that ends so has written no commit frame: the last thing it would have written.
 _NEVER_COMMITTED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+
+
+# Of each of these sizes a statement is compiled once.
+_ROWS_OF_A_STATEMENT = (100, 10, 1)
+
+
+def insert_rows(db: sqlite3.Connection, head: str, rows: Sequence[tuple[object, ...]]) -> None:
+    """Insert rows by statements of many, which take a third of the time that executemany takes.
+    `head`: the statement up to the values."""
+    at = 0
+    for size in _ROWS_OF_A_STATEMENT:
+        while len(rows) - at >= size:
+            statement = _insert(head, len(rows[at]), size)
+            db.execute(statement, list(chain.from_iterable(rows[at : at + size])))
+            at += size
+
+
+@lru_cache(maxsize=64)
+def _insert(head: str, columns: int, rows: int) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return f"{head} VALUES {', '.join([row] * rows)}"
 
 
 def id_list(local_ids: Iterable[int]) -> str:

@@ -14,13 +14,13 @@ have removed does no harm, since each hash that is found is compared with `optio
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import KeyHolder
-from pinlaterd.engines.sqlite.file import id_list
+from pinlaterd.engines.sqlite.file import id_list, insert_rows
 from pinlaterd.model import JobKey
 
 # Hashes in memory, of some 120 bytes each. Those that come during a sweep double what an owner
@@ -30,12 +30,12 @@ _CACHE_KIB = 32 * 1024  # holds the pages of a million hashes
 _HASH_BYTES = 8
 _BUCKETS = 1024
 _BUCKET_SHIFT = 8 * _HASH_BYTES - 10  # hashes have signs, and so have the numbers of buckets
-_KEPT_HASHES = 4_096  # a transaction looks for a key, then stores it
 
 # Hashes of one statement: padded to the next of these numbers, it is compiled once for each.
 _LISTED_HASHES = (1, 10, 100)
 _FINDS = {
-    size: f"SELECT local_id FROM key_hashes WHERE key_hash IN (?{', ?' * (size - 1)})"  # noqa: S608
+    size: f"WITH wanted (key_hash) AS (VALUES {', '.join(['(?)'] * size)})"  # noqa: S608
+    " SELECT local_id FROM wanted CROSS JOIN key_hashes USING (key_hash)"
     for size in _LISTED_HASHES
 }
 # The job has to be there: a hand may have deleted it without its options.
@@ -56,16 +56,21 @@ _HOLDERS_OF_ALL = (
 _WITH_KEYS = (
     "SELECT scope, key, local_id FROM options WHERE local_id BETWEEN ? AND ? AND key IS NOT NULL"
 )
-_PUT = "INSERT OR IGNORE INTO key_hashes VALUES (?, ?)"
+_PUT = "INSERT OR IGNORE INTO key_hashes"
 _REMOVE = "DELETE FROM key_hashes WHERE key_hash = ? AND local_id = ?"
 
-KeyOfJob = tuple[int, str, int]  # scope, key, local id
+
+class KeysOfScope(NamedTuple):
+    """Keys of one scope, and the jobs that have them."""
+
+    scope: int
+    keys: Sequence[str]
+    local_ids: Sequence[int]
 
 
-@lru_cache(_KEPT_HASHES)
 def hash_of(scope: int, key: str) -> int:
     """Return the hash of a key within a scope."""
-    digest = blake2b(b"%d %b" % (scope, key.encode()), digest_size=_HASH_BYTES).digest()
+    digest = blake2b(f"{scope} {key}".encode(), digest_size=_HASH_BYTES).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
@@ -85,6 +90,8 @@ class KeyIndex:
         self._added: dict[int, int] = {}
         self._removed: list[tuple[int, int]] = []
         self._moved = 0
+        # Of the keys that were looked for last, by scope: a transaction stores these next.
+        self._hashes: dict[int, Mapping[str, int]] = {}
 
     def open(self, db: sqlite3.Connection) -> None:
         """Begin with the jobs whose hashes the file lacks; it has the tables."""
@@ -96,7 +103,12 @@ class KeyIndex:
         row = db.execute("SELECT value FROM meta WHERE key = 'hashed_id'").fetchone()
         [newest_id] = db.execute("SELECT coalesce(max(local_id), 0) FROM options").fetchone()
         self._newest_id = self._newest_of_sweep = newest_id
-        self.add(db, db.execute(_WITH_KEYS, (row[0] + 1 if row else 0, newest_id)))
+        found: defaultdict[int, tuple[list[str], list[int]]] = defaultdict(lambda: ([], []))
+        for scope, key, local_id in db.execute(_WITH_KEYS, (row[0] + 1 if row else 0, newest_id)):
+            found[scope][0].append(key)
+            found[scope][1].append(local_id)
+        for scope, (keys, local_ids) in found.items():
+            self.add(db, KeysOfScope(scope, keys, local_ids))
         self.commit()
 
     def find(self, db: sqlite3.Connection, scope: int, keys: Sequence[str]) -> dict[str, JobKey]:
@@ -115,8 +127,8 @@ class KeyIndex:
     def _holders(
         self, db: sqlite3.Connection, select: str, scope: int, keys: Sequence[str]
     ) -> list[tuple[Any, ...]]:
-        hashes = [hash_of(scope, key) for key in keys]
-        recent = self._recent
+        hashes, recent = [hash_of(scope, key) for key in keys], self._recent
+        self._hashes[scope] = dict(zip(keys, hashes, strict=True))
         found = [recent[each >> _BUCKET_SHIFT].get(each) for each in hashes]
         local_ids = [local_id for local_id in found if local_id is not None]
         first = 0
@@ -134,15 +146,17 @@ class KeyIndex:
 
     # --- within a transaction ------------------------------------------------------------------
 
-    def add(self, db: sqlite3.Connection, keys: Iterable[KeyOfJob]) -> None:
+    def add(self, db: sqlite3.Connection, stored: KeysOfScope) -> None:
         """Note keys that were stored. Of equal hashes, one is in memory."""
-        for scope, key, local_id in keys:
-            each = hash_of(scope, key)
-            if each in self._added or each in self._recent[each >> _BUCKET_SHIFT]:
-                db.execute(_PUT, (each, local_id))
+        scope, known = stored.scope, self._hashes.get(stored.scope, {})
+        hashes = [known.get(key) or hash_of(scope, key) for key in stored.keys]
+        self._newest_id = max(self._newest_id, *stored.local_ids)
+        added, recent = self._added, self._recent
+        for each, local_id in zip(hashes, stored.local_ids, strict=True):
+            if each in added or each in recent[each >> _BUCKET_SHIFT]:
+                insert_rows(db, _PUT, [(each, local_id)])
             else:
-                self._added[each] = local_id
-            self._newest_id = max(self._newest_id, local_id)
+                added[each] = local_id
 
     def remove(self, db: sqlite3.Connection, spans: Iterable[tuple[int, int]]) -> None:
         """Note jobs whose options are about to be deleted."""
@@ -163,7 +177,7 @@ class KeyIndex:
         while self._moved < most and (everything or moved <= 2 * changes):
             bucket = self._next_bucket + self._moved
             recent, gone = self._recent[bucket], self._gone[bucket]
-            db.executemany(_PUT, sorted(recent.items()))
+            insert_rows(db, _PUT, sorted(recent.items()))
             db.executemany(_REMOVE, sorted(gone))
             moved += len(recent) + len(gone)
             self._moved += 1
@@ -195,4 +209,4 @@ class KeyIndex:
 
     def undo(self) -> None:
         """Forget what the transaction was to change."""
-        self._added, self._removed, self._moved = {}, [], 0
+        self._added, self._removed, self._moved, self._hashes = {}, [], 0, {}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from importlib import resources
+from itertools import repeat
 
-from pinlaterd.engines.sqlite.file import id_list
-from pinlaterd.engines.sqlite.keys import SCOPE_OF_ALL, hash_of
-from pinlaterd.model import EXPIRED, JobOptions
+from pinlaterd.engines.sqlite.file import id_list, insert_rows
+from pinlaterd.engines.sqlite.keys import SCOPE_OF_ALL, KeysOfScope, hash_of
+from pinlaterd.model import EXPIRED, AlikeJobs, Job, JobOptions
 
-_PUT = (
-    "INSERT INTO options (local_id, queue, scope, key, expires_at, check_at)"
-    " VALUES (?1, ?2, ?3, ?4, ?5, ?5)"
-)
+_PUT_KEYS = "INSERT INTO options (local_id, key, queue, scope)"
+_PUT = "INSERT INTO options (local_id, key, queue, scope, expires_at, check_at)"
 _OF_QUEUE = "options of "  # in front of the queue's number
 _WITHOUT_JOB = "local_id NOT IN (SELECT local_id FROM jobs)"
 _NOT_FOUND = """key IS NOT NULL
@@ -57,13 +57,29 @@ def scope_of(options: JobOptions, queue_id: int) -> int:
     return SCOPE_OF_ALL if options.key_of_all_queues else queue_id
 
 
-def put_options(db: sqlite3.Connection, queue_id: int, options: Mapping[int, JobOptions]) -> None:
-    """Store the options of jobs, by their local ids."""
-    rows = [
-        (local_id, queue_id, scope_of(each, queue_id), each.key, each.expires_at_ms)
-        for local_id, each in options.items()
-    ]
-    db.executemany(_PUT, rows)
+def put_options(
+    db: sqlite3.Connection, queue_id: int, jobs: Sequence[Job], local_ids: Sequence[int]
+) -> list[KeysOfScope]:
+    """Store the options of jobs; return the keys that they have."""
+    alike = jobs.alike.options if isinstance(jobs, AlikeJobs) else None
+    if isinstance(jobs, AlikeJobs) and jobs.keys and alike and alike.expires_at_ms is None:
+        scope = scope_of(alike, queue_id)
+        columns = (local_ids, jobs.keys, repeat(queue_id), repeat(scope))
+        insert_rows(db, _PUT_KEYS, list(zip(*columns)))  # noqa: B905 - repeat has no end
+        return [KeysOfScope(scope, jobs.keys, local_ids)]
+    rows = []
+    found: defaultdict[int, tuple[list[str], list[int]]] = defaultdict(lambda: ([], []))
+    for local_id, options in zip(local_ids, [job.options for job in jobs], strict=True):
+        if options:
+            scope = scope_of(options, queue_id)
+            expires_at_ms = options.expires_at_ms
+            rows.append((local_id, options.key, queue_id, scope, expires_at_ms, expires_at_ms))
+            if options.key is not None:
+                keys, ids = found[scope]
+                keys.append(options.key)
+                ids.append(local_id)
+    insert_rows(db, _PUT, rows)
+    return [KeysOfScope(scope, *columns) for scope, columns in found.items()]
 
 
 def expired(db: sqlite3.Connection, local_ids: Iterable[int], now_ms: int) -> list[int]:
