@@ -4,7 +4,8 @@ Without users every request is allowed: the interface listens on this machine on
 needs Basic credentials or a Bearer token. A password costs 50 ms to check (scrypt), so two are
 checked at a time, off the loop, and one that was right is remembered by a hash that only this
 process can make. An address with more than five failures in a minute is not checked until that is
-over. Every refusal is logged, with who and what, and never with a credential.
+over. A function of the deployment's own (`http_authorizer`) may say in place of all this who makes
+a request over HTTP. Every refusal is logged, with who and what, and never with a credential.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import importlib
 import logging
 import os
+import sys
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import NamedTuple
 
 from aiohttp import web
@@ -26,6 +30,7 @@ from aiohttp import web
 from pinlaterd.clock import Clock
 from pinlaterd.config.password import hash_password, verify_password
 from pinlaterd.config.schema import UserSettings
+from pinlaterd.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +40,9 @@ FAILURES_SECONDS = 60
 _MOST_ADDRESSES = 10_000
 _MOST_REMEMBERED = 1_000
 _ADMIN, _VIEW = "admin", "view"
+
+# Takes the headers and the address of a request; returns who makes it, None for nobody.
+Authorizer = Callable[[Mapping[str, str], str], Awaitable[UserSettings | None]]
 
 USER = web.RequestKey("user", UserSettings)  # who makes the request, where there are users
 
@@ -83,8 +91,12 @@ def may(user: UserSettings | None, role: str, queue: str = "") -> bool:
 class Access:
     """The users of a deployment, as a process of one event loop checks their credentials."""
 
-    def __init__(self, users: Mapping[str, UserSettings], clock: Clock) -> None:
+    def __init__(
+        self, users: Mapping[str, UserSettings], clock: Clock, authorizer: Authorizer | None = None
+    ) -> None:
+        """Know these users; `authorizer` takes their place for requests over HTTP."""
         self._clock = clock
+        self._authorizer = authorizer
         self._key = os.urandom(32)
         self._unknown = hash_password("")  # checked for unknown names, so that time tells nothing
         self._checks = asyncio.Semaphore(_CHECKS_AT_A_TIME)
@@ -101,6 +113,19 @@ class Access:
             for user in users.values()
             for token in user.tokens
         }
+
+    async def identify_sender(self, request: web.Request) -> UserSettings | None:
+        """Return who makes a request; None where there are no users at all. Raises Refused."""
+        headers, address = request.headers, request.remote or ""
+        if self._authorizer is None:
+            return await self.identify(headers.get("Authorization"), address)
+        self._check_failures(address)
+        user = await self._authorizer(headers, address)
+        if user is None and "Authorization" not in headers:
+            raise Refused(Refusal.NO_CREDENTIALS)
+        if user is None:
+            raise self._failure(address, Refusal.UNKNOWN_USER)
+        return user
 
     async def identify(self, authorization: str | None, address: str) -> UserSettings | None:
         """Return who makes a request with this header; None where there are no users at all.
@@ -188,13 +213,27 @@ def _bytes(header: str) -> bytes:
     return header.encode(errors="surrogateescape")
 
 
+def load_authorizer(named: str, etc: Path) -> Authorizer | None:
+    """Return the function that `named`, MODULE:NAME, stands for, in a module that is installed or
+    in `etc`; None if it is empty. Raises ConfigError."""
+    if not named:
+        return None
+    module, _, name = named.partition(":")
+    sys.path.append(str(etc.resolve()))
+    try:
+        found: Authorizer = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError([f"http_authorizer: {named}: {error}"]) from error
+    return found
+
+
 # --- requests ------------------------------------------------------------------------------
 
 
 async def identify(request: web.Request, access: Access) -> None:
     """Note in a request who makes it. Raises Refused, which is logged."""
     try:
-        user = await access.identify(request.headers.get("Authorization"), request.remote or "")
+        user = await access.identify_sender(request)
     except Refused as refused:
         _log_refusal(request, refused.user, refused.why.name.lower())
         raise

@@ -180,7 +180,8 @@ def _check_cluster(local: Section, server: ServerSettings, key: Path, shards: in
 def _check_reach(file: FileReader, server: ServerSettings) -> None:
     """Check that without users HTTP and the dashboard are open to this machine only."""
     add = "add one with `pinlater-admin user add` first"
-    http_host = server.http_host if server.http_port and not server.insecure else ""
+    is_open = server.insecure or bool(server.http_authorizer)
+    http_host = server.http_host if server.http_port and not is_open else ""
     web_host = server.web_host if server.web_port else ""
     for key, host, cure in (
         ("http_host", http_host, f"{add}, or set `insecure: true`"),

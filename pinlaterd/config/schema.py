@@ -317,6 +317,11 @@ class ServerSettings:
     max_http_body_bytes: int = _setting(
         16 * MIB, "a longer body of an HTTP request is refused, bytes", Between(1 * KIB, 1024 * MIB)
     )
+    http_authorizer: str = _setting(
+        "",
+        "asynchronous function that says who makes a request over HTTP, in place of users.yaml",
+        Matching(re.compile(r"(?:[\w.]+:\w+)?"), "expected MODULE:NAME"),
+    )
     http_cors_origins: str = _setting(
         "",
         "origins of web pages that may use the HTTP interface, with commas between"

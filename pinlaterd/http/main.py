@@ -11,7 +11,7 @@ import uvloop
 from aiohttp import web
 
 from pinlaterd import __version__
-from pinlaterd.access import Access
+from pinlaterd.access import Access, load_authorizer
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig
@@ -52,7 +52,8 @@ class HttpProcess(ReportingProcess):
         super().__init__(HTTP, start.name, start.active, clock, Stats())
         self._name = start.name
         self._settings = config.server
-        self._access = Access(config.users, clock)
+        authorizer = load_authorizer(config.server.http_authorizer, start.etc)
+        self._access = Access(config.users, clock, authorizer)
         self._client = RouterClient(config.server, clock, "http")
         self._v2 = V2(self._client, self._access, start.etc, config)
         self._job_types = JobTypes(start.etc, config)

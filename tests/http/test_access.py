@@ -8,9 +8,11 @@ import pytest
 
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
-from tests.http.conftest import http_of, serving_http
+from tests.docs.pages import REPOSITORY, python_blocks
+from tests.http.conftest import HttpClient, http_of, serving_http
 
 SECRET = "correct horse"
+PROXY_USER = "X-Forwarded-User"
 CALLS = {
     "queues": ("GET", "/v2/queues", None),
     "queue": ("GET", "/v2/queues/mail", None),
@@ -130,6 +132,27 @@ def test_guessing_is_slowed_down(tmp_path: Path):
     assert guesses == [401] * 5 + [429] * 2
     assert right.status == 429
     assert int(right.headers["Retry-After"]) > 0
+
+
+def test_a_function_of_ones_own_says_who_makes_a_request(tmp_path: Path, wait_until: WaitUntil):
+    """The example of docs/http.md."""
+    [program] = python_blocks((REPOSITORY / "docs/http.md").read_text("utf-8"))
+    deployment = Deployment(tmp_path / "d")
+    deployment.init(
+        http=True, settings={"http_authorizer": "proxy:authorize", "http_host": "0.0.0.0"}
+    )
+    (deployment.folder / "etc/proxy.py").write_text(program)
+    with deployment.running():
+        anybody, ada = http_of(deployment), HttpClient(deployment.http_port, {PROXY_USER: "ada"})
+        nobody = anybody.put("/v2/queues/mail")
+        with deployment.client() as client:
+            client.create_queue("mail")
+        allowed = ada.post("/v2/queues/mail/jobs", {"data": 1})
+        forbidden = ada.post("/v2/queues/mail/claims")
+        log = deployment.folder / "run/log/http.log"
+        wait_until(lambda: "/claims from 127.0.0.1 as 'ada': no role work" in log.read_text())
+
+    assert [answer.status for answer in (nobody, allowed, forbidden)] == [401, 201, 403]
 
 
 def test_users_is_a_file_for_its_owner_only(guarded):
