@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from pinlaterd.config.layout import replace_file
 from pinlaterd.coordinator.events import Event, Events
 from pinlaterd.stats import Histogram, percentiles
 
@@ -196,6 +197,7 @@ class History:
         self.events = Events()
         self._subjects: dict[tuple[str, str], _Kept] = {}
         self._bytes = 0
+        self._least_activity = -1.0  # a new subject must have more; that of the quietest kept one
 
     def record(
         self,
@@ -219,6 +221,8 @@ class History:
 
     def _begin(self, kind: SubjectKind, name: str, activity: float) -> _Kept | None:
         """Begin the rings of a subject; return None if it is too quiet for the room there is."""
+        if activity <= self._least_activity:
+            return None
         kept = self._subjects[kind.name, name] = _Kept(kind, activity)
         self._bytes += kept.size
         if self._bytes > self.most_bytes:
@@ -229,9 +233,11 @@ class History:
         """Divide the memory: first seven days for each, then hours; the busiest before others."""
         room = self.most_bytes
         busiest = sorted(self._subjects.items(), key=lambda item: -item[1].activity)
+        self._least_activity = -1.0
         for subject, kept in busiest:
             if room < kept.week.size:
                 del self._subjects[subject]
+                self._least_activity = max(self._least_activity, kept.activity)
             else:
                 room -= kept.week.size
         for subject, kept in busiest:
@@ -270,18 +276,17 @@ class History:
 
     # --- the file -------------------------------------------------------------------------------
 
-    def pack(self) -> bytes:
-        """Return what the file is to hold."""
+    def pack(self) -> Sequence[bytes]:
+        """Return what the file is to hold, in parts, for `write_history`."""
         subjects: list[_Subject] = []
-        parts: list[bytes] = []
+        parts: list[bytes] = [b"\n"]
         for (kind, name), kept in self._subjects.items():
             kept.sum_up()
             hour = None if kept.hour is None else kept.hour.last
             subjects.append(_Subject(kind, name, kept.activity, kept.week.last, hour))
             parts += [ring.values.tobytes() for ring in kept.rings]
         head = _Head(subjects, [*self.events.since(0)])
-        body = b"\n".join([msgspec.json.encode(head), b"".join(parts)])
-        return b"%s%08x\n%s" % (_MAGIC, zlib.crc32(body), body)
+        return (msgspec.json.encode(head), *parts)
 
     def unpack(self, packed: bytes) -> None:
         """Take over what a file holds. Raises ValueError if it is damaged, or from another
@@ -309,6 +314,18 @@ class History:
             self._bytes += kept.size
         if self._bytes > self.most_bytes:
             self.balance()
+
+
+def write_history(path: Path, packed: Sequence[bytes]) -> None:
+    """Replace the file, durably. It takes a while: not for an event loop."""
+    checksum = 0
+    for part in packed:
+        checksum = zlib.crc32(part, checksum)
+    try:
+        data = b"".join([_MAGIC, b"%08x\n" % checksum, *packed])
+        replace_file(path, data, durably=True)
+    except OSError as error:
+        log.error("the history can't be written to %s: %s", path, error)
 
 
 def load_history(path: Path, most_bytes: int) -> History:

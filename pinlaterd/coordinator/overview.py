@@ -18,7 +18,7 @@ from pinlaterd.config import layout
 from pinlaterd.config.schema import MIB, Config
 from pinlaterd.coordinator.details import DetailsControl
 from pinlaterd.coordinator.events import Event
-from pinlaterd.coordinator.history import KINDS, LONG_STEP_MS, STEP_MS, load_history
+from pinlaterd.coordinator.history import KINDS, LONG_STEP_MS, STEP_MS, load_history, write_history
 from pinlaterd.coordinator.sampler import Sampler
 from pinlaterd.coordinator.workers import Workers
 from pinlaterd.status import Facts, PauseNote, Sample, ServerFrame, whole_frame
@@ -75,7 +75,7 @@ class Overview:
             self._next.cancel()
         if self._writing is not None:
             await self._writing
-        self._write(self.history.pack())
+        write_history(self._path, self.history.pack())
 
     def _step(self) -> None:
         self.start()
@@ -85,13 +85,8 @@ class Overview:
         if now_ms - self._written_ms >= LONG_STEP_MS:
             self._written_ms = now_ms
             packed = self.history.pack()
-            self._writing = asyncio.create_task(asyncio.to_thread(self._write, packed))
-
-    def _write(self, packed: bytes) -> None:
-        try:
-            layout.replace_file(self._path, packed, durably=True)
-        except OSError as error:
-            log.error("the history can't be written to %s: %s", self._path, error)
+            writing = asyncio.to_thread(write_history, self._path, packed)
+            self._writing = asyncio.create_task(writing)
 
     # --- what is asked --------------------------------------------------------------------------
 
