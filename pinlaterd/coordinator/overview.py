@@ -16,11 +16,10 @@ import msgspec
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.schema import MIB, Config
-from pinlaterd.coordinator.details import DetailsControl
 from pinlaterd.coordinator.events import Event
 from pinlaterd.coordinator.history import KINDS, LONG_STEP_MS, STEP_MS, load_history, write_history
 from pinlaterd.coordinator.sampler import Sampler
-from pinlaterd.coordinator.workers import Workers
+from pinlaterd.coordinator.workers import DetailsControl, Workers
 from pinlaterd.status import Facts, PauseNote, Sample, ServerFrame, whole_frame
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import kinds, layout
 from pinlaterd.config.active import ActiveConfig, ConfigSuperseded, activate, load_active
 from pinlaterd.config.schema import Config
-from pinlaterd.coordinator.details import DetailsControl
 from pinlaterd.coordinator.overview import Overview
 from pinlaterd.coordinator.pages import Pages
 from pinlaterd.coordinator.permit_control import PermitControl
@@ -27,6 +26,7 @@ from pinlaterd.coordinator.processes import ProcessView, Registry, status, usage
 from pinlaterd.coordinator.programs import LivePrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.reload import HeldJobs, Reload
+from pinlaterd.coordinator.workers import DetailsControl
 from pinlaterd.errors import ConfigError
 from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import count_dropped_lines, process_exists, set_up_log

@@ -12,16 +12,18 @@ from collections.abc import Callable, Sequence
 
 from pinlaterd.clock import Clock
 from pinlaterd.coordinator.history import LONG_STEP_MS, PROCESS, QUEUE, SHARD, STEP_MS, History
-from pinlaterd.queue_totals import QueueTotals, Recent, recent
 from pinlaterd.status import (
     Facts,
     Moment,
+    QueueTotals,
+    Recent,
     Sample,
     ServerFrame,
     commits_between,
     cpu_of,
     moment_of,
     program_of,
+    recent,
     server_frame,
     shard_frames,
 )

@@ -1,8 +1,9 @@
-"""The workers of a service: who calls for which queue, and what each does and holds.
+"""The callers of a service: what processes know of them, which they report only when asked.
 
-Routers tell when sources called last, shards how many jobs each was handed and how many attempts
-failed; which jobs it holds follows from the claims of the jobs in progress, which are scanned, up
-to a bound. All of it is asked for only when somebody looks.
+Routers know when sources called last, shards how many jobs each was handed, and what attempts that
+failed have said. A frame asks for a summary once a second, the page of workers for everything; the
+jobs that each holds follow from the claims of the jobs in progress, which are scanned, up to a
+bound.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import msgspec
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config
-from pinlaterd.coordinator.details import DetailsControl
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.model import JobRecord, JobState, claim_source
 from pinlaterd.status import Facts
-from pinlaterd.wire.control import Details, FailureCount
+from pinlaterd.wire.control import Details, DetailsQuestion, FailureCount
 
 if TYPE_CHECKING:
     from pinlaterd.client import AsyncClient
 
 log = logging.getLogger(__name__)
 
+_OLD_SECONDS = 5.0  # after which an answer counts for nothing
+_AGAIN_SECONDS = 0.9
+_ANSWER_SECONDS = 0.3
+_LOOK_SECONDS = 0.01
 _MOST_QUEUES = 50  # whose claims are scanned, those with the most jobs in progress
 _MOST_JOBS = 1_000  # of a queue, as far as they are scanned
 _NEAR_PART = 0.8  # of a claim's time: what is not renewed by then is near its time-out
@@ -35,6 +39,82 @@ _LATELY_SECONDS = 30.0
 _CALL_SECONDS = 5.0
 
 _Place = tuple[str, str]  # queue and source
+
+
+class DetailsControl:
+    """Asks processes for details. Used on the coordinator's event loop."""
+
+    def __init__(self, clock: Clock, ask: Callable[[DetailsQuestion], int]) -> None:
+        """`ask` sends a question to all processes that answer some, and returns how many."""
+        self._clock = clock
+        self._ask = ask
+        self._asked_at = -_AGAIN_SECONDS
+        self._answers: dict[bytes, tuple[float, Details]] = {}  # by peer
+
+    def heard(self, peer: bytes, details: Details) -> None:
+        """Note an answer."""
+        self._answers[peer] = (self._clock.monotonic(), details)
+
+    def ask_again(self) -> int:
+        """Ask for a summary, unless that was done just now; return how many are to answer."""
+        now = self._clock.monotonic()
+        if now - self._asked_at < _AGAIN_SECONDS:
+            return 0
+        self._asked_at = now
+        return self._ask(DetailsQuestion())
+
+    async def wait_for_first(self) -> None:
+        """Ask for a summary, and wait for it unless there is one."""
+        began, asked = self._clock.monotonic(), self.ask_again()
+        if not self._latest():
+            await self._wait(began, asked, whole=False)
+
+    async def gather(self) -> Sequence[Details]:
+        """Ask for everything; return what is answered in time."""
+        began = self._clock.monotonic()
+        await self._wait(began, self._ask(DetailsQuestion(whole=True)), whole=True)
+        return [one for at, one in self._answers.values() if at >= began and one.whole]
+
+    async def _wait(self, began: float, asked: int, *, whole: bool) -> None:
+        until = began + _ANSWER_SECONDS
+        while self._clock.monotonic() < until:
+            answers = [one for at, one in self._answers.values() if at >= began]
+            if sum([one.whole >= whole for one in answers]) >= asked:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _latest(self) -> Sequence[tuple[float, Details]]:
+        """Return how old each answer is, and the answer; forget those that are too old."""
+        now = self._clock.monotonic()
+        for peer in [peer for peer, (at, _) in self._answers.items() if now - at > _OLD_SECONDS]:
+            del self._answers[peer]
+        return [(now - at, details) for at, details in self._answers.values()]
+
+    # --- what frames show -------------------------------------------------------------------------
+
+    def unasked(self, queues: Iterable[str]) -> Mapping[str, float]:
+        """Return since when nobody has asked for jobs of queues, in seconds, as routers saw it;
+        nothing while no router has answered."""
+        routers = [(age, one) for age, one in self._latest() if one.seconds]
+        if not routers:
+            return {}
+        return {
+            queue: min([age + one.unasked.get(queue, one.seconds) for age, one in routers])
+            for queue in queues
+        }
+
+    def failures(self) -> Mapping[str, dict[str, int]]:
+        """Return how many attempts failed in the last minutes, by queue and signature."""
+        found: dict[str, dict[str, int]] = {}
+        for _, details in self._latest():
+            for queue, counts in details.failures.items():
+                known = found.setdefault(queue, {})
+                for text, attempts in counts.items():
+                    known[text] = known.get(text, 0) + attempts
+        return found
+
+
+# --- workers --------------------------------------------------------------------------------------
 
 
 class Worker(msgspec.Struct):
