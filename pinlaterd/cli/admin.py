@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -35,6 +35,9 @@ from pinlaterd.model import (
 )
 from pinlaterd.stats import merge
 from pinlaterd.status import between, jobs_in, worst_first
+
+if TYPE_CHECKING:
+    from pinlaterd.client.failures import Grouping
 
 PASSWORD_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD"  # noqa: S105  a variable's name
 
@@ -521,6 +524,59 @@ def scan(
     if by_end:
         columns[1] = ("ended", lambda job: command.shown_time(job.updated_at_ms))
     command.show(facts, lambda: command.print_table(columns, records))
+
+
+@job.command()
+@click.argument("queue")
+@command.option(
+    "--by",
+    type=click.Choice(["message", "place", "worker"]),
+    default="message",
+    help="What the jobs of a group have in common.",
+)
+@command.option(
+    "--since",
+    "since_ms",
+    type=command.past_moment,
+    metavar="TIME",
+    help="Only jobs that failed at this time or later, such as 03:08:00 (UTC).",
+)
+@command.admin_options
+def failures(*, queue: str, by: Grouping, since_ms: int | None) -> None:
+    """Show the newest 10,000 failed jobs of QUEUE in groups of those that failed alike.
+
+    The message is what the last attempt said, with # for what differs from job to job.
+
+    Examples:
+      pinlater-admin job failures mail
+      pinlater-admin job failures mail --by worker --since 02:40:00
+    """
+    from pinlaterd.client.failures import FailureWindow, facts_of, shown_workers
+
+    window = FailureWindow(queue, since_ms)
+    with command.connect() as client:
+        while window.call is not None:
+            window.take(client.run(window.call))
+    facts, grouped = facts_of(window, by, round(time.time() * 1000)), len(window.failures)
+    columns: Sequence[command.Column] = (
+        ("#jobs", "jobs"),
+        ("#%", lambda group: f"{group['jobs'] / grouped:.0%}".removesuffix("%")),
+        ("first", lambda group: command.shown_time(group["first_ms"])),
+        ("last", lambda group: command.shown_time(group["last_ms"])),
+        ("workers", lambda group: shown_workers(group["workers"])),
+        *(() if by == "message" else ((by, "key"),)),
+        ("message", "message"),
+        *(() if by == "place" else (("place", "place"),)),
+    )
+
+    def print_groups() -> None:
+        times = [command.shown_time(at_ms) for at_ms in window.times_ms or ()]
+        every = "?" if window.failed is None else f"{window.failed:,}"
+        of = f" ({' to '.join(times)})" if times else ""
+        click.echo(f"{queue}: the newest {grouped:,} of {every} failed jobs{of}")
+        command.print_table(columns, facts["groups"])
+
+    command.show(facts, print_groups)
 
 
 _MOST_JOBS = 2**31 - 1  # of a retry or a delete whose jobs are chosen, unless it says

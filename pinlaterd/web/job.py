@@ -104,7 +104,7 @@ def routes(site: Site) -> list[web.RouteDef]:
         now_ms = site.clock.now_ms()
         at = request.query.get("at", "")
         view = view_of(body, request.query.get("as", ""), int(at) if at.isdecimal() else 0)
-        said = redact(job.custom_status.encode(), _pattern(site, request)).decode()
+        said = redact(job.custom_status.encode(), hidden_pattern(site, request)).decode()
         return site.render(
             request,
             "job.html",
@@ -139,12 +139,12 @@ async def _find(site: Site, request: web.Request) -> tuple[JobRecord, JobDescrip
         site.check_right(request, "view", named.queue)
         found = await site.client.run(calls.lookup([descriptor], include_body=True))
         if job := found.get(descriptor):
-            return job, named, redact(job.body or b"", _pattern(site, request))
+            return job, named, redact(job.body or b"", hidden_pattern(site, request))
     cure = "Jobs that have ended are kept for a time, then deleted; find one by its key or text."
     raise PageProblem(HTTPStatus.NOT_FOUND, f"There is no job {descriptor[:200]}.", cure)
 
 
-def _pattern(site: Site, request: web.Request) -> str:
+def hidden_pattern(site: Site, request: web.Request) -> str:
     """Return the pattern of what this user may not see of bodies and statuses; "": sees all."""
     user = request.get(USER)
     return "" if user is None or may(user, "bodies") else site.config.server.web_redact

@@ -16,6 +16,7 @@ from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import StopSignal
 from pinlaterd.stats import Stats
 from pinlaterd.web import (
+    failures,
     job,
     login,
     overview,
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 PAGES = (
     overview,
     queue,
+    failures,
     job,
     login,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 UNKNOWN = "–"
@@ -52,6 +52,20 @@ def duration(milliseconds: float | None) -> str:
     return f"{seconds / _DAY_SECONDS:.0f} d"
 
 
+def percent(share: float) -> str:
+    """Return a share of a hundred."""
+    return "< 1 %" if 0 < share < 1 else f"{share:.0f} %"
+
+
+def line_points(values: Sequence[float], width: int = 72, height: int = 16) -> str:
+    """Return the points of a small line through values, for SVG's polyline."""
+    most, step = max(values, default=0) or 1, width / max(1, len(values) - 1)
+    drawn = (
+        (step * at, height - 1 - (height - 2) * value / most) for at, value in enumerate(values)
+    )
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
+
+
 def size(count: float | None) -> str:
     """Return a number of bytes."""
     if count is None:
@@ -95,5 +109,5 @@ def _utc(ms: float) -> datetime:
 # By the names that templates have for them.
 FILTERS: Mapping[str, Callable[..., str]] = {
     one.__name__: one
-    for one in (number, short, rate, duration, size, many, word, clock_time, exact, iso)
+    for one in (number, short, rate, duration, percent, size, many, word, clock_time, exact, iso)
 }

@@ -283,3 +283,22 @@ def test_hash_password_reads_a_pipe(anywhere):
 
     assert verify_password("open sesame", done.strip())
     assert "no password" in empty
+
+
+def test_failures_are_shown_in_groups(admin, client, queue):
+    client.enqueue(queue, [Job(b"a", attempts_allowed=1)] * 3)
+    statuses = ["KeyError: 1 (a.py:1 in f)", "KeyError: 22 (a.py:1 in f)", "no (b.py:2 in g)"]
+    jobs = zip(client.dequeue(queue, limit=3), statuses, strict=True)
+    client.ack(queue, failed=[AckInfo(job.descriptor, status) for job, status in jobs])
+
+    found = admin.facts(f"job failures {queue}")
+    shown = admin(f"job failures {queue} --by place").stdout.splitlines()
+
+    assert [(group["key"], group["jobs"]) for group in found["groups"]] == [
+        ("KeyError: #", 2),
+        ("no", 1),
+    ]
+    assert (found["failed"], found["grouped"], found["is_whole"]) == (3, 3, True)
+    assert shown[0].startswith(f"{queue}: the newest 3 of 3 failed jobs (")
+    assert shown[2].startswith("2\t67\t")
+    assert shown[2].endswith("\ta.py:1 in f\tKeyError: #")

@@ -1,0 +1,193 @@
+"""The page of failures: of all queues, and of one queue in groups of those that failed alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import NamedTuple, cast, get_args
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from pinlaterd.access import may
+from pinlaterd.client.failures import FailureGroup, FailureWindow, Grouping, shown_workers
+from pinlaterd.signature import TIMED_OUT, UNSAID
+from pinlaterd.web import text
+from pinlaterd.web.bodies import redact
+from pinlaterd.web.job import hidden_pattern
+from pinlaterd.web.refusals import PageProblem
+from pinlaterd.web.site import USER, Site
+
+GROUPINGS: Sequence[str] = get_args(Grouping)
+RANGES: Mapping[str, int | None] = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000}
+_FRESH_SECONDS = 10.0  # for which the groups of a queue are shown again
+_MOST_WINDOWS = 8  # that are kept so: of as many queues and ranges
+_MOST_GROUPS = 100  # on a page
+_SILENT = (TIMED_OUT, UNSAID)
+
+
+class GroupRow(NamedTuple):
+    """A group as the page shows it. `title`: what its jobs have in common. `jobs_path` lists them,
+    `mend_path` mends them."""
+
+    title: str
+    below: str
+    jobs: int
+    percent: float
+    first_ms: int
+    last_ms: int
+    workers: str
+    trend: str
+    jobs_path: str
+    mend_path: str
+
+
+class FailureWindows:
+    """The newest failures of queues, for some seconds."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._kept: dict[tuple[str, str], tuple[float, asyncio.Task[FailureWindow]]] = {}
+
+    async def of(self, queue: str, within: str) -> FailureWindow:
+        """Return the failures of a queue within a range, no older than some seconds. Viewers who
+        ask at the same time wait for the same search."""
+        now, key = self._site.clock.monotonic(), (queue, within)
+        at, task = self._kept.get(key, (0.0, None))
+        failed = task is not None and task.done() and (task.cancelled() or task.exception())
+        if task is None or failed or now - at > _FRESH_SECONDS:
+            self._kept.pop(key, None)
+            while len(self._kept) >= _MOST_WINDOWS:
+                del self._kept[next(iter(self._kept))]
+            task = asyncio.ensure_future(self._search(queue, within))
+            self._kept[key] = now, task
+        return await asyncio.shield(task)
+
+    async def _search(self, queue: str, within: str) -> FailureWindow:
+        range_ms = RANGES.get(within)
+        since_ms = None if range_ms is None else self._site.clock.now_ms() - range_ms
+        window = FailureWindow(queue, since_ms)
+        while window.call is not None:
+            window.take(await self._site.client.run(window.call))
+        return window
+
+
+def heading(window: FailureWindow, queue: str) -> str:
+    """Return the page's first line."""
+    if window.failed is None:
+        return f"{queue}: failed jobs are being counted"
+    return f"{queue}: {text.many(window.failed, 'job has', 'jobs have')} failed"
+
+
+def explained(window: FailureWindow, by: str, within: str) -> str:
+    """Return which jobs are grouped, and by what."""
+    words = {"message": "by what they say", "place": "by where", "worker": "by who ran them"}
+    if window.times_ms is None:
+        return (
+            "None of them failed within this range." if window.failed else "Nothing to mend here."
+        )
+    first, last = map(text.clock_time, window.times_ms)
+    grouped = len(window.failures)
+    which = f"All {grouped:,}" if window.is_whole else f"The newest {grouped:,}"
+    if window.is_whole and RANGES.get(within) is not None:
+        which = f"The {grouped:,} of the last {within.replace('h', ' h').replace('d', ' d')}"
+    older = "" if window.is_whole else " Older ones are not grouped."
+    return f"{which}, {first} to {last} UTC, grouped {words[by]}.{older}"
+
+
+def rows_of(window: FailureWindow, by: Grouping, now_ms: int) -> list[GroupRow]:
+    """Return the groups, the largest first."""
+    groups = window.groups(by, now_ms)
+    return [_row(window, by, group) for group in groups[:_MOST_GROUPS]]
+
+
+def _row(window: FailureWindow, by: Grouping, group: FailureGroup) -> GroupRow:
+    title, below = group.message, group.place
+    if by == "place":
+        title, below = group.place or "no place known", group.message
+    elif by == "worker":
+        title, below = group.key or "no worker known", group.message
+    more = group.messages - 1 if by != "message" else group.places - 1
+    below = below or ("no place known" if by == "message" else "")
+    chosen: dict[str, object] = {"queue": window.queue, "state": "failed", by: group.key}
+    if window.since_ms is not None:
+        chosen["since"] = window.since_ms
+    chosen["before"] = group.last_ms + 1
+    of_queue = {name: value for name, value in chosen.items() if name != "queue"}
+    return GroupRow(
+        title,
+        f"{below} and {text.many(more, 'other')}" if more else below,
+        group.jobs,
+        100 * group.jobs / len(window.failures),
+        group.first_ms,
+        group.last_ms,
+        shown_workers(group.workers) or text.UNKNOWN,
+        text.line_points(group.trend),
+        f"/q/{window.queue}?{urlencode(of_queue)}#jobs",
+        f"/mend?{urlencode({'action': 'retry', **chosen})}",
+    )
+
+
+def command_of(queue: str, by: str, window: FailureWindow) -> str:
+    """Return the command that shows the same."""
+    since = "" if window.since_ms is None else f" --since {text.iso(window.since_ms)}"
+    return (
+        f"pinlater-admin job failures {queue}" + (f" --by {by}" if by != "message" else "") + since
+    )
+
+
+def routes(site: Site) -> list[web.RouteDef]:
+    """Return the route of the page."""
+    windows = FailureWindows(site)
+
+    async def show(request: web.Request) -> web.StreamResponse:
+        queue = request.query.get("queue", "")
+        if not queue:
+            return await show_queues(request)
+        site.check_right(request, "view", queue)
+        by, within = request.query.get("by", "message"), request.query.get("within", "")
+        if by not in GROUPINGS or within not in ("", *RANGES):
+            cure = "Choose a grouping and a range on the page."
+            raise PageProblem(HTTPStatus.BAD_REQUEST, "There is no such grouping or range.", cure)
+        window = await windows.of(queue, within)
+        grouping = cast("Grouping", by)
+        rows = await asyncio.to_thread(rows_of, window, grouping, site.clock.now_ms())
+        pattern = hidden_pattern(site, request)
+        if pattern:
+            rows = [_redacted(row, pattern) for row in rows]
+        message = request.query.get("message")
+        return site.render(
+            request,
+            "failures.html",
+            queue=queue,
+            heading=heading(window, queue),
+            explained=explained(window, by, within),
+            by=by,
+            within=within,
+            groupings=GROUPINGS,
+            ranges=("", *RANGES),
+            rows=rows,
+            chosen=message,
+            command=command_of(queue, by, window),
+        )
+
+    async def show_queues(request: web.Request) -> web.StreamResponse:
+        facts, user = (await site.frames.now()).facts, request.get(USER)
+        failed = [
+            queue
+            for queue in facts["queues"]
+            if queue["failed"] and may(user, "view", queue["name"])
+        ]
+        failed.sort(key=lambda queue: (-queue["failures_per_second"], -queue["failed"]))
+        return site.render(request, "failures_of_all.html", queues=failed)
+
+    return [site.page("/failures", show)]
+
+
+def _redacted(row: GroupRow, pattern: str) -> GroupRow:
+    """Return a row without what its viewer may not see, nor links that would tell it."""
+    title, below = (redact(part.encode(), pattern).decode() for part in (row.title, row.below))
+    if (title, below) == (row.title, row.below):
+        return row
+    return row._replace(title=title, below=below, jobs_path="", mend_path="")

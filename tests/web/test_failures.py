@@ -1,0 +1,96 @@
+"""The page of failures, as a browser without scripts shows it."""
+
+from __future__ import annotations
+
+import html
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.deployment import Deployment
+from tests.web.conftest import PageAnswer, Visitor
+from tests.web.failing import fail
+
+TIMEOUTS = [f"ConnectTimeout: smtp{n} did not answer (mail.py:12 in send)" for n in range(3)]
+KEYS = ["KeyError: 'to' (mail.py:48 in parse)"]
+
+
+@pytest.fixture(scope="module")
+def failing(dashboard: Deployment) -> str:
+    with dashboard.client("mailer:web3") as client:
+        fail(client, "failing", TIMEOUTS + KEYS)
+    return "failing"
+
+
+def _rows(page: PageAnswer) -> list[str]:
+    """The text of each group."""
+    body = page.body.partition("<tbody>")[2].partition("</tbody>")[0]
+    rows = re.findall(r"<tr\b.*?</tr>", body, flags=re.DOTALL)
+    return [" ".join(html.unescape(re.sub(r"<[^>]*>", " ", row)).split()) for row in rows]
+
+
+def _links(page: PageAnswer, path: str) -> list[dict[str, list[str]]]:
+    found = re.findall(rf'href="({re.escape(path)}\?[^"#]*)', page.body)
+    return [parse_qs(urlsplit(html.unescape(link)).query) for link in found]
+
+
+def test_failed_jobs_are_grouped_by_what_they_say(visitor: Visitor, failing: str):
+    page = visitor.get(f"/failures?queue={failing}")
+
+    assert "failing: 4 jobs have failed" in page.text
+    assert re.search(r"All 4, [0-9:]{8} to [0-9:]{8} UTC, grouped by what they say\.", page.text)
+    timeouts, keys = _rows(page)
+    assert timeouts.startswith("75 % 3 ConnectTimeout: smtp# did not answer mail.py:12 in send")
+    assert keys.startswith("25 % 1 KeyError: # mail.py:48 in parse")
+    assert "mailer:web3" in timeouts
+
+
+def test_groups_may_be_by_place_or_worker_and_of_a_range(visitor: Visitor, failing: str):
+    by_place = _rows(visitor.get(f"/failures?queue={failing}&by=place"))
+    by_worker = visitor.get(f"/failures?queue={failing}&by=worker&within=1h")
+
+    assert [row.split(" mail.py:")[1][:10] for row in by_place] == ["12 in send", "48 in pars"]
+    [row] = _rows(by_worker)
+    assert row.startswith("100 % 4 mailer:web3 ConnectTimeout: smtp# did not answer and 1 other")
+    assert "The 4 of the last 1 h" in by_worker.text
+    assert visitor.get(f"/failures?queue={failing}&by=colour").status == 400
+
+
+def test_a_group_leads_to_its_jobs_and_to_their_mending(visitor: Visitor, failing: str):
+    page = visitor.get(f"/failures?queue={failing}")
+
+    jobs, mends = _links(page, f"/q/{failing}"), _links(page, "/mend")
+    assert jobs[1]["message"] == mends[0]["message"] == ["ConnectTimeout: smtp# did not answer"]
+    assert mends[0]["queue"] == [failing]
+    assert mends[0]["action"] == ["retry"]
+    assert int(mends[0]["before"][0]) > 0
+    assert "pinlater-admin job failures failing" in page.text
+
+
+def test_the_page_of_all_failures_lists_the_queues_where_jobs_failed(
+    visitor: Visitor, failing: str, wait_until
+):
+    def is_listed() -> bool:
+        return any(row.startswith(f"{failing} 4 ") for row in _rows(visitor.get("/failures")))
+
+    wait_until(is_listed)
+    assert {"queue": [failing]} in _links(visitor.get("/failures"), "/failures")
+
+
+def test_statuses_that_are_hostile_stay_texts(dashboard: Deployment, visitor: Visitor):
+    with dashboard.client() as client:
+        fail(client, "hostile", ["<script>alert(1)</script>\u202e\0 (x\u202e.py:1 in <b>)", ""])
+
+    page = visitor.get("/failures?queue=hostile")
+
+    assert "<script>alert" not in page.body
+    assert "\u202e" not in page.body
+    assert any("claim timed out, or no status given" in row for row in _rows(page))
+
+
+def test_a_queue_that_does_not_exist_is_said(visitor: Visitor):
+    page = visitor.get("/failures?queue=nowhere")
+
+    assert page.status == 404
+    assert "nowhere" in page.text
