@@ -1,4 +1,4 @@
-"""Who makes a request, and what that user may do (etc/users.yaml).
+"""Access over HTTP: identifies the user of a request, and checks its rights (etc/users.yaml).
 
 Without users every request is allowed: the interface listens on this machine only. With users each
 needs Basic credentials or a Bearer token. A password costs 50 ms to check (scrypt), so two are
@@ -48,7 +48,7 @@ USER = web.RequestKey("user", UserSettings)  # who makes the request, where ther
 
 
 class Refusal(Enum):
-    """Why a request is nobody's."""
+    """A reason why no user could be identified."""
 
     NO_CREDENTIALS = auto()
     NO_NAME = auto()
@@ -58,7 +58,7 @@ class Refusal(Enum):
     TOO_MANY_FAILURES = auto()
 
 
-class Refused(Exception):
+class NotIdentified(Exception):
     """The request is nobody's. `user`: whose it says it is; "" if it names none."""
 
     def __init__(self, why: Refusal, user: str = "") -> None:
@@ -115,21 +115,21 @@ class Access:
         }
 
     async def identify_sender(self, request: web.Request) -> UserSettings | None:
-        """Return who makes a request; None where there are no users at all. Raises Refused."""
+        """Return who makes a request; None where there are no users. Raises NotIdentified."""
         headers, address = request.headers, request.remote or ""
         if self._authorizer is None:
             return await self.identify(headers.get("Authorization"), address)
         self._check_failures(address)
         user = await self._authorizer(headers, address)
         if user is None and "Authorization" not in headers:
-            raise Refused(Refusal.NO_CREDENTIALS)
+            raise NotIdentified(Refusal.NO_CREDENTIALS)
         if user is None:
             raise self._failure(address, Refusal.UNKNOWN_USER)
         return user
 
     async def identify(self, authorization: str | None, address: str) -> UserSettings | None:
         """Return who makes a request with this header; None where there are no users at all.
-        Raises Refused."""
+        Raises NotIdentified."""
         if not self._users:
             return None
         kind, _, credentials = (authorization or "").partition(" ")
@@ -137,7 +137,7 @@ class Access:
             return self._by_token(credentials.strip(), address)
         if kind.lower() == "basic":
             return await self._by_password(credentials.strip(), address)
-        raise Refused(Refusal.NO_CREDENTIALS)
+        raise NotIdentified(Refusal.NO_CREDENTIALS)
 
     def _by_token(self, token: str, address: str) -> UserSettings:
         owner = self._tokens.get(hashlib.sha256(_bytes(token)).hexdigest())
@@ -152,12 +152,12 @@ class Access:
         try:
             pair = base64.b64decode(credentials, validate=True).decode()
         except ValueError:
-            raise Refused(Refusal.NO_CREDENTIALS) from None
+            raise NotIdentified(Refusal.NO_CREDENTIALS) from None
         name, colon, password = pair.partition(":")
         if not colon:
-            raise Refused(Refusal.NO_CREDENTIALS)
+            raise NotIdentified(Refusal.NO_CREDENTIALS)
         if not name:
-            raise Refused(Refusal.NO_NAME)
+            raise NotIdentified(Refusal.NO_NAME)
         user = self._users.get(name)
         hashed = user.password_hash if user is not None else ""
         ours = hmac.digest(self._key, f"{name}:{password}".encode(), "sha256")
@@ -165,7 +165,7 @@ class Access:
             return user
         why = Refusal.WRONG_PASSWORD if hashed else Refusal.UNKNOWN_USER
         # A client that goes away neither frees its place for a further check nor is let off.
-        check = self._check(password, hashed or self._unknown, Refused(why, name), address)
+        check = self._check(password, hashed or self._unknown, NotIdentified(why, name), address)
         refused = await asyncio.shield(asyncio.ensure_future(check))
         if refused is not None:
             raise refused
@@ -177,35 +177,35 @@ class Access:
         return user
 
     async def _check(
-        self, password: str, hashed: str, refused: Refused, address: str
-    ) -> Refused | None:
+        self, password: str, hashed: str, refused: NotIdentified, address: str
+    ) -> NotIdentified | None:
         """Return `refused`, noted as a failure, unless the password is right; or that the address
         has failed too often."""
         async with self._checks:
             try:
                 self._check_failures(address)  # others of this address were checked meanwhile
-            except Refused as error:
+            except NotIdentified as error:
                 return error
             if await asyncio.to_thread(verify_password, password, hashed):
                 return None
         return self._failure(address, refused.why, refused.user)
 
     def _check_failures(self, address: str) -> None:
-        """Raise Refused if the address has failed too often in the last minute."""
+        """Raise NotIdentified if the address has failed too often in the last minute."""
         failed = self._failures.get(address)
         since = self._clock.monotonic() - FAILURES_SECONDS
         while failed and failed[0] < since:
             failed.popleft()
         if failed and len(failed) >= _FAILURES:
-            raise Refused(Refusal.TOO_MANY_FAILURES)
+            raise NotIdentified(Refusal.TOO_MANY_FAILURES)
 
-    def _failure(self, address: str, why: Refusal, user: str = "") -> Refused:
+    def _failure(self, address: str, why: Refusal, user: str = "") -> NotIdentified:
         """Note a failure of the address; return the refusal, to be raised."""
         self._failures.setdefault(address, deque(maxlen=_FAILURES)).append(self._clock.monotonic())
         self._failures.move_to_end(address)
         if len(self._failures) > _MOST_ADDRESSES:
             self._failures.popitem(last=False)
-        return Refused(why, user)
+        return NotIdentified(why, user)
 
 
 def _bytes(header: str) -> bytes:
@@ -231,10 +231,10 @@ def load_authorizer(named: str, etc: Path) -> Authorizer | None:
 
 
 async def identify(request: web.Request, access: Access) -> None:
-    """Note in a request who makes it. Raises Refused, which is logged."""
+    """Note in a request who makes it. Raises NotIdentified, which is logged."""
     try:
         user = await access.identify_sender(request)
-    except Refused as refused:
+    except NotIdentified as refused:
         _log_refusal(request, refused.user, refused.why.name.lower())
         raise
     if user is not None:

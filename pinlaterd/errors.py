@@ -99,7 +99,7 @@ class EnqueueRejected(RequestError):
 
 
 class QueueFull(EnqueueRejected):
-    """As many jobs of the queue are PENDING as its max_pending allows."""
+    """The queue has as many PENDING jobs as its max_pending allows."""
 
     def __init__(self, queue: str, retry_after_ms: int) -> None:
         super().__init__(

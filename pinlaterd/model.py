@@ -113,10 +113,10 @@ NO_DEFAULTS: Final[Mapping[str, JobDefaults]] = MappingProxyType({})  # all queu
 
 
 class JobOptions(NamedTuple):
-    """What few jobs have. In a queue at most one job holds a `key`, as long as that job is kept, in
-    whatever state; it has 1 to MOST_KEY_BYTES bytes. A `key_of_all_queues` is held once in all
-    queues of the service together, apart from the keys of single queues. From `expires_at_ms` on a
-    job is not handed out any more: it fails."""
+    """The options of a job, which few jobs have. In a queue at most one job holds a `key`, as long
+    as that job is kept, in whatever state; it has 1 to MOST_KEY_BYTES bytes. A `key_of_all_queues`
+    is held once in all queues of the service together, apart from the keys of single queues. From
+    `expires_at_ms` on a job is not handed out any more: it fails."""
 
     key: str | None = None
     expires_at_ms: int | None = None
@@ -156,7 +156,7 @@ class PendingKey(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """What a claim hands to the worker, in addition to the key and the claim itself."""
+    """The content of a claim for its worker, in addition to the key and the claim itself."""
 
     body: bytes
     attempts_allowed: int
@@ -175,7 +175,7 @@ class ClaimedJob(NamedTuple):
 
 
 class JobRecord(NamedTuple):
-    """All that is known of a job. `claim_descriptor` and `body` are None where there is none.
+    """A job as a look-up returns it. `claim_descriptor` and `body` are None where there is none.
     `end_reason` is EXPIRED, or None: of a job that its last ack or claim has ended."""
 
     descriptor: str

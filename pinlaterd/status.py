@@ -70,7 +70,7 @@ class ServerStatus(TypedDict):
 
 
 class About(TypedDict):
-    """What the coordinator knows of itself."""
+    """The coordinator's own facts."""
 
     deployment: str
     uptime_seconds: float

@@ -1,4 +1,4 @@
-"""What an operator sees of the service (pinlaterd.status), as text: once, and frame after frame.
+"""The status of the service (pinlaterd.status) as text: once, and frame after frame.
 
 On a terminal `top` takes the alternate screen until q or Ctrl-C; a frame that is higher than the
 screen shows the busiest. In a pipe it is one frame of tables.

@@ -30,7 +30,7 @@ _expires_option = command.option(
 def user() -> None:
     """Add, list and remove users of the HTTP interface.
 
-    Without any user the interface is open to whoever reaches it, which is this machine; from the
+    Without any user the interface is open to every client on this machine; from the
     first user on every request needs one.
     """
 

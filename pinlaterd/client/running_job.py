@@ -421,7 +421,7 @@ def sayable(text: str) -> str:
 
 
 class ErrorSummary(NamedTuple):
-    """What a custom status says of an exception."""
+    """An exception as a custom status describes it."""
 
     class_name: str
     message: str | None  # None: it could not be had

@@ -11,8 +11,8 @@ _LOCALHOST = "localhost"
 
 
 class PushHosts:
-    """Nothing that is not listed. A name admits public addresses only: whoever can change what it
-    resolves to must not lead requests into this machine or a private network."""
+    """The hosts that are listed. A name admits public addresses only: a client that can change what
+    it resolves to must not lead requests into this machine or a private network."""
 
     def __init__(self, listed: str) -> None:
         """`listed`: names, shell patterns, addresses and networks, with commas between."""

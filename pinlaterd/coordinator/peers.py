@@ -1,4 +1,4 @@
-"""What coordinators of a cluster tell each other: rates, permits, questions. Never who has a shard.
+"""Messages between the coordinators of a cluster: rates, permits, questions. Never who has a shard.
 
 Nothing here waits: what can't be sent is lost, but for a question, which is asked once the
 connection is there. Only holders of the cluster's key can connect; they are trusted.

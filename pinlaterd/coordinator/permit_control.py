@@ -43,7 +43,7 @@ _NOTES = msgspec.json.Decoder(tuple[str, list[NotedPermits]])  # where they were
 
 
 class _Reported(NamedTuple):
-    """All that the owner of a shard here has reported, and when it was passed on."""
+    """The whole report of a shard's owner here, and the time when it was passed on."""
 
     peer: bytes
     report: PermitReport

@@ -368,7 +368,7 @@ class StoredJob(NamedTuple):
 
 
 class ScanAfter(NamedTuple):
-    """Where a scan goes on, within one queue and state: run-after, or the time of the end,
+    """The place where a scan goes on in one queue and state: run-after, or the time of the end,
     downwards, then upwards by priority and local id. A scan yields what comes strictly after
     this."""
 

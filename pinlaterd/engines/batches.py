@@ -1,4 +1,4 @@
-"""What engines share in carrying out a batch: the order of acks, keys, how many claims fit.
+"""Steps of carrying out a batch that engines share: the order of acks, keys, how many claims fit.
 
 Acks that commute are carried out together, one statement for all jobs of a queue and priority. What
 has to fit is said in `base.ClaimOp`. Pure, but for what an engine passes in.
@@ -202,7 +202,7 @@ def _result(
 
 
 class FindKeys(NamedTuple):
-    """As StorageEngine.find_keys and find_keys_of_all, within the transaction that enqueues."""
+    """StorageEngine.find_keys and find_keys_of_all, within the transaction that enqueues."""
 
     of_queue: Callable[[str, Sequence[str]], Mapping[str, JobKey]]
     of_all: Callable[[Sequence[str]], Mapping[str, KeyHolder]]

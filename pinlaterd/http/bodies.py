@@ -234,7 +234,7 @@ class ClaimsAnswer(_Answer, kw_only=True):
 
 
 class JobAnswer(_Answer, kw_only=True):
-    """All that is known of a job."""
+    """A job with all its fields."""
 
     descriptor: str
     queue: str

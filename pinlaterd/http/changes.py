@@ -84,7 +84,7 @@ class ChangedAnswer(Struct, kw_only=True):
     jobs: Sequence[JobAnswer] = ()
 
 
-class JobChanges:
+class ChangeHandlers:
     """Changes many jobs of queues for requests."""
 
     def __init__(

@@ -41,7 +41,7 @@ class _Queue:
         self.calls = 0
 
 
-class Gathering:
+class EnqueueGathering:
     """Stores the jobs of requests, of one event loop."""
 
     def __init__(self, client: RouterClient, config_of: Callable[[], Config]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from pinlaterd.access import FAILURES_SECONDS, Forbidden, Refusal, Refused
+from pinlaterd.access import FAILURES_SECONDS, Forbidden, NotIdentified, Refusal
 from pinlaterd.errors import (
     ConfigError,
     ConnectionFailed,
@@ -56,7 +56,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Code(StrEnum):
-    """What is wrong with a request where the Thrift interface has no code for it."""
+    """The codes of problems that the Thrift interface has no code for."""
 
     FORBIDDEN = "FORBIDDEN"
     INVALID_REQUEST = "INVALID_REQUEST"
@@ -156,7 +156,7 @@ def problem_of(error: Exception) -> Problem | None:
     return Problem(kind.status, code, detail, headers=headers, **members)
 
 
-def _unauthorized(refused: Refused) -> Problem:
+def _unauthorized(refused: NotIdentified) -> Problem:
     if refused.why is Refusal.TOO_MANY_FAILURES:
         headers = {"Retry-After": str(FAILURES_SECONDS)}
         text = "too many failures from this address; try again in a minute"
@@ -218,7 +218,7 @@ def explained(request: web.Request, error: Exception) -> Problem:
         return error
     if isinstance(error, web.HTTPException):
         return of_aiohttp(error)
-    if isinstance(error, Refused):
+    if isinstance(error, NotIdentified):
         return _unauthorized(error)
     problem = problem_of(error)
     if problem is None:

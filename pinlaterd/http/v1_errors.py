@@ -14,7 +14,7 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
-from pinlaterd.access import FAILURES_SECONDS, Forbidden, Refusal, Refused
+from pinlaterd.access import FAILURES_SECONDS, Forbidden, NotIdentified, Refusal
 from pinlaterd.http.problems import of_aiohttp, problem_of
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def rest_error_of(error: Exception) -> RestError:
     """Return what the client is told of an error that no handler has explained."""
     if isinstance(error, RestError):
         return error
-    if isinstance(error, Refused):
+    if isinstance(error, NotIdentified):
         return _unidentified(error)
     if isinstance(error, Forbidden):
         return forbidden("forbidden", str(error))
@@ -121,7 +121,7 @@ _UNIDENTIFIED = {
 }
 
 
-def _unidentified(refused: Refused) -> RestError:
+def _unidentified(refused: NotIdentified) -> RestError:
     if refused.why is Refusal.WRONG_PASSWORD:
         return forbidden("incorrect_password", f"Incorrect password for user {refused.user}")
     return _UNIDENTIFIED[refused.why]()

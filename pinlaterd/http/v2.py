@@ -57,13 +57,13 @@ from pinlaterd.http.bodies import (
 )
 from pinlaterd.http.changes import (
     ChangedAnswer,
+    ChangeHandlers,
     DeleteBody,
-    JobChanges,
     PauseBody,
     PreviewQuery,
     RetryBody,
 )
-from pinlaterd.http.gathering import Gathering
+from pinlaterd.http.gathering import EnqueueGathering
 from pinlaterd.http.pages import JobPages, PageAnswer, PageQuery
 from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
 from pinlaterd.http.stream import JSON_LINES, JobStreams
@@ -88,10 +88,10 @@ class V2:
         self._access = access
         self._etc = etc
         self._pages = JobPages(client)
-        self._gathering = Gathering(client, lambda: self.config)
+        self._gathering = EnqueueGathering(client, lambda: self.config)
         self.streams = JobStreams(self._gathering.store)
-        self._changes = JobChanges(client, self._pages, lambda: self.config)
-        self.config = config  # the active one; whoever follows the coordinator replaces it
+        self._changes = ChangeHandlers(client, self._pages, lambda: self.config)
+        self.config = config  # the active one, which the process replaces
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of all calls, each behind the check of its caller."""

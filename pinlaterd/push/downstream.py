@@ -40,7 +40,7 @@ _DOWN = frozenset(
 )
 
 
-class Answer(NamedTuple):
+class DownstreamAnswer(NamedTuple):
     """A downstream's answer to a request. `failure` "": it has taken the job."""
 
     failure: str = ""
@@ -91,7 +91,7 @@ class Downstreams:
             headers={"Accept": "application/json", "Content-Type": "application/json"},
         )
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> DownstreamAnswer:
         """Send a job, once, and say what became of it. It follows no redirects."""
         if self._is_traced:
             log.info("POST %s %r", url, body)
@@ -104,11 +104,11 @@ class Downstreams:
                     log.info("%s answered %d %r", url, response.status, received)
                 return _judge(response.status, received)
         except aiohttp.ConnectionTimeoutError:
-            return Answer("can't be connected to: no answer", is_down=True)
+            return DownstreamAnswer("can't be connected to: no answer", is_down=True)
         except TimeoutError:
-            return Answer(is_down=True)
+            return DownstreamAnswer(is_down=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Answer(_explain(error), is_down=True)
+            return DownstreamAnswer(_explain(error), is_down=True)
 
     def follow(self, hosts: PushHosts) -> None:
         """Connect to these hosts only from now on."""
@@ -131,18 +131,18 @@ async def _read(response: aiohttp.ClientResponse) -> bytes | None:
     return bytes(received)
 
 
-def _judge(status: int, body: bytes | None) -> Answer:
+def _judge(status: int, body: bytes | None) -> DownstreamAnswer:
     if status >= HTTPStatus.MULTIPLE_CHOICES:
         problem = _problem(body)
         reason = f": {problem.id or problem.title}"[:_MOST_REASON_CHARS].rstrip(": ")
         is_unavailable = problem.id == _UNAVAILABLE
         is_down = is_unavailable or status in _DOWN
-        return Answer(f"answered {status}{reason}", is_unavailable, is_down)
+        return DownstreamAnswer(f"answered {status}{reason}", is_unavailable, is_down)
     if not body and body is not None:
-        return Answer()
+        return DownstreamAnswer()
     if body is None or not _is_object_or_null(body):
-        return Answer(f"answered {status} with a body that is no JSON object")
-    return Answer()
+        return DownstreamAnswer(f"answered {status} with a body that is no JSON object")
+    return DownstreamAnswer()
 
 
 def _problem(body: bytes | None) -> _Problem:

@@ -19,7 +19,7 @@ from pinlaterd.client.running_job import (
 )
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.model import backoff_ms
-from pinlaterd.push.downstream import Answer, Downstreams
+from pinlaterd.push.downstream import DownstreamAnswer, Downstreams
 from pinlaterd.push.targets import NotPushable, Target
 from pinlaterd.stats import Stats
 
@@ -40,7 +40,7 @@ class Places:
         self.open = most
         self.why_down = ""  # by the last request; "" if that found it up
 
-    def note(self, answer: Answer) -> bool:
+    def note(self, answer: DownstreamAnswer) -> bool:
         """Return whether the number has changed."""
         before = self.open
         if answer.is_down:
@@ -133,7 +133,7 @@ class Pusher(Executor):
         except Exception:
             # It may have left, so it is not released: at most once means that it never returns.
             log.exception("job %s could not be pushed", job.descriptor)
-            answer = Answer("could not be pushed")
+            answer = DownstreamAnswer("could not be pushed")
         self._note(answer)
         if not answer.failure:
             self._handed_over()
@@ -146,7 +146,7 @@ class Pusher(Executor):
             backoff_ms(job.attempts_allowed, job.attempts_remaining - 1) / 1000,
         )
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, answer: DownstreamAnswer) -> None:
         queue = self.target.queue
         self._stats.count(f"{queue}_push_failed" if answer.failure else f"{queue}_pushed")
         if not self.places.note(answer):

@@ -317,7 +317,7 @@ class Admission:
 
 
 class Query(NamedTuple):
-    """What a call of `size` bytes that several shards answer asks of each of them."""
+    """The part of each shard in a call of `size` bytes that several shards answer."""
 
     method: Method
     context: CallContext

@@ -105,7 +105,7 @@ class SplitEnqueue:
         return all_stored([part.jobs for part in parts], stored)
 
     async def _parts(self) -> list[EnqueuePart]:
-        """All jobs, once no shard has anything against any of them."""
+        """Return the parts of all jobs, once no shard has anything against any of them."""
         most, message = self._most_elements, self._call.message
         try:
             return await self._validated(enqueue_parts(message, most, self._sizes_of))
@@ -116,7 +116,7 @@ class SplitEnqueue:
             return await self._validated(enqueue_parts(message, most, self._sizes_of))
 
     async def _validated(self, cut: Iterator[EnqueuePart]) -> list[EnqueuePart]:
-        """A shard that does not answer is asked no more."""
+        """Have shards validate all parts; one that does not answer is asked no more."""
         parts: list[EnqueuePart] = []
         shards = self._shards
         for group in self._groups(cut):

@@ -129,7 +129,7 @@ _Levels = list[list[int] | None]
 
 @dataclass(slots=True)
 class ReadLimits:
-    """How many elements a list may have, and how many values may still be passed over."""
+    """The number of elements that a list may have, and of values that may still be passed over."""
 
     elements: int
     values: int

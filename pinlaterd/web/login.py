@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from pinlaterd.access import Refusal, Refused
+from pinlaterd.access import NotIdentified, Refusal
 from pinlaterd.config.schema import UserSettings
 from pinlaterd.web.site import FORM, THEMES, USER, Site, own_path
 
@@ -52,7 +52,7 @@ class _LoginPages:
         form = request[FORM]
         try:
             user = await self._identify(request, form.get("user", ""), form.get("password", ""))
-        except Refused as refused:
+        except NotIdentified as refused:
             log.warning(
                 "refused: login from %s as %r: %s",
                 *(request.remote, refused.user, refused.why.name.lower()),
@@ -68,7 +68,7 @@ class _LoginPages:
     async def _identify(
         self, request: web.Request, name: str, password: str
     ) -> UserSettings | None:
-        """Return the user whose password this is; None where there are no users. Raises Refused."""
+        """Return the user with this password; None without any users. Raises NotIdentified."""
         pair = base64.b64encode(f"{name}:{password}".encode()).decode()
         return await self._site.access.identify(f"Basic {pair}", request.remote or "")
 

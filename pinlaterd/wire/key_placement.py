@@ -1,4 +1,4 @@
-"""Which shard keeps a key: the placement, a numbered list of shards on which all processes agree.
+"""The placement of keys on shards: a numbered list of shards on which all processes agree.
 
 A key belongs to a slot. Of a slot the best enqueueable shard by rendezvous hash is responsible
 (Thaler and Ravishankar, 1998): so a shard that comes or goes moves no slot but its own. Shards that
@@ -29,7 +29,7 @@ _SLOTS = 4096  # for each of which a process remembers a Home
 
 
 class KeyPlacement(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All `shards` that there are, each with the number of the placement with which it came.
+    """The `shards` that there are, each with the number of the placement with which it came.
     `enqueueable`: those of them that take new jobs. `earlier`: the sets of those that did under
     placements before."""
 

@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.client import AckInfo, Job, JobState
-from pinlaterd.push.downstream import Answer
+from pinlaterd.push.downstream import DownstreamAnswer
 from pinlaterd.push.pusher import Places
 from tests.conftest import WaitUntil
 from tests.deployment import PATIENT, serving, unused_port
 from tests.push.downstream import Received, downstream
 
-DOWN, UP, REFUSED = Answer("refused", is_down=True), Answer(), Answer("answered 500")
+DOWN, UP, REFUSED = (
+    DownstreamAnswer("refused", is_down=True),
+    DownstreamAnswer(),
+    DownstreamAnswer("answered 500"),
+)
 
 
 def test_requests_at_a_time_are_halved_and_grow_again() -> None:

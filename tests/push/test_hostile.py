@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from pinlaterd.config.push_hosts import PushHosts, host_of
-from pinlaterd.push.downstream import Answer, Downstreams
+from pinlaterd.push.downstream import DownstreamAnswer, Downstreams
 from tests.push.downstream import downstream
 
 _HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -40,8 +40,8 @@ def talking(talk: Callable[[socket.socket], None]) -> Iterator[str]:
         thread.join()
 
 
-def post(url: str, hosts: PushHosts | None = None) -> Answer:
-    async def posted() -> Answer:
+def post(url: str, hosts: PushHosts | None = None) -> DownstreamAnswer:
+    async def posted() -> DownstreamAnswer:
         downstreams = Downstreams(hosts)
         try:
             return await downstreams.post(url, b"{}", {})
@@ -100,7 +100,7 @@ def test_an_answer_that_trickles_is_cut_by_time() -> None:
     with talking(trickle) as url:
         answer = post(url)
 
-        assert answer == Answer(is_down=True), "taken as received"
+        assert answer == DownstreamAnswer(is_down=True), "taken as received"
         assert time.monotonic() - began == pytest.approx(6.5, abs=1.5)
 
 

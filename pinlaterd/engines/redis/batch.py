@@ -54,7 +54,7 @@ _NUMBERS_OF_CLAIMS = 9 * 10**15  # they are less, as in runs.lua
 
 
 class _Head(NamedTuple):
-    """What acks or claims of one command have in common. Behind the priority: of acks only."""
+    """The arguments of all acks or claims of a command. Behind the priority: of acks only."""
 
     queue: str
     priority: int
@@ -298,7 +298,7 @@ class Application:
         return jobs
 
     def _new_options(self) -> list[Argument]:
-        """Of the jobs that were enqueued last to each queue."""
+        """Return the jobs that were enqueued last to each queue."""
         free = (
             {queue: jobs for queue, jobs in self._plan.free.items() if jobs} if self._plan else {}
         )
