@@ -39,6 +39,7 @@ LONG_GROUPS = (
     "cluster",
     "checker/test_promises.py",
     "checker/test_variants.py",
+    "faults/test_every_step.py",
     "Thrift interface, redis",
     "Thrift interface, sqlite",
     "cli/test_up_and_down.py",
