@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
 
 import msgspec
 
+from pinlaterd.config.schema import Config
+from pinlaterd.errors import how_many
+from pinlaterd.model import Method
 from pinlaterd.status import ProcessStatus, ShardStatus, Status
+from pinlaterd.wire.control import Mend
 
 MOST_EVENTS = 500
+_TOGETHER_MS = 60_000
+_MOST_TEXT_CHARS = 300
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -23,6 +31,8 @@ class Event(msgspec.Struct, frozen=True):
     kind: str
     about: str
     text: str
+    jobs: int = 0  # that a mend has changed, by this method
+    method: str = ""
 
 
 class Events:
@@ -37,6 +47,20 @@ class Events:
     def add(self, at_ms: int, kind: str, about: str, text: str) -> None:
         """Mark something that has happened."""
         self._kept.append(Event(at_ms, kind, about, text))
+
+    def add_mend(self, at_ms: int, mend: Mend) -> None:
+        """Mark jobs that calls have changed; those of one queue within a minute are one mark."""
+        jobs = mend.jobs
+        for event in reversed(self._kept):
+            if event.at_ms < at_ms - _TOGETHER_MS:
+                break
+            if (event.kind, event.about, event.method) == ("mend", mend.queue, mend.method):
+                jobs += event.jobs
+                self._kept.remove(event)
+                break
+        done = "retried" if mend.method == Method.RETRY_FAILED else "deleted"
+        text = f"{mend.queue}: {how_many(jobs, 'job')} {done}"
+        self._kept.append(Event(at_ms, "mend", mend.queue, text, jobs, mend.method))
 
     def since(self, at_ms: int) -> Sequence[Event]:
         """Return the marks from a time on."""
@@ -82,3 +106,39 @@ class Events:
                 name,
                 f"{kind} {name}: {state}" if kind == "shard" else f"{name} is {state}",
             )
+
+
+def changes_between(before: Config, after: Config) -> str:
+    """Say what differs between two configurations; of settings that may be secret their names."""
+    texts = [*_differing(before.server, after.server)]
+    for name in sorted(before.shards.keys() | after.shards.keys()):
+        old, new = before.shards.get(name), after.shards.get(name)
+        if old is None or new is None:
+            texts.append(f"shard {name} {'added' if old is None else 'removed'}")
+        else:
+            texts += [f"shard {name}: {setting}" for setting in _differing(old, new)]
+    for queue in sorted(before.queues.keys() | after.queues.keys()):
+        settings = after.queue(queue)
+        texts += [
+            f"{queue}: {setting} {_said(getattr(settings, setting))}"
+            for setting in _differing(before.queue(queue), settings)
+        ]
+    texts += [
+        part
+        for part in ("users", "job_types", "pushes")
+        if getattr(before, part) != getattr(after, part)
+    ]
+    return ", ".join(texts)[:_MOST_TEXT_CHARS] or "the files"
+
+
+def _differing(before: Any, after: Any) -> Sequence[str]:
+    names = [field.name for field in fields(before)]
+    return [name for name in names if getattr(before, name) != getattr(after, name)]
+
+
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value in (None, "") else str(value)

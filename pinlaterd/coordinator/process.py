@@ -19,6 +19,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import kinds, layout
 from pinlaterd.config.active import ActiveConfig, ConfigSuperseded, activate, load_active
 from pinlaterd.config.schema import Config
+from pinlaterd.coordinator.events import changes_between
 from pinlaterd.coordinator.overview import Overview
 from pinlaterd.coordinator.pages import Pages
 from pinlaterd.coordinator.permit_control import PermitControl
@@ -37,6 +38,7 @@ from pinlaterd.wire.control import (
     Details,
     DetailsQuestion,
     MalformedMessage,
+    Mend,
     PermitReport,
     ProcessState,
     RateReport,
@@ -169,6 +171,8 @@ class Coordinator:
 
     def _take_on(self, active: ActiveConfig) -> None:
         config = active.config
+        text = changes_between(self._config, config)
+        self._overview.events.add(self._clock.now_ms(), "config", str(active.version), text)
         newcomers = config.shards.keys() - self._config.shards.keys()
         self._joining = (self._joining | newcomers) & config.shards.keys()
         self._config, self._config_version = config, active.version
@@ -313,6 +317,9 @@ class Coordinator:
                 continue
             if isinstance(message, Details):
                 self._details.heard(peer, message)
+                continue
+            if isinstance(message, Mend):
+                self._overview.events.add_mend(self._clock.now_ms(), message)
                 continue
             if isinstance(message, PermitReport):
                 self._permits.heard(peer, message)

@@ -91,6 +91,8 @@ class Shared:
     rng: Random
     settings: ServerSettings  # replaced when they change live, as is what follows
     job_defaults: Mapping[str, JobDefaults] = field(default_factory=dict)  # by queue
+    # Jobs that calls have changed since that was reported last, by queue and method.
+    mends: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 class Call(Answer, ShardCall):

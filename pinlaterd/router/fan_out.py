@@ -104,7 +104,7 @@ class FanOut:
         self._password_turns = WeakValueDictionary[str, asyncio.Lock]()
         self._by_method: dict[Method, _CarryOut] = {
             Method.CREATE_QUEUE: self._create_queue,
-            Method.DELETE_QUEUE: _logged(self._delete_queue),
+            Method.DELETE_QUEUE: _logged(self._delete_queue, shared),
             Method.ACK: self.ack,
             Method.ACK_JOBS: self._ack_jobs,
             Method.CHECKPOINT: self._checkpoint,
@@ -114,8 +114,8 @@ class FanOut:
             Method.COUNT: self._count,
             Method.QUEUE_NAMES: self._queue_names,
             Method.SCAN: self._scan,
-            Method.RETRY_FAILED: _logged(self._retry_failed),
-            Method.DELETE_JOBS: _logged(self._delete_jobs),
+            Method.RETRY_FAILED: _logged(self._retry_failed, shared),
+            Method.DELETE_JOBS: _logged(self._delete_jobs, shared),
         }
 
     async def run(self, call: Call) -> None:
@@ -484,14 +484,18 @@ def _shown(value: object) -> str:
     return repr(value[:200] if isinstance(value, str) else value)
 
 
-def _logged(carry_out: _CarryOut) -> _CarryOut:
-    """Have a call that changes much leave a line in the log: what it was, whose, what it did."""
+def _logged(carry_out: _CarryOut, shared: Shared) -> _CarryOut:
+    """Have a call that changes much leave a line in the log: what it was, whose, what it did. Jobs
+    that it has changed are noted for the coordinator."""
 
     async def carry_out_and_log(query: Query, request: Any) -> Result:
         outcome = "given up"
         try:
             changed = await carry_out(query, request)
             outcome = "done" if changed is None else f"{changed} jobs"
+            if changed and not request.dry_run:
+                place = (request.queue, query.method.value)
+                shared.mends[place] = shared.mends.get(place, 0) + cast("int", changed)
         except PinLaterError as error:
             outcome = "" if isinstance(error, Overloaded) else f"failed: {error.message}"
             raise

@@ -36,6 +36,7 @@ from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
     UNHEALTHY_SHARDS,
     Details,
+    Mend,
     ProcessState,
     RouterId,
     Snapshot,
@@ -205,6 +206,9 @@ class Router(ReportingProcess):
         self._stats.gauge("router_calls_in_hand", self._service.admission.in_flight)
         self._stats.gauge("router_calls_waiting", self._service.admission.waiting)
         self._rates.show()
+        for (queue, method), jobs in self._shared.mends.items():
+            self._control.report_mend(Mend(queue, method, jobs))
+        self._shared.mends.clear()
 
     def hear(self, *, is_newcomer: bool) -> bool:
         if is_newcomer:

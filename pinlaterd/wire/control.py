@@ -252,6 +252,14 @@ class Details(_Message):
     failure_counts: Sequence[FailureCount] = ()
 
 
+class Mend(_Message):
+    """Jobs of a queue that calls have changed: `retryFailedJobs` or `deleteJobs`, how many."""
+
+    queue: str
+    method: str
+    jobs: int
+
+
 class ServerReport(_Message):
     """The rates that a server reports to the cluster's leader. Its routers count as one, whose pid
     is the number of its member node."""
@@ -312,6 +320,7 @@ Message = (
     | PermitGrant
     | DetailsQuestion
     | Details
+    | Mend
     | ServerReport
     | ServerGrant
     | Question
@@ -516,6 +525,10 @@ class ControlClient(PeerClient):
     def report_details(self, details: Details) -> None:
         """Answer a question; lost if the coordinator is away."""
         self.send(pack(details))
+
+    def report_mend(self, mend: Mend) -> None:
+        """Report that calls have changed jobs; lost if the coordinator is away."""
+        self.send(pack(mend))
 
     def report_permits(self, report: PermitReport) -> None:
         """Lost if the coordinator is away; after the next Snapshot all is reported again."""

@@ -176,6 +176,21 @@ def test_history_and_marks_outlive_a_restart_of_the_coordinator(
     assert len(shard) == 8
 
 
+def test_mends_and_configurations_are_marked(deployment, client, page, wait_until):
+    client.create_queue("mended")
+    client.enqueue("mended", [Job(b"a", attempts_allowed=1)] * 3)
+    client.ack("mended", failed=client.dequeue("mended", limit=3))
+
+    assert client.retry_failed("mended") == 3
+    deployment.admin("queue", "limit", "mended", "7")
+
+    def marks(kind):
+        return [one["text"] for one in page("/events.json")["events"] if one["kind"] == kind]
+
+    wait_until(lambda: "mended: 3 jobs retried" in marks("mend"))
+    assert "mended: max_jobs_per_second 7" in marks("config")
+
+
 def test_a_history_that_cannot_be_read_is_dropped_and_the_coordinator_serves(
     deployment, page, wait_until
 ):
