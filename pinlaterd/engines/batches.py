@@ -218,15 +218,19 @@ class _Free(NamedTuple):
 class KeyedPlan:
     """The jobs of a batch that have options, as far as they are to be stored."""
 
-    def __init__(self, ops: Sequence[KeyedEnqueueOp], find: FindKeys) -> None:
+    def __init__(self, ops: Sequence[KeyedEnqueueOp], find: FindKeys | None = None) -> None:
+        """`find`: None takes all keys for free."""
         self._ops = ops
         keys: defaultdict[str, list[str]] = defaultdict(list)
         of_all: list[str] = []
         for op in ops:
             keys[op.queue] += op.keys(of_all_queues=False)
             of_all += op.keys(of_all_queues=True)
-        held = {queue: find.of_queue(queue, some) if some else {} for queue, some in keys.items()}
-        held_of_all = find.of_all(of_all) if of_all else {}
+        held: dict[str, Mapping[str, JobKey]] = {
+            queue: find.of_queue(queue, some) if find and some else {}
+            for queue, some in keys.items()
+        }
+        held_of_all = find.of_all(of_all) if find and of_all else {}
         # Of the jobs of each op: who holds the key of each, if it was held, or a place in `free`.
         self._places: list[list[KeyHolder | _Free | int]] = []
         # By queue: jobs without a key, and of each key that nobody holds the first one.

@@ -8,9 +8,14 @@
 --
 -- Arguments: token, lease in ms, '1' if there are enqueues; how many queues and priorities the
 -- batch has to do with, and of each which keys: states of sets, b or u for a lean queue's hashes and
--- x for its runs, k, v, y and c for options; now_ms, most characters of a status; how many queues it enqueues to, and of each how many
--- jobs; then of each kind how many, and each as it is read below. Returns OK and of each kind a
--- table of results; or DAMAGED, and then no job has changed. Positions count from 1.
+-- x for its runs, k, v, y and c for options; now_ms, most characters of a status; '1' if the keys of
+-- new jobs are known to be free; how many queues there are with new jobs that have options, and of
+-- each its name, which of the jobs that are enqueued to it has the first, and how many runs: of a
+-- run how many jobs, their priority, '=' if they have keys, '*' if keys of all queues, '' if none,
+-- their expiry in ms or '', and the keys; how many queues it enqueues to, and of each how many jobs;
+-- then of each kind how many, and each as it is read below. Returns OK and of each kind a table of
+-- results; or DAMAGED, or OK and HELD if a key may be held, and then no job has changed. Positions
+-- count from 1.
 
 local problem = begin_write(ARGV[5] == '1')
 if problem then
@@ -36,6 +41,26 @@ for _ = 1, take_number() do
   end
 end
 local now, status_chars = take_number(), take_number()
+-- Options of the last jobs that are enqueued to a queue.
+local are_free, optional = take() == '1', {}
+for at = 1, take_number() do
+  local queue, before, runs = take(), take_number(), {}
+  for nth = 1, take_number() do
+    local run = { size = take_number(), priority = take(), mark = take(), expiry = take() }
+    if run.mark ~= '' then
+      run.keys = take_all(run.size)
+      run.holders = holders_key(run.mark == '*' and '' or queue)
+      local held = are_free and {} or redis.call('HMGET', run.holders, unpack(run.keys))
+      for _, holder in ipairs(held) do
+        if holder then
+          return { 'OK', 'HELD' }
+        end
+      end
+    end
+    runs[nth] = run
+  end
+  optional[at] = { queue = queue, before = before, runs = runs }
+end
 -- The last ids given before, by queue. This may be the first write.
 local last_ids = {}
 for _ = 1, take_number() do
@@ -57,7 +82,6 @@ for _ = 1, take_number() do
     redis.call('SET', counter, string.format('%d', last_ids[queue] + total))
   end
 end
-local MOST_OPTIONS = 1000 -- in one command
 local acks, checkpoints, releases, enqueues, claims, expired, finishes = {}, {}, {}, {}, {}, {}, {}
 local jobs -- made when something needs it
 
@@ -271,48 +295,33 @@ for at = 1, take_number() do
   end
 end
 
--- Options of the last jobs that were enqueued to a queue: which of them has the first, how many; of
--- each priority, key, behind '=' or '*' (of all queues), and expiry in ms, or ''.
-for _ = 1, take_number() do
-  local queue = take()
-  local last, count_jobs = last_ids[queue] + take_number(), take_number()
-  local holders, of_all, names, expiries, checks = {}, {}, {}, {}, {}
-
-  local function put(command, key, fields)
-    if #fields > 0 then
-      redis.call(command, key, unpack(fields))
+-- The options of jobs that are stored by now.
+for _, of_queue in ipairs(optional) do
+  local queue = of_queue.queue
+  local last = last_ids[queue] + of_queue.before
+  for _, run in ipairs(of_queue.runs) do
+    local keys, holders, names, expiries, checks = run.keys, {}, {}, {}, {}
+    local place, behind = run.priority .. ' ', run.mark == '*' and ' ' .. queue or ''
+    for nth = 1, run.size do
+      local id, at = string.format('%d', last + nth), 2 * nth
+      if keys then
+        holders[at - 1], holders[at] = keys[nth], place .. id .. behind
+        names[at - 1], names[at] = id, run.mark .. keys[nth]
+      end
+      if run.expiry ~= '' then
+        expiries[at - 1], expiries[at] = id, run.expiry
+        checks[at - 1], checks[at] = run.expiry, place .. id
+      end
     end
-  end
-
-  local function add(fields, first, second)
-    fields[#fields + 1] = first
-    fields[#fields + 1] = second
-  end
-
-  for nth = 1, count_jobs do
-    local priority, key, expiry = take(), take(), take()
-    local id = string.format('%d', last + nth)
-    local place = priority .. ' ' .. id
-    if string.sub(key, 1, 1) == '*' then
-      add(of_all, string.sub(key, 2), place .. ' ' .. queue)
-    elseif key ~= '' then
-      add(holders, string.sub(key, 2), place)
+    if keys then
+      redis.call('HSET', run.holders, unpack(holders))
+      redis.call('HSET', keys_key(queue), unpack(names))
     end
-    if key ~= '' then
-      add(names, id, key)
+    if run.expiry ~= '' then
+      redis.call('HSET', expiries_key(queue), unpack(expiries))
+      redis.call('ZADD', checks_key(queue), unpack(checks))
     end
-    if expiry ~= '' then
-      add(expiries, id, expiry)
-      add(checks, expiry, place)
-    end
-    if nth % MOST_OPTIONS == 0 or nth == count_jobs then
-      put('HSET', holders_key(queue), holders)
-      put('HSET', holders_key(''), of_all)
-      put('HSET', keys_key(queue), names)
-      put('HSET', expiries_key(queue), expiries)
-      put('ZADD', checks_key(queue), checks)
-      holders, of_all, names, expiries, checks = {}, {}, {}, {}, {}
-    end
+    last = last + run.size
   end
 end
 

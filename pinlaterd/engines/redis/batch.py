@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, groupby, repeat
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import (
@@ -29,14 +28,16 @@ from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.scripts import LIMITS, RUN_JOBS, is_lean, lean_head
 from pinlaterd.model import (
     ALL_QUEUES,
+    AlikeJobs,
     FinishOutcome,
     Job,
     JobKey,
+    JobOptions,
     JobState,
     Payload,
     PendingKey,
-    QueueKey,
-    key_of,
+    joined,
+    runs_of,
 )
 
 # Keys that a script writes to, or that have to be sound for it to write, by apply.lua's letters.
@@ -45,8 +46,6 @@ _HOLDERS = "k"
 _OF_LEAN_QUEUES = frozenset("bux")
 _TEXT_CHARS = LIMITS.custom_status_chars
 _MOST_EXACT = 2**53  # whole numbers up to here are such in Lua
-# What jobs that are enqueued as one run have in common.
-_in_common = itemgetter(slice(1, Job._fields.index("options")))
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,15})\Z")
 _WAS_PENDING = -1  # apply.lua's word for a finish that was done, of a job that was PENDING
 _NEVER = -1  # when a job is due again that no further attempt follows
@@ -150,11 +149,14 @@ class Application:
         payloads: Sequence[Sequence[Payload | None]],
         plan: KeyedPlan | None = None,
         expiring: Collection[str] = (),
+        *,
+        are_free: bool = False,
     ) -> None:
         """`stored`: the names of queues as they are in keys. `payloads`: of each op that claims,
         those of its first jobs, as many as fit; None: there is no such job. `plan`: of the jobs
         that have options, if there are any: they are stored behind the others of their queue.
-        `expiring`: as StorageEngine's."""
+        `expiring`: as StorageEngine's. `are_free`: whether keys were looked for, so that those of
+        the plan are known to be free."""
         self._batch = batch
         self._stored = stored
         self._now_ms = now_ms
@@ -164,6 +166,7 @@ class Application:
         self._acks = self._ack_runs() if batch.acks else ()
         self._claims = self._claim_runs() if batch.claims else ()
         self._plan = plan
+        self._are_free = are_free
         self._jobs = self._jobs_by_queue() if batch.enqueues or plan else {}
         self._checkpointed: Sequence[int] = ()
         self._released: Sequence[int] = ()
@@ -176,10 +179,10 @@ class Application:
             *self._checkpoints(),
             *self._releases(),
             *self._enqueues(),
-            *self._new_options(),
             *_arguments(self._claims),
             *self._finishes(),
         ]
+        options = self._new_options()
         keys: list[Argument] = [len(self._keys)]
         for (queue, priority), all_kinds in self._keys.items():
             kinds = set("".join(all_kinds))
@@ -187,7 +190,7 @@ class Application:
         grows = "1" if self._jobs else "0"
         times = (self._now_ms, _TEXT_CHARS)
         totals = [part for queue, jobs in self._jobs.items() for part in (queue, len(jobs))]
-        return [grows, *keys, *times, len(self._jobs), *totals, *operations]
+        return [grows, *keys, *times, *options, len(self._jobs), *totals, *operations]
 
     def _ack_runs(self) -> Collection[_Run]:
         """Acks commute, unless a job is named twice: then each goes in its turn."""
@@ -288,52 +291,52 @@ class Application:
 
     def _jobs_by_queue(self) -> Mapping[str, Sequence[Job]]:
         """Of all ops, in their order: each gets the ids that follow those of the ones before it."""
-        jobs: dict[str, list[Job]] = {}
+        parts: defaultdict[str, list[Sequence[Job]]] = defaultdict(list)
         for op in self._batch.enqueues:
             if op.jobs:
-                jobs.setdefault(self._stored[op.queue], []).extend(op.jobs)
+                parts[self._stored[op.queue]].append(op.jobs)
         for queue, free in self._plan.free.items() if self._plan else ():
             if free:
-                jobs.setdefault(self._stored[queue], []).extend(free)
-        return jobs
+                parts[self._stored[queue]].append(free)
+        return {queue: joined(jobs) for queue, jobs in parts.items()}
 
     def _new_options(self) -> list[Argument]:
         """Return the jobs that were enqueued last to each queue."""
         free = (
             {queue: jobs for queue, jobs in self._plan.free.items() if jobs} if self._plan else {}
         )
-        arguments: list[Argument] = [len(free)]
+        arguments: list[Argument] = ["1" if self._are_free else "0", len(free)]
         for queue, jobs in free.items():
             stored = self._stored[queue]
-            arguments += (stored, len(self._jobs[stored]) - len(jobs), len(jobs))
-            for job in jobs:
+            runs = list(_runs_with_options(jobs))
+            arguments += (stored, len(self._jobs[stored]) - len(jobs), len(runs))
+            for job, size, keys in runs:
                 self._keys[stored, job.priority].add(_KEYED)
-                key = key_of(queue, job.options)
-                if key and key.queue == ALL_QUEUES:
+                options = job.options or JobOptions()
+                mark = "*" if options.key_of_all_queues else "="
+                if keys and options.key_of_all_queues:
                     self._keys[ALL_QUEUES, job.priority].add(_HOLDERS)
-                expires_at_ms = job.options.expires_at_ms if job.options else None
-                expiry = "" if expires_at_ms is None else expires_at_ms
-                arguments += (job.priority, _named(key), expiry)
+                expiry = "" if options.expires_at_ms is None else options.expires_at_ms
+                arguments += (size, job.priority, mark if keys else "", expiry, *keys)
         return arguments
 
     def _enqueues(self) -> list[Argument]:
         arguments: list[Argument] = [len(self._jobs)]
         for queue, jobs in self._jobs.items():
             runs = [
-                whole[begin : begin + RUN_JOBS]
-                for whole in [list(run) for _, run in groupby(jobs, _in_common)]
-                for begin in range(0, len(whole), RUN_JOBS)
+                (job, bodies[begin : begin + RUN_JOBS])
+                for job, bodies in runs_of(jobs)
+                for begin in range(0, len(bodies), RUN_JOBS)
             ]
             arguments += (queue, len(runs))
-            for run in runs:
-                first = run[0]
+            for first, bodies in runs:
                 attempts, text = first.attempts_allowed, first.custom_status[:_TEXT_CHARS]
                 self._keys[queue, first.priority].add(_ENQUEUE)
                 due_ms, head = self._due(first.run_after_ms), b""
                 if is_lean(queue):
                     head = lean_head(attempts, self._now_ms, due_ms, text)
-                arguments += (len(run), first.priority, due_ms, attempts, text)
-                arguments += [head + job.body for job in run]
+                arguments += (len(bodies), first.priority, due_ms, attempts, text)
+                arguments += [head + body for body in bodies]
         return arguments
 
     def _claim_runs(self) -> Collection[_Run]:
@@ -490,9 +493,27 @@ class Application:
         return counts
 
 
-def _named(key: QueueKey | None) -> str:
-    """Return a key as apply.lua gets it; "" if there is none."""
-    return f"{'*' if key.queue == ALL_QUEUES else '='}{key.key}" if key else ""
+def _runs_with_options(jobs: Sequence[Job]) -> Iterator[tuple[Job, int, Sequence[str]]]:
+    """Divide jobs into runs, of a length that scripts take, that have their priority and options in
+    common, but for their keys: one of each, how many, and the keys if they have any."""
+    if isinstance(jobs, AlikeJobs) and jobs.keys is not None:
+        runs = [(jobs.alike, len(jobs), jobs.keys)]
+    else:
+        groups = [list(group) for _, group in groupby(jobs, _with_key)]
+        runs = [(group[0], len(group), _keys_of(group)) for group in groups]
+    for job, size, keys in runs:
+        for begin in range(0, size, RUN_JOBS):
+            yield job, min(RUN_JOBS, size - begin), keys[begin : begin + RUN_JOBS]
+
+
+def _with_key(job: Job) -> tuple[int, JobOptions | None]:
+    """Return the priority and options of a job, but of its key only whether it has one."""
+    options = job.options
+    return job.priority, options and options._replace(key="" if options.key else None)
+
+
+def _keys_of(jobs: Sequence[Job]) -> Sequence[str]:
+    return [job.options.key for job in jobs if job.options and job.options.key]
 
 
 def _arguments(runs: Collection[_Run]) -> list[Argument]:

@@ -48,6 +48,7 @@ from pinlaterd.model import JobKey, JobState, Payload, PendingKey, new_record
 
 log = logging.getLogger(__name__)
 
+_HELD = [b"HELD"]  # apply.lua's word for a key that may be held: nothing has changed
 _EVICTED = -1  # what scripts say of an id whose hash is gone
 _MOST_RESCORED_AT_ONCE = 5_000
 _CHECKED_AT_ONCE = 1_000
@@ -63,16 +64,23 @@ class RedisEngine(Store, StorageEngine):
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         updates = (batch.acks, batch.checkpoints, batch.releases, batch.finishes)
-        for ops in (*updates, batch.enqueues, batch.claims):
+        for ops in (*updates, batch.enqueues, batch.keyed, batch.claims):
             for op in ops:
                 self.known(op.queue)
         payloads = fitting_payloads(batch.claims, batch.claim_room, self.payloads)
-        find = FindKeys(self.find_keys, self.find_keys_of_all)
-        plan = KeyedPlan(batch.keyed, find) if batch.keyed else None
+        # Keys are mostly free, as the script finds: only if not they are looked for first.
+        plan = KeyedPlan(batch.keyed) if batch.keyed else None
         self.expiring_queues.update(keyed.queue for keyed in batch.keyed if keyed.expires)
         expiring = self.expiring_queues
         application = Application(batch, self.stored, now_ms, payloads, plan, expiring)
-        return application.result(self.write(scripts.APPLY, *application.arguments()))
+        answer = self.write(scripts.APPLY, *application.arguments())
+        if answer == _HELD:
+            plan = KeyedPlan(batch.keyed, FindKeys(self.find_keys, self.find_keys_of_all))
+            application = Application(
+                batch, self.stored, now_ms, payloads, plan, expiring, are_free=True
+            )
+            answer = self.write(scripts.APPLY, *application.arguments())
+        return application.result(answer)
 
     # --- reads of bounded cost ---------------------------------------------------------------
 
