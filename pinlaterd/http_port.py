@@ -157,8 +157,12 @@ class HttpPort:
                 self._buffered_bytes += len(answer.body)
             # Here rather than after this: its time is bounded by what the client takes.
             may_have_left = not connection.transport.is_closing()
-            await answer.prepare(request)
-            await answer.write_eof()
+            try:
+                await answer.prepare(request)
+                await answer.write_eof()
+            except ConnectionError:  # the client has gone
+                if undelivered is not None:
+                    raise
             if undelivered is not None and await connection.is_delivered():
                 undelivered = None
             return answer

@@ -274,6 +274,19 @@ class History:
         }
         return Series(step_ms, first * step_ms, series)
 
+    def outlines(
+        self, kind: SubjectKind, series: str, points: int, now_ms: int
+    ) -> Mapping[str, Sequence[float | None]]:
+        """Return a series of each subject of a kind over the last hour, by so many of its points.
+        Those of which only days are kept are left out."""
+        at, last = kind.series.index(series), now_ms // STEP_MS - 1  # the newest may not be there
+        numbers = range(last - (points - 1) * (_POINTS // points), last + 1, _POINTS // points)
+        return {
+            name: [_shown(kept.hour.row(number)[at]) for number in numbers]
+            for (of, name), kept in self._subjects.items()
+            if of == kind.name and kept.hour is not None
+        }
+
     # --- the file -------------------------------------------------------------------------------
 
     def pack(self) -> Sequence[bytes]:

@@ -17,7 +17,14 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.schema import MIB, Config
 from pinlaterd.coordinator.events import Event
-from pinlaterd.coordinator.history import KINDS, LONG_STEP_MS, STEP_MS, load_history, write_history
+from pinlaterd.coordinator.history import (
+    KINDS,
+    LONG_STEP_MS,
+    QUEUE,
+    STEP_MS,
+    load_history,
+    write_history,
+)
 from pinlaterd.coordinator.sampler import Sampler
 from pinlaterd.coordinator.workers import DetailsControl, Workers
 from pinlaterd.status import Facts, PauseNote, Sample, ServerFrame, whole_frame
@@ -26,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _SINCE = re.compile(r"([0-9]{1,15})([smhd]?)")
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+_MOST_POINTS = 72
 
 OtherFrames = Callable[[], Awaitable[Mapping[str, ServerFrame | None]]]
 
@@ -144,6 +153,16 @@ class Overview:
             "now_ms": now_ms,
             "events": self.events.since(found.from_ms),
         }
+
+    def read_outlines(self, query: Mapping[str, str]) -> Mapping[str, Sequence[float | None]]:
+        """Return a `series` of all queues over the last hour, by so many `points`. Raises
+        QuestionError."""
+        series, points = query.get("series", "ready"), query.get("points", "36")
+        if series not in QUEUE.series:
+            raise QuestionError(f"series: choose from {', '.join(QUEUE.series)}")
+        if not points.isdecimal() or not 1 <= int(points) <= _MOST_POINTS:
+            raise QuestionError(f"points: choose from 1 to {_MOST_POINTS}")
+        return self.history.outlines(QUEUE, series, int(points), self._clock.now_ms())
 
     def read_events(self, query: Mapping[str, str]) -> Sequence[Event]:
         """Return the marks `since` a time, all by default. Raises QuestionError."""

@@ -78,6 +78,7 @@ class Pages:
             "/snapshot.json": self._snapshot_json,
             "/frame.json": self._frame_json,
             "/history.json": self._history_json,
+            "/outlines.json": self._outlines_json,
             "/events.json": self._events_json,
             "/workers.json": self._workers_json,
             "/failures.json": self._failures_json,
@@ -140,6 +141,9 @@ class Pages:
 
     async def _history_json(self, request: web.Request) -> web.Response:
         return _json(self._overview.read_history(request.query))
+
+    async def _outlines_json(self, request: web.Request) -> web.Response:
+        return _json(self._overview.read_outlines(request.query))
 
     async def _workers_json(self, _request: web.Request) -> web.Response:
         return _json(await self._overview.workers())

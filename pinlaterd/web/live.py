@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from aiohttp import web
 
-from pinlaterd.client.coordinator import take_frame
+from pinlaterd.client.coordinator import fetch_json, take_frame
 from pinlaterd.clock import Clock, until_full
 from pinlaterd.config.schema import UserSettings
 from pinlaterd.errors import ConnectionFailed
@@ -26,6 +26,8 @@ from pinlaterd.status import Facts
 log = logging.getLogger(__name__)
 
 _SECONDS = 1.0  # between samples
+_OUTLINE_SECONDS = 10.0  # between those of the last hour
+_OUTLINES = "/outlines.json?series=ready&points=36"
 _PATIENCE_SECONDS = 1.5  # for the coordinator's answer, where an earlier one can be shown
 _MOST_BEHIND = 5  # events that a viewer has not taken yet
 
@@ -37,6 +39,7 @@ class LiveFrame(NamedTuple):
 
     facts: Facts
     at: float  # monotonic
+    outlines: Mapping[str, Sequence[float | None]] = {}  # jobs that were ready, by queue
 
 
 CellSource = Callable[[LiveFrame, str, UserSettings | None], Cells]
@@ -48,6 +51,8 @@ class ServiceFrames:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.last: LiveFrame | None = None
+        self._outlines: Mapping[str, Sequence[float | None]] = {}
+        self._next_outlines = 0.0
         self._asking: asyncio.Task[LiveFrame] | None = None
         self.problem = ""  # why the last one is not newer
 
@@ -75,13 +80,25 @@ class ServiceFrames:
         assert self.last is not None
         return self.last
 
+    async def ask(self, path: str) -> Facts | None:
+        """Return another page of the coordinator; None if it does not answer."""
+        try:
+            found: Facts = await asyncio.to_thread(fetch_json, path, directory=Path(), url=None)
+        except ConnectionFailed:
+            return None
+        return found
+
     async def _ask(self) -> LiveFrame:
         try:
             facts = await asyncio.to_thread(take_frame, Path())
         except ConnectionFailed as error:
             self.problem = str(error)
             raise
-        self.last, self.problem = LiveFrame(facts, self._clock.monotonic()), ""
+        now = self._clock.monotonic()
+        if now >= self._next_outlines:
+            self._next_outlines = now + _OUTLINE_SECONDS
+            self._outlines = await self.ask(_OUTLINES) or {}
+        self.last, self.problem = LiveFrame(facts, now, self._outlines), ""
         return self.last
 
 

@@ -17,10 +17,12 @@ from pinlaterd.lifecycle import StopSignal
 from pinlaterd.stats import Stats
 from pinlaterd.web import (
     failures,
+    guide,
     job,
     login,
     overview,
     queue,
+    system,
 )
 from pinlaterd.web.site import Site
 from pinlaterd.wire.control import ProcessState, Snapshot
@@ -33,6 +35,8 @@ PAGES = (
     queue,
     failures,
     job,
+    system,
+    guide,
     login,
 )
 

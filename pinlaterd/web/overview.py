@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -12,10 +12,12 @@ from pinlaterd.config.schema import UserSettings
 from pinlaterd.status import Facts, worst_first
 from pinlaterd.verdict import VerdictKind, VerdictLevel
 from pinlaterd.web import text
+from pinlaterd.web.guide import what_to_do
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.site import USER, Site
+from pinlaterd.web.system import process_state, shard_state
 
-_SERVING = "serving"
+LINE_HEIGHT = 16
 _MOST_ROWS = 12  # that are shown as long as no more queues are unwell
 
 
@@ -46,6 +48,7 @@ class Row(NamedTuple):
     name: str
     verdict: Facts
     cells: Sequence[tuple[Column, str]]
+    line: str  # of the jobs that were ready in the last hour, as a path
 
     @property
     def needs_somebody(self) -> bool:
@@ -53,13 +56,33 @@ class Row(NamedTuple):
         return bool(self.verdict["level"] == VerdictLevel.BAD)
 
 
-def rows_of(facts: Facts, user: UserSettings | None) -> list[Row]:
+def rows_of(frame: LiveFrame, user: UserSettings | None) -> list[Row]:
     """Return the queues that the user may see, the worst first."""
-    queues = [queue for queue in facts["queues"] if may(user, "view", queue["name"])]
+    queues = [queue for queue in frame.facts["queues"] if may(user, "view", queue["name"])]
     return [
-        Row(queue["name"], queue["verdict"], [(one, one.value(queue)) for one in COLUMNS])
+        Row(
+            queue["name"],
+            queue["verdict"],
+            [(one, one.value(queue)) for one in COLUMNS],
+            line_of(frame.outlines.get(queue["name"], ())),
+        )
         for queue in worst_first(queues)
     ]
+
+
+def line_of(values: Sequence[float | None]) -> str:
+    """Return a path through values, from left to right, with gaps where one is not known."""
+    most = max((value for value in values if value is not None), default=0) or 1
+    path, gap = "", True
+    for place, value in enumerate(values):
+        if value is not None:
+            height = round(LINE_HEIGHT * (1 - value / most)) + 1
+            path += f"{'M' if gap else 'L'}{2 * place} {height}"
+        gap = value is None
+    return path
+
+
+_SYSTEM = ("system", "/system")
 
 
 class Banner(NamedTuple):
@@ -78,13 +101,16 @@ def banners_of(facts: Facts, rows: Sequence[Row]) -> list[Banner]:
             row.verdict["kind"],
             f"{row.name}: {row.verdict['word'].lower()}",
             row.verdict["sentence"],
-            [("queue", f"/q/{row.name}")],
+            [("queue", f"/q/{row.name}"), *what_to_do(row.verdict["kind"])],
         )
         for row in rows
         if row.needs_somebody
     ]
-    found += [Banner("stopped", problem, "", []) for problem in facts["problems"]]
-    found += [Banner("behind", warning, "", []) for warning in facts["warnings"]]
+    found += [
+        Banner("stopped", problem, "", [_SYSTEM, *what_to_do("process")])
+        for problem in facts["problems"]
+    ]
+    found += [Banner("behind", warning, "", [_SYSTEM]) for warning in facts["warnings"]]
     return found
 
 
@@ -118,7 +144,7 @@ def summary(facts: Facts, rows: Sequence[Row]) -> str:
 
 def cells_of(frame: LiveFrame, _name: str, user: UserSettings | None) -> Cells:
     """Return the texts of the page that change."""
-    rows = rows_of(frame.facts, user)
+    rows = rows_of(frame, user)
     cells = {"headline": headline(frame.facts, rows), "summary": summary(frame.facts, rows)}
     cells["problems"] = "; ".join(one.title for one in banners_of(frame.facts, rows))
     for row in rows:
@@ -135,6 +161,7 @@ def row_cells(row: Row) -> Mapping[str, str]:
         f"{row.name} words": verdict["word"],
         f"{row.name} detail": verdict["detail"],
         f"{row.name} sentence": verdict["sentence"],
+        f"{row.name} line": row.line,
     }
 
 
@@ -142,8 +169,8 @@ def routes(site: Site) -> list[web.RouteDef]:
     """Return the route of the page."""
 
     async def show(request: web.Request) -> web.StreamResponse:
-        facts = (await site.frames.now()).facts
-        rows = rows_of(facts, request.get(USER))
+        frame = await site.frames.now()
+        facts, rows = frame.facts, rows_of(frame, request.get(USER))
         shown = rows if "all" in request.query else rows[: _most_shown(rows)]
         return site.render(
             request,
@@ -154,8 +181,8 @@ def routes(site: Site) -> list[web.RouteDef]:
             columns=COLUMNS,
             rows=shown,
             folded=len(rows) - len(shown),
-            shards=_parts(facts["shards"], "shard", "shards", _unwell_shard),
-            processes=_parts(facts["processes"], "process", "processes", _unwell_process),
+            shards=_parts(facts["shards"], "shard", "shards", shard_state),
+            processes=_parts(facts["processes"], "process", "processes", process_state),
         )
 
     site.live.add("overview", cells_of)
@@ -182,21 +209,12 @@ class Parts(NamedTuple):
     details: Sequence[str]
 
 
-def _parts(facts: Sequence[Facts], one: str, more: str, why_unwell: Callable[[Any], str]) -> Parts:
-    reasons = [why_unwell(each) for each in facts]
-    details = [f"{each['name']}: {why}" for each, why in zip(facts, reasons, strict=True) if why]
+def _parts(
+    facts: Sequence[Facts], one: str, more: str, state_of: Callable[[Facts], tuple[str, str]]
+) -> Parts:
+    """Sum up the shards or the processes; of those that are not well say why."""
+    found = [(part["name"], *state_of(part)) for part in facts]
+    details = [f"{name}: {words}" for name, state, words in found if state != "well"]
     well = text.many(len(facts) - len(details), one, more)
     title = f"{well} well" + (f", {len(details)} not" if details else "")
-    return Parts(title, ["behind" if why else "well" for why in reasons], details)
-
-
-def _unwell_shard(shard: Facts) -> str:
-    """Return why a shard is not well; "" if it is."""
-    if shard["state"] != _SERVING:
-        return str(shard["state"])
-    return str(shard["degraded"])
-
-
-def _unwell_process(process: Facts) -> str:
-    """Return why a process is not well; "" if it is."""
-    return "" if process["state"] == _SERVING else str(process["state"])
+    return Parts(title, [state for _, state, _ in found], details)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from pinlaterd.access import may
 from pinlaterd.client import calls
 from pinlaterd.config.schema import QueueSettings, UserSettings
 from pinlaterd.status import Facts
@@ -61,7 +62,8 @@ def routes(site: Site) -> list[web.RouteDef]:
 
     async def show(request: web.Request) -> web.StreamResponse:
         name = request.match_info["queue"]
-        queue = _find((await site.frames.now()).facts, name)
+        frame = await site.frames.now()
+        queue = _find(frame.facts, name)
         if queue is None:
             # It may be newer than the last figures, or hold nothing yet.
             if name not in await site.client.run(calls.queue_names()):
@@ -69,7 +71,7 @@ def routes(site: Site) -> list[web.RouteDef]:
                 raise PageProblem(HTTPStatus.NOT_FOUND, f"There is no queue {name}.", cure)
             return site.render(request, "queue_unknown.html", name=name)
         settings = site.config.queue(name)
-        [row] = rows_of({"queues": [queue]}, None)
+        [row] = rows_of(frame._replace(facts={"queues": [queue]}), None)
         return site.render(
             request,
             "queue.html",
@@ -81,9 +83,9 @@ def routes(site: Site) -> list[web.RouteDef]:
 
     def cells(frame: LiveFrame, name: str, user: UserSettings | None) -> Cells:
         found = _find(frame.facts, name)
-        rows = rows_of({"queues": [found] if found is not None else []}, user)
-        if found is None or not rows:
+        if found is None or not may(user, "view", name):
             return {}
+        rows = rows_of(frame._replace(facts={"queues": [found]}), None)
         figures = figures_of(found, site.config.queue(name))
         numbers = {f"figure {one.key}": one.value for one in figures}
         labels = {f"label {one.key}": one.label for one in figures}

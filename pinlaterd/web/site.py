@@ -38,7 +38,9 @@ _HEADERS = {
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
 }
+_POLICY = "Content-Security-Policy"
 
 
 class Site:
@@ -156,6 +158,7 @@ class Site:
             "age": self.frames.age_seconds,
             "as_of": self.clock.now_ms() - 1000 * (self.frames.age_seconds or 0.0),
             "here": request.path_qs,
+            "away": self.frames.problem if self.frames.last is not None else "",
         }
         return self._rendering.page(request, template, {**frame, **values}, status)
 
@@ -174,10 +177,14 @@ class Site:
             self.sessions.keep_cookie(request, answer)
         return answer
 
+    def allow_frame(self, answer: web.Response, origin: str) -> None:
+        """Let a page show another site's in a frame."""
+        answer.headers[_POLICY] = f"{_HEADERS[_POLICY]}; frame-src {origin}"
+
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add what every answer says to the browser."""
-        response.headers.update(_HEADERS)
-        response.headers.setdefault("Cache-Control", "no-store")
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
 
 
 async def read_form(request: web.Request) -> MultiDict[str]:

@@ -18,7 +18,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).parents[2]
-BUILT_FROM = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "pinlaterd", "thrift")
+BUILT_FROM = (
+    *("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "docs", "pinlaterd", "thrift"),
+)
 
 
 @pytest.fixture(scope="module")

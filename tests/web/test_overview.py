@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pinlaterd.client import AckInfo
+from tests.deployment import frozen
 from tests.web.conftest import Visitor
 
 
@@ -40,3 +42,57 @@ def test_a_queue_that_does_not_exist_is_said_with_what_to_do(visitor: Visitor):
 
     assert page.status == 404
     assert "There is no queue nothing_here." in page.text
+
+
+def test_the_worst_queue_is_first_with_its_reason_and_what_to_do(dashboard, visitor, wait_until):
+    with dashboard.client() as client:
+        client.create_queue("failing")
+
+        def is_said() -> bool:
+            client.enqueue("failing", [b"x"] * 4)
+            jobs = client.dequeue("failing", limit=4)
+            failed = [AckInfo(job.descriptor, append_custom_status="no answer") for job in jobs[:2]]
+            client.ack("failing", failed=failed, succeeded=jobs[2:])
+            page = visitor.get("/").text
+            return "failing: failing" in page and "no answer" in page
+
+        wait_until(is_said)
+        page = visitor.get("/")
+        assert "One queue needs you" in page.text
+        assert page.body.index('href="/q/failing"') < page.body.index("Queues, worst first")
+        assert 'href="/help#jobs-fail"' in page.body
+
+
+def test_with_many_queues_the_idle_ones_are_folded_and_one_link_away(
+    dashboard, visitor, wait_until
+):
+    names = [f"idle_{number}" for number in range(15)]
+    with dashboard.client() as client:
+        for name in names:
+            client.create_queue(name)
+
+    wait_until(lambda: all(name in visitor.get("/?all=1").body for name in names))
+    folded = visitor.get("/")
+    assert "more are well or idle" in folded.text
+    assert not all(name in folded.body for name in names)
+
+
+def test_names_of_others_are_shown_and_never_run(visitor):
+    page = visitor.get("/q/%3Cscript%3Ealert(1)%3C%2Fscript%3E")
+
+    assert page.status in (400, 404)
+    assert "<script>alert" not in page.body
+
+
+def test_the_system_page_has_shards_processes_and_what_is_wrong(dashboard, visitor, wait_until):
+    page = visitor.get("/system")
+
+    assert page.cell("shard 1 state") == "serving"
+    assert page.cell("process web state") == "serving"
+    assert "data/shard-2.sqlite" in page.text
+    dashboard.kill("router")
+    wait_until(lambda: "router restarted" in visitor.get("/system").text)
+    with frozen(dashboard.pid_of("shard-2")):
+        wait_until(lambda: visitor.get("/system").cell("shard 2 state") != "serving")
+        assert "shard-2" in visitor.get("/").text
+    dashboard.wait_until_serving()

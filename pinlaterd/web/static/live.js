@@ -19,6 +19,8 @@ on("data-cell", (element, text) => {
 on("data-cell-state", (element, text) => { element.dataset.state = text; });
 on("data-cell-d", (element, text) => { element.setAttribute("d", text); });
 
+const hold = document.getElementById("hold");
+let isHeld = false;
 let source = null;
 let heardAt = performance.now();
 let ageThen = page.dataset.age === "" ? Infinity : Number(page.dataset.age);
@@ -32,6 +34,7 @@ function showAge() {
 }
 
 function hear(event) {
+  if (isHeld) return;
   const beat = JSON.parse(event.data);
   [ageThen, heardAt] = [beat.age, performance.now()];
   for (const [key, text] of Object.entries(beat.cells)) {
@@ -63,6 +66,17 @@ function close() {
   source?.close();
   source = null;
 }
+
+// Held figures stay as they are, and grow old; all of them come anew with the next stream.
+hold.hidden = false;
+hold.addEventListener("click", () => {
+  isHeld = !isHeld;
+  hold.setAttribute("aria-pressed", isHeld);
+  if (!isHeld) {
+    close();
+    open();
+  }
+});
 
 // A browser has six connections to a site: a hidden tab needs none.
 document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));

@@ -1,0 +1,135 @@
+"""The page of the system: shards, processes, configuration, job types, what happened lately."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from pinlaterd.access import may
+from pinlaterd.config.schema import UserSettings
+from pinlaterd.status import Facts
+from pinlaterd.web import text
+from pinlaterd.web.live import Cells, LiveFrame
+from pinlaterd.web.site import USER, Site
+
+_SERVING = "serving"
+_MOST_EVENTS = 50
+# Rickover's variable: a page that operators want to see here, too.
+_FRAME_VARIABLE = "HOMEPAGE_IFRAME_URL"
+
+
+class PartColumn(NamedTuple):
+    """A column of the tables of shards and of processes."""
+
+    key: str
+    title: str
+    value: Callable[[Facts], str]
+    is_figure: bool = False
+
+
+SHARD_COLUMNS = (
+    PartColumn("state", "state", lambda shard: shard_state(shard)[1]),
+    PartColumn("server", "server", lambda shard: shard["server"] or "this one"),
+    PartColumn("store", "store", lambda shard: f"{shard['engine']} {shard['where']}".strip()),
+    PartColumn("ready", "ready", lambda shard: _jobs(shard, "pending"), is_figure=True),
+    PartColumn("scheduled", "scheduled", lambda shard: _jobs(shard, "scheduled"), is_figure=True),
+    PartColumn("running", "running", lambda shard: _jobs(shard, "in_progress"), is_figure=True),
+    PartColumn("failed", "failed", lambda shard: _jobs(shard, "failed"), is_figure=True),
+    PartColumn("jobs", "jobs/s", lambda shard: text.rate(shard["jobs_per_second"]), is_figure=True),
+    PartColumn(
+        "commit", "commit p99", lambda shard: text.duration(shard["commit_p99_ms"]), is_figure=True
+    ),
+)
+PROCESS_COLUMNS = (
+    PartColumn("state", "state", lambda process: process["state"]),
+    PartColumn("cpu", "CPU", lambda process: f"{process['cpu_percent']:.1f} %", is_figure=True),
+    PartColumn("memory", "memory", lambda process: text.size(process["rss_bytes"]), is_figure=True),
+    PartColumn("pid", "pid", lambda process: str(process["pid"] or text.UNKNOWN), is_figure=True),
+)
+
+
+def shard_state(shard: Facts) -> tuple[str, str]:
+    """Return the state of a shard for the style, and in words."""
+    if shard["state"] != _SERVING:
+        return "stopped", shard["state"]
+    if shard["degraded"]:
+        return "behind", f"degraded: {shard['degraded']}"
+    return ("paused", "dequeue-only") if shard["dequeue_only"] else ("well", _SERVING)
+
+
+def process_state(process: Facts) -> tuple[str, str]:
+    """Return the state of a process for the style, and in words."""
+    return ("well" if process["state"] == _SERVING else "stopped"), process["state"]
+
+
+def _jobs(shard: Facts, state: str) -> str:
+    return text.number(shard["jobs"][state] if shard["jobs"] is not None else None)
+
+
+def cells_of(frame: LiveFrame, _name: str, _user: UserSettings | None) -> Cells:
+    """Return the texts of the page that change."""
+    cells: dict[str, str] = {}
+    for kind, columns, state_of in (
+        ("shard", SHARD_COLUMNS, shard_state),
+        ("process", PROCESS_COLUMNS, process_state),
+    ):
+        for part in frame.facts["shards" if kind == "shard" else "processes"]:
+            cells[f"{kind} {part['name']} mark"] = state_of(part)[0]
+            cells |= {
+                f"{kind} {part['name']} {column.key}": column.value(part) for column in columns
+            }
+    return cells
+
+
+def routes(site: Site) -> list[web.RouteDef]:
+    """Return the route of the page."""
+
+    async def show(request: web.Request) -> web.StreamResponse:
+        frame, user = await site.frames.now(), request.get(USER)
+        status = await site.frames.ask("/status.json?servers=all") or {}
+        events = (await site.frames.ask("/events.json") or {"events": []})["events"]
+        frame_url = os.environ.get(_FRAME_VARIABLE, "")
+        answer = site.render(
+            request,
+            "system.html",
+            cells=cells_of(frame, "", None),
+            shards=frame.facts["shards"],
+            processes=frame.facts["processes"],
+            shard_columns=SHARD_COLUMNS,
+            process_columns=PROCESS_COLUMNS,
+            notes=_notes(status),
+            events=list(reversed(events))[:_MOST_EVENTS],
+            job_types=[
+                one for one in site.config.newest_job_types() if may(user, "view", one.queue)
+            ],
+            frame_url=frame_url,
+        )
+        if frame_url:
+            site.allow_frame(answer, "{0.scheme}://{0.netloc}".format(urlsplit(frame_url)))
+        return answer
+
+    site.live.add("system", cells_of)
+    return [site.page("/system", show)]
+
+
+class Note(NamedTuple):
+    """A remark of the service about itself."""
+
+    state: str
+    title: str
+    text: str
+
+
+def _notes(status: Facts) -> Sequence[Note]:
+    """Return what is wrong, and what waits for somebody."""
+    kinds = (
+        ("stopped", "Problem", "problems"),
+        ("behind", "Configuration", "config_problems"),
+        ("behind", "Needs a restart", "needs_restart"),
+        ("behind", "Warning", "warnings"),
+    )
+    return [Note(state, title, each) for state, title, key in kinds for each in status.get(key, ())]

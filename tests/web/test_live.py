@@ -1,0 +1,94 @@
+"""The stream of changes: cells as they change, while anybody looks, and how old they are."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.deployment import Deployment, frozen
+from tests.web.conftest import Visitor, serving_web
+
+SECONDS = 30
+
+
+class Stream:
+    """A stream of changes that is open."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._answer = connection.getresponse()
+        assert self._answer.headers["Content-Type"] == "text/event-stream"
+
+    def beat(self) -> Any:
+        """The next event."""
+        line = self._answer.readline()
+        assert line.startswith(b"data: "), line
+        assert self._answer.readline() == b"\n"
+        return json.loads(line[6:])
+
+    def until(self, key: str, text: str) -> None:
+        """Read on until a cell has this text."""
+        for _ in range(SECONDS):
+            if self.beat()["cells"].get(key) == text:
+                return
+        pytest.fail(f"{key} did not become {text}")
+
+
+@contextmanager
+def stream(deployment: Deployment, of: str) -> Iterator[Stream]:
+    connection = http.client.HTTPConnection("127.0.0.1", deployment.web_port, timeout=SECONDS)
+    connection.request("GET", f"/live?of={of}")
+    try:
+        yield Stream(connection)
+    finally:
+        connection.close()
+
+
+def test_a_cell_is_sent_when_it_changes_and_only_then(dashboard, visitor, wait_until):
+    with dashboard.client() as client:
+        client.create_queue("live_mail")
+        wait_until(lambda: "live_mail" in visitor.get("/?all=1").body)
+        with (
+            stream(dashboard, "overview") as overview,
+            stream(dashboard, "queue&name=live_mail") as queue,
+        ):
+            assert overview.beat()["cells"]["live_mail ready"] == "0"
+            client.enqueue("live_mail", [b"1", b"2"])
+            overview.until("live_mail ready", "2")
+            queue.until("figure ready", "2")
+            assert "live_mail ready" not in overview.beat()["cells"]
+
+
+def test_a_frozen_coordinator_is_said_and_its_figures_stay(dashboard, visitor, wait_until):
+    visitor.get("/")
+    with frozen(dashboard.pid_of("coordinator")), stream(dashboard, "overview") as overview:
+        wait_until(lambda: overview.beat()["age"] > 5)
+        page = visitor.get("/")
+        assert page.status == 200
+        assert 'class="stale"' in page.body
+        assert "These figures are old" in page.text
+    with stream(dashboard, "overview") as overview:
+        wait_until(lambda: overview.beat()["age"] < 2)
+
+
+def test_a_dashboard_that_has_never_heard_of_the_service_says_so(tmp_path, wait_until):
+    with serving_web(tmp_path / "d") as deployment:
+        visitor = Visitor(deployment.web_port)
+
+        def text() -> str:
+            """What it says while it has no figures."""
+            try:
+                answer = visitor.get("/")
+            except OSError:  # it does not listen yet
+                return ""
+            return answer.text if answer.status == 503 else ""
+
+        with frozen(deployment.pid_of("coordinator")):
+            deployment.kill("web")
+            wait_until(text)
+            assert "No answer from the coordinator" in text()
+            assert "`pinlaterd up` starts it" in text()
