@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,71 +10,20 @@ import pytest
 from pinlaterd.engines.base import Batch
 from pinlaterd.engines.mysql.engine import MysqlEngine
 from pinlaterd.errors import StorageLocked
-from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from pinlaterd.model import Job, JobKey
 from tests.conformance.engine.harness import (
-    END_OF_TIME_MS,
     QUEUE,
     Ack,
     EngineHarness,
-    ack_op,
     claim_op,
     counted,
 )
+from tests.engines.bounded_calls import BOUNDED_CALLS, LIMIT, Call
 from tests.servers.mariadb import MariaDB
 
 DEEP = 1_500
-LIMIT = 10
 # Rows and index entries that the server looks at; a walk over a deep queue looks at DEEP of them.
 LOOKS = 300
-
-Call = Callable[[MysqlEngine, list[JobKey]], object]
-
-
-def delete(state: JobState) -> Call:
-    return lambda engine, keys: engine.delete_jobs(QUEUE, state, 1, limit=LIMIT)
-
-
-def garbage(state: JobState) -> Call:
-    return lambda engine, keys: engine.collect_garbage(
-        QUEUE, state, updated_before_ms=END_OF_TIME_MS, limit=LIMIT
-    )
-
-
-CALLS: dict[str, Call] = {
-    "read_pending": lambda engine, keys: engine.read_pending(
-        QUEUE, 1, after=PendingKey(0, 10), until_ms=END_OF_TIME_MS, limit=LIMIT
-    ),
-    "payloads": lambda engine, keys: engine.payloads(
-        QUEUE, 1, [key.local_id for key in keys], most_bytes=1_000
-    ),
-    "lookup": lambda engine, keys: engine.lookup(QUEUE, keys, include_body=True),
-    "acks": lambda engine, keys: engine.apply(
-        Batch(acks=[ack_op(QUEUE, [Ack(key) for key in keys], ())]), 1
-    ),
-    "failures": lambda engine, keys: engine.apply(
-        Batch(acks=[ack_op(QUEUE, (), [Ack(key, "why") for key in keys])]), 1
-    ),
-    "none expired": lambda engine, keys: engine.release_expired(
-        QUEUE, claimed_before_ms=0, limit=LIMIT, now_ms=0
-    ),
-    "some expired": lambda engine, keys: engine.release_expired(
-        QUEUE, claimed_before_ms=END_OF_TIME_MS, limit=LIMIT, now_ms=0
-    ),
-    "oldest_failed": lambda engine, keys: engine.oldest_failed(QUEUE, 1, limit=LIMIT),
-    "retry_failed": lambda engine, keys: engine.retry_failed(
-        QUEUE, 1, attempts=1, run_after_ms=1, limit=LIMIT, now_ms=1
-    ),
-    "retry_found": lambda engine, keys: engine.retry_found(
-        QUEUE,
-        dict.fromkeys(keys[:LIMIT], 1),
-        attempts=1,
-        ended_before_ms=END_OF_TIME_MS,
-        now_ms=1,
-    ),
-    **{f"delete {state.name}": delete(state) for state in JobState},
-    "garbage SUCCEEDED": garbage(JobState.SUCCEEDED),
-    "garbage FAILED": garbage(JobState.FAILED),
-}
 
 
 @pytest.fixture
@@ -104,7 +52,7 @@ def test_no_call_walks_over_a_deep_queue(deep: EngineHarness):
     keys = [JobKey(1, local_id) for (local_id,) in running]
     claims = deep.wanted(limit=LIMIT)
     calls: dict[str, Call] = {
-        **CALLS,
+        **BOUNDED_CALLS,
         "claims": lambda engine, keys: engine.apply(Batch(claims=[claim_op(QUEUE, claims)]), 1),
     }
 

@@ -2,75 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import pytest
 import redis
 
-from pinlaterd.engines.base import LATEST_MS, Batch, StorageEngine
 from pinlaterd.engines.redis.engine import RedisEngine
-from pinlaterd.model import Job, JobKey, JobOptions, JobState, PendingKey
-from tests.conformance.engine.harness import QUEUE, Ack, EngineHarness, ack_op
+from pinlaterd.model import Job, JobKey, JobOptions, PendingKey
+from tests.conformance.engine.harness import QUEUE, EngineHarness
+from tests.engines.bounded_calls import BOUNDED_CALLS, LIMIT, YEAR_4000_MS, Call
 
 DEEP = 3_000
-LIMIT = 10
 # Commands that a script makes: some ten a job, and for a page the scores of two milliseconds.
 MOST_COMMANDS = 150
 # The deletion of a queue looks for sets of all priorities there may have been.
 MOST_COMMANDS_OF_A_DROP = 600
-YEAR_4000_MS = 64_060_588_800_000
-
-Call = Callable[[StorageEngine, list[JobKey]], object]
-
-
-def delete(state: JobState) -> Call:
-    return lambda engine, keys: engine.delete_jobs(QUEUE, state, 1, limit=LIMIT)
-
-
-def garbage(state: JobState) -> Call:
-    return lambda engine, keys: engine.collect_garbage(
-        QUEUE, state, updated_before_ms=YEAR_4000_MS, limit=LIMIT
-    )
 
 
 CALLS: dict[str, Call] = {
-    "read_pending": lambda engine, keys: engine.read_pending(
-        QUEUE, 1, after=None, until_ms=YEAR_4000_MS, limit=LIMIT
-    ),
-    "payloads": lambda engine, keys: engine.payloads(
-        QUEUE, 1, [key.local_id for key in keys[:LIMIT]], most_bytes=1_000
-    ),
-    "lookup": lambda engine, keys: engine.lookup(QUEUE, keys[:LIMIT], include_body=True),
-    "acks": lambda engine, keys: engine.apply(
-        Batch(acks=[ack_op(QUEUE, [Ack(key) for key in keys[:LIMIT]], ())]), 1
-    ),
-    "failures": lambda engine, keys: engine.apply(
-        Batch(acks=[ack_op(QUEUE, (), [Ack(key, "why") for key in keys[:LIMIT]])]), 1
-    ),
-    "none expired": lambda engine, keys: engine.release_expired(
-        QUEUE, claimed_before_ms=0, limit=LIMIT, now_ms=0
-    ),
-    "some expired": lambda engine, keys: engine.release_expired(
-        QUEUE, claimed_before_ms=YEAR_4000_MS, limit=LIMIT, now_ms=0
-    ),
-    "oldest_failed": lambda engine, keys: engine.oldest_failed(QUEUE, 1, limit=LIMIT),
-    "retry_failed": lambda engine, keys: engine.retry_failed(
-        QUEUE, 1, attempts=1, run_after_ms=1, limit=LIMIT, now_ms=1
-    ),
-    "retry_found": lambda engine, keys: engine.retry_found(
-        QUEUE,
-        dict.fromkeys(keys[:LIMIT], 1),
-        attempts=1,
-        ended_before_ms=LATEST_MS,
-        now_ms=1,
-    ),
+    **BOUNDED_CALLS,
     "depths": lambda engine, keys: engine.depths(),
-    "vacuum": lambda engine, keys: engine.vacuum(limit=LIMIT),
     "heartbeat": lambda engine, keys: engine.heartbeat(),
-    **{f"delete {state.name}": delete(state) for state in JobState},
-    "garbage SUCCEEDED": garbage(JobState.SUCCEEDED),
-    "garbage FAILED": garbage(JobState.FAILED),
 }
 
 

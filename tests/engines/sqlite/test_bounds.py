@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from pinlaterd.engines.base import Batch, EnqueueOp, StorageEngine
+from pinlaterd.engines.base import Batch, EnqueueOp
 from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.engines.sqlite.file import connect_owner
-from pinlaterd.model import Job, JobKey, JobState, PendingKey
+from pinlaterd.model import Job, JobKey
 from tests.clocks import FakeClock
 from tests.conformance.engine.harness import (
-    END_OF_TIME_MS,
     QUEUE,
-    Ack,
     EngineHarness,
-    ack_op,
     claim_op,
 )
 from tests.conftest import WaitUntil
+from tests.engines.bounded_calls import BOUNDED_CALLS, LIMIT, Call
 
 DEEP = 5_000
 # SQLite's virtual machine takes some 20 to 100 steps a job; a walk over a deep queue many more.
 STEPS = 6_000
-LIMIT = 10
-
-Call = Callable[[StorageEngine, list[JobKey]], object]
 
 
 class Steps:
@@ -45,54 +40,6 @@ class Steps:
     def _count(self) -> int:
         self.taken += 100
         return 0
-
-
-def delete(state: JobState) -> Call:
-    return lambda engine, keys: engine.delete_jobs(QUEUE, state, 1, limit=LIMIT)
-
-
-def garbage(state: JobState) -> Call:
-    return lambda engine, keys: engine.collect_garbage(
-        QUEUE, state, updated_before_ms=END_OF_TIME_MS, limit=LIMIT
-    )
-
-
-CALLS: dict[str, Call] = {
-    "read_pending": lambda engine, keys: engine.read_pending(
-        QUEUE, 1, after=PendingKey(0, 10), until_ms=END_OF_TIME_MS, limit=LIMIT
-    ),
-    "payloads": lambda engine, keys: engine.payloads(
-        QUEUE, 1, [key.local_id for key in keys[:LIMIT]], most_bytes=1_000
-    ),
-    "lookup": lambda engine, keys: engine.lookup(QUEUE, keys[:LIMIT], include_body=True),
-    "acks": lambda engine, keys: engine.apply(
-        Batch(acks=[ack_op(QUEUE, [Ack(key) for key in keys[:LIMIT]], ())]), END_OF_TIME_MS
-    ),
-    "failures": lambda engine, keys: engine.apply(
-        Batch(acks=[ack_op(QUEUE, (), [Ack(key, "why") for key in keys[:LIMIT]])]), 1
-    ),
-    "none expired": lambda engine, keys: engine.release_expired(
-        QUEUE, claimed_before_ms=0, limit=LIMIT, now_ms=0
-    ),
-    "some expired": lambda engine, keys: engine.release_expired(
-        QUEUE, claimed_before_ms=END_OF_TIME_MS, limit=LIMIT, now_ms=0
-    ),
-    "oldest_failed": lambda engine, keys: engine.oldest_failed(QUEUE, 1, limit=LIMIT),
-    "retry_failed": lambda engine, keys: engine.retry_failed(
-        QUEUE, 1, attempts=1, run_after_ms=1, limit=LIMIT, now_ms=1
-    ),
-    "retry_found": lambda engine, keys: engine.retry_found(
-        QUEUE,
-        dict.fromkeys(keys[:LIMIT], 1),
-        attempts=1,
-        ended_before_ms=END_OF_TIME_MS,
-        now_ms=1,
-    ),
-    "vacuum": lambda engine, keys: engine.vacuum(limit=LIMIT),
-    **{f"delete {state.name}": delete(state) for state in JobState},
-    "garbage SUCCEEDED": garbage(JobState.SUCCEEDED),
-    "garbage FAILED": garbage(JobState.FAILED),
-}
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +77,7 @@ def deep(deep_file: Path, path: Path) -> Iterator[EngineHarness]:
     store.engine.close()
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("call", BOUNDED_CALLS.values(), ids=BOUNDED_CALLS)
 def test_no_call_walks_over_a_deep_queue(deep: EngineHarness, call: Call):
     assert isinstance(deep.engine, SqliteEngine)
     keys = deep.engine.db.execute("SELECT priority, first_id FROM runs WHERE state = 1").fetchall()
@@ -165,7 +112,7 @@ def test_opening_walks_over_no_queue(
     engine.open(deep.now_ms)
 
     assert deep.depths() == depths
-    assert CALLS["read_pending"](engine, [])
+    assert BOUNDED_CALLS["read_pending"](engine, [])
     assert steps.taken < STEPS
     # What has to be compared after an unclean end is compared beside.
     wait_until(lambda: engine.depths() and engine.counts.sound)
