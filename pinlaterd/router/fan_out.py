@@ -503,7 +503,11 @@ def _logged(carry_out: _CarryOut, shared: Shared) -> _CarryOut:
             if outcome:  # else nothing was done, and thousands may be refused so
                 fields = request._asdict()
                 fields.pop("password", None)
-                asked = [f"{name}={_shown(value)}" for name, value in fields.items()]
+                asked = [
+                    f"{name}={_shown(value)}"
+                    for name, value in fields.items()
+                    if value is not None and value is not False
+                ]
                 who = f"{query.peer} ({_shown(query.context.source)})"
                 log.warning("%s by %s: %s: %.500s", query.method, who, ", ".join(asked), outcome)
         return changed
