@@ -204,17 +204,18 @@ class JobPages:
         how far the search got."""
         place: _Place | None = _place_of(query, scans)
         counted: dict[JobState, int | None] = {}
+        is_search = query.body_regex is not None or query.choice is not None
         until = time.monotonic() + _SEARCH_SECONDS
         found: list[_Found] = []
         while place is not None:
             scan = place.scan
-            wanted = query.limit - len(found)
+            wanted, left_ms = query.limit - len(found), round((until - time.monotonic()) * 1000)
             call = calls.scan(
                 queue,
                 scan.state,
                 body_regex=query.body_regex,
                 page_size=wanted,
-                max_ms=max(1, round((until - time.monotonic()) * 1000)),
+                max_ms=max(1, left_ms) if is_search else None,
                 choice=query.choice,
                 future=scan.kind == "later",
                 newest_end_first=scan.kind == "ended",

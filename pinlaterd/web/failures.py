@@ -115,6 +115,8 @@ def _row(window: FailureWindow, by: Grouping, group: FailureGroup) -> GroupRow:
         chosen["since"] = window.since_ms
     chosen["before"] = group.last_ms + 1
     of_queue = {name: value for name, value in chosen.items() if name != "queue"}
+    # An empty text would choose all jobs.
+    is_named = bool(group.key)
     return GroupRow(
         title,
         f"{below} and {text.many(more, 'other')}" if more else below,
@@ -124,8 +126,8 @@ def _row(window: FailureWindow, by: Grouping, group: FailureGroup) -> GroupRow:
         group.last_ms,
         shown_workers(group.workers) or text.UNKNOWN,
         text.line_points(group.trend),
-        f"/q/{window.queue}?{urlencode(of_queue)}#jobs",
-        f"/mend?{urlencode({'action': 'retry', **chosen})}",
+        f"/q/{window.queue}?{urlencode(of_queue)}#jobs" if is_named else "",
+        f"/mend?{urlencode({'action': 'retry', **chosen})}" if is_named else "",
     )
 
 

@@ -1,18 +1,32 @@
-"""The page of a queue."""
+"""The page of a queue: its verdict and figures, and its jobs, 50 a page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
+import re2
 from aiohttp import web
 
 from pinlaterd.access import may
 from pinlaterd.client import calls
 from pinlaterd.config.schema import QueueSettings, UserSettings
+from pinlaterd.errors import ConnectionFailed, PinLaterError
+from pinlaterd.model import (
+    CONTINUATION_END,
+    CONTINUATION_START,
+    JobChoice,
+    JobRecord,
+    JobState,
+    ScanResult,
+)
 from pinlaterd.status import Facts
 from pinlaterd.web import text
+from pinlaterd.web.bodies import redact
+from pinlaterd.web.job import attempts_said, hidden_pattern, holder_of
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.overview import row_cells, rows_of
 from pinlaterd.web.refusals import PageProblem
@@ -57,6 +71,158 @@ def settings_of_queue(settings: QueueSettings) -> Mapping[str, str]:
     return {"claims end after": claim, **limits}
 
 
+# --- its jobs -------------------------------------------------------------------------------
+
+
+class Scope(NamedTuple):
+    """Jobs that the page calls by one word. `when`: what their time means."""
+
+    state: JobState
+    is_future: bool
+    when: str
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in (JobState.SUCCEEDED, JobState.FAILED)
+
+
+SCOPES: Mapping[str, Scope] = {
+    "ready": Scope(JobState.PENDING, is_future=False, when="since"),
+    "scheduled": Scope(JobState.PENDING, is_future=True, when="due"),
+    "running": Scope(JobState.IN_PROGRESS, is_future=False, when="renewed"),
+    "failed": Scope(JobState.FAILED, is_future=False, when="failed"),
+    "succeeded": Scope(JobState.SUCCEEDED, is_future=False, when="succeeded"),
+}
+
+
+class JobRow(NamedTuple):
+    """A job in the table. `said`: what its last attempt had to say."""
+
+    descriptor: str
+    at_ms: int
+    ago: str
+    attempts: str
+    said: str
+    holder: str
+
+
+class JobsPage(NamedTuple):
+    """One page of jobs. `problem`: why there is none; `progress`: how far a search got that is not
+    over, or ""; `older`: the path of what follows, or ""."""
+
+    rows: Sequence[JobRow] = ()
+    problem: str = ""
+    progress: str = ""
+    older: str = ""
+
+
+class JobsQuery(NamedTuple):
+    """The jobs that a request asks for. `given`: its parameters, without the place."""
+
+    scope: Scope
+    given: Mapping[str, str]
+    choice: JobChoice | None
+    cursor: str
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> JobsQuery:
+        """Read a request's query. Raises PageProblem."""
+        given = {name: query[name] for name in _JOBS_PARAMETERS if query.get(name)}
+        state = given.setdefault("state", "ready")
+        if state not in SCOPES:
+            cure = f"Choose from {', '.join(SCOPES)}."
+            raise PageProblem(HTTPStatus.BAD_REQUEST, f"There is no state {state[:20]!r}.", cure)
+        scope = SCOPES[state]
+        if not scope.has_ended:
+            given = {name: text for name, text in given.items() if name not in ("since", "before")}
+        choice = JobChoice(
+            ended_since_ms=_time_of(given.get("since", "")),
+            ended_before_ms=_time_of(given.get("before", "")),
+            status_regex=given.get("status"),
+            message=given.get("message"),
+            place=given.get("place"),
+            worker=given.get("worker"),
+        )
+        chosen = None if choice == JobChoice() else choice
+        return cls(scope, given, chosen, query.get("cursor", CONTINUATION_START))
+
+    @property
+    def body_regex(self) -> str | None:
+        body = self.given.get("body")
+        return body if body is None or self.given.get("by") == "RE2" else re2.escape(body)
+
+    def call(self, queue: str) -> calls.PreparedCall[ScanResult]:
+        """Return the call that finds the page's jobs."""
+        priority = self.given.get("priority", "")
+        call = calls.scan(
+            queue,
+            self.scope.state,
+            priority=int(priority) if priority.isdecimal() else None,
+            future=self.scope.is_future,
+            body_regex=self.body_regex,
+            page_size=_PAGE_JOBS,
+            newest_end_first=self.scope.has_ended,
+            # A list that is not searched through is read at once.
+            max_ms=_SEARCH_MS if self.body_regex or self.choice else None,
+            choice=self.choice,
+        )
+        return calls.page_after(call, ScanResult((), self.cursor)) or call
+
+
+_JOBS_PARAMETERS = (
+    *("state", "priority", "body", "by", "since", "before"),
+    *("status", "message", "place", "worker"),
+)
+_PAGE_JOBS = 50
+_SEARCH_MS = 1_500  # after which the page shows what was found by then
+
+
+def _time_of(given: str) -> int | None:
+    """Return a time of a query in milliseconds: it is those, or a time in UTC. Raises
+    PageProblem."""
+    if not given or given.isdecimal():
+        return int(given) if given else None
+    try:
+        at = datetime.fromisoformat(given)
+    except ValueError:
+        cure = "Write it as 2026-11-26T03:08, in UTC."
+        raise PageProblem(HTTPStatus.BAD_REQUEST, f"{given[:40]!r} is no time.", cure) from None
+    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+async def find_jobs(site: Site, request: web.Request, queue: str, query: JobsQuery) -> JobsPage:
+    """Return a page of jobs. What prevents it is said in its place: the rest is shown all the
+    same."""
+    try:
+        found = await site.client.run(query.call(queue))
+    except (ConnectionFailed, PinLaterError) as error:
+        return JobsPage(problem=getattr(error, "message", "") or str(error))
+    pattern, now_ms = hidden_pattern(site, request), site.clock.now_ms()
+    rows = [_job_row(job, query.scope, pattern, now_ms) for job in found.jobs]
+    if found.continuation == CONTINUATION_END:
+        return JobsPage(rows)
+    progress = ""
+    if len(rows) < _PAGE_JOBS:
+        about = "" if found.in_state is None else f" of about {found.in_state:,}"
+        progress = f"Looked at {found.looked_at:,}{about} jobs so far."
+    cursor = {"cursor": found.continuation}
+    return JobsPage(rows, "", progress, f"/q/{queue}?{urlencode({**query.given, **cursor})}#jobs")
+
+
+def _job_row(job: JobRecord, scope: Scope, pattern: str, now_ms: int) -> JobRow:
+    at_ms = job.run_after_ms if scope.state is JobState.PENDING else job.updated_at_ms
+    ago = text.duration(abs(now_ms - at_ms))
+    said = attempts_said(redact(job.custom_status.encode(), pattern).decode())
+    return JobRow(
+        job.descriptor,
+        at_ms,
+        f"in {ago}" if at_ms > now_ms else f"{ago} ago",
+        f"{job.attempts_remaining} of {job.attempts_allowed}",
+        said[-1] if said else "",
+        holder_of(job),
+    )
+
+
 def routes(site: Site) -> list[web.RouteDef]:
     """Return the route of the page."""
 
@@ -79,7 +245,19 @@ def routes(site: Site) -> list[web.RouteDef]:
             row=row,
             figures=figures_of(queue, settings),
             settings=settings_of_queue(settings),
+            **await jobs_values(request, name),
         )
+
+    async def jobs_values(request: web.Request, name: str) -> Mapping[str, Any]:
+        query = JobsQuery.of(request.query)
+        return {
+            "jobs": await find_jobs(site, request, name, query),
+            "scope": query.scope,
+            "scopes": SCOPES,
+            "given": query.given,
+            "levels": range(1, site.config.server.num_priority_levels + 1),
+            "is_first": query.cursor == CONTINUATION_START,
+        }
 
     def cells(frame: LiveFrame, name: str, user: UserSettings | None) -> Cells:
         found = _find(frame.facts, name)

@@ -1,0 +1,85 @@
+"""The jobs on the page of a queue, as a browser without scripts shows them."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+
+from pinlaterd.client import Job
+from tests.deployment import Deployment
+from tests.web.conftest import PageAnswer, Visitor
+from tests.web.failing import fail
+
+QUEUE, FAILED = "listed", 120
+LATE_MS = 4_102_444_800_000  # in the year 2100
+
+
+@pytest.fixture(scope="module")
+def failed(dashboard: Deployment) -> list[str]:
+    """Descriptors of jobs that failed, the last one first."""
+    with dashboard.client("mailer:web3") as client:
+        statuses = [f"KeyError: {n} (mail.py:{n % 2} in send)" for n in range(FAILED)]
+        failed = fail(client, QUEUE, statuses)[::-1]
+        client.enqueue(QUEUE, [Job(b"ready", 2), Job(b"later", run_after_ms=LATE_MS)])
+    return failed
+
+
+def _listed(page: PageAnswer) -> list[str]:
+    return re.findall(r'href="/j/([^"]+)"', page.body)
+
+
+def _older(page: PageAnswer) -> str:
+    found = re.search(r'href="([^"#]*cursor=[^"#]*)', page.body)
+    return html.unescape(found[1]) if found else ""
+
+
+def test_failed_jobs_are_listed_page_by_page_the_latest_first(visitor: Visitor, failed: list[str]):
+    pages = [visitor.get(f"/q/{QUEUE}?state=failed")]
+    while older := _older(pages[-1]):
+        pages.append(visitor.get(older))
+
+    assert [len(_listed(page)) for page in pages] == [50, 50, 20]
+    assert [descriptor for page in pages for descriptor in _listed(page)] == failed
+    assert "KeyError: 119 (mail.py:1 in send)" in pages[0].text
+    assert "These are all." in pages[-1].text
+
+
+def test_jobs_are_found_by_body_message_place_and_time(
+    dashboard: Deployment, visitor: Visitor, failed: list[str]
+):
+    with dashboard.client() as client:
+        since = client.lookup([failed[1]])[failed[1]].updated_at_ms
+
+    def found(query: str) -> list[str]:
+        return _listed(visitor.get(f"/q/{QUEUE}?state=failed&{query}"))
+
+    assert found("body=ada+7&by=text") == [*failed[40:50], failed[112]]
+    assert found("body=ada+7$&by=RE2") == [failed[112]]
+    assert found("body=ada+7$&by=text") == []
+    assert found("message=KeyError%3A+%23&place=mail.py%3A1+in+send")[0] == failed[0]
+    assert found(f"since={since}") == failed[:2]
+    assert found("worker=nobody") == []
+
+
+def test_other_states_and_priorities_have_their_jobs(visitor: Visitor, failed: list[str]):
+    assert failed
+    [ready] = _listed(visitor.get(f"/q/{QUEUE}"))
+    assert ":p2:" in ready
+    assert _listed(visitor.get(f"/q/{QUEUE}?priority=1")) == []
+    page = visitor.get(f"/q/{QUEUE}?state=scheduled")
+    assert len(_listed(page)) == 1
+    assert re.search(r"in \d+ d ", page.text)
+    assert "is running" in visitor.get(f"/q/{QUEUE}?state=running").text
+
+
+def test_mistakes_are_said_and_the_rest_of_the_page_is_there(visitor: Visitor, failed: list[str]):
+    assert failed
+    page = visitor.get(f"/q/{QUEUE}?state=failed&body=(&by=RE2")
+
+    assert page.status == 200
+    assert "bodyRegexToMatch is no RE2 pattern" in page.text
+    assert page.cell("figure failed") == str(FAILED)
+    assert visitor.get(f"/q/{QUEUE}?state=broken").status == 400
+    assert visitor.get(f"/q/{QUEUE}?state=failed&since=noon").status == 400
