@@ -20,6 +20,7 @@ from pinlaterd.web import (
     guide,
     job,
     login,
+    mend,
     overview,
     queue,
     system,
@@ -38,6 +39,7 @@ PAGES = (
     system,
     guide,
     login,
+    mend,
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pinlaterd.client import JobState
 from pinlaterd.config.load import load_config
 from pinlaterd.deployment.files import write_deployment
 from pinlaterd.errors import ConfigError
@@ -163,6 +164,25 @@ def test_a_user_sees_its_own_queues_only(guarded, wait_until):
             "refused: GET /q/pay from 127.0.0.1 as 'vera': you have no role view" in log_of(guarded)
         )
     )
+
+
+def test_who_may_only_look_mends_nothing(guarded):
+    with guarded.client() as client:
+        client.enqueue("mail", [b"x"])
+    path = "/mend?action=delete&queue=mail&state=pending"
+    viewer, operator = log_in(guarded, "vera")[0], log_in(guarded, "ada")[0]
+    form = {"action": "delete", "queue": "mail", "state": "pending", "nonce": "n", "mode": "all"}
+    assert viewer.get(path).status == operator.get(path).status == 200
+
+    refused = viewer.post("/mend", form)
+    foreign = operator.post("/mend", form, {"Sec-Fetch-Site": "cross-site"})
+    switched_off = operator.post("/mend", form)
+
+    assert [each.status for each in (refused, foreign, switched_off)] == [403] * 3
+    assert "no role operate" in refused.text
+    assert "web_writes" in switched_off.text
+    with guarded.client() as client:
+        assert client.count("mail", JobState.PENDING) == 1
 
 
 def test_rights_that_are_taken_away_hold_no_longer(guarded, wait_until):

@@ -1,0 +1,88 @@
+"""The audit log data/audit.jsonl: who changed what by the dashboard, and how that ended.
+
+A line each is written and fsynced before a change begins, and once its outcome is known; both bear
+the change's number. Lines hold no bodies of jobs. Changes whose outcome is missing were cut short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pinlaterd.clock import Clock
+
+_READ_BYTES = 1 << 20  # of the end of the log: what the page shows
+
+
+class Change(NamedTuple):
+    """A change as the log has it: `facts` say what was asked for, `outcome` is "" until known."""
+
+    number: int
+    at_ms: int
+    who: str
+    what: str
+    facts: Mapping[str, Any]
+    outcome: str = ""
+
+
+class AuditLog:
+    """The log of one deployment. Its methods block for the disk: call them beside the loop."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._last = max([change.number for change in self.changes()], default=0)
+
+    def next_number(self) -> int:
+        """Return the number of a change that is about to begin."""
+        self._last += 1
+        return self._last
+
+    def begin(self, number: int, who: str, what: str, facts: Mapping[str, Any]) -> None:
+        """Store that a change is about to begin. Raises OSError."""
+        self._append({"number": number, "who": who, "what": what, "facts": facts})
+
+    def end(self, number: int, outcome: str) -> None:
+        """Store how a change ended. Raises OSError."""
+        self._append({"number": number, "outcome": outcome})
+
+    def changes(self) -> Sequence[Change]:
+        """Return the last changes, the newest first."""
+        found: dict[int, Change] = {}
+        for line in self._lines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a crash may cut a line
+                entry = json.loads(line)
+                number = int(entry["number"])
+                if "outcome" in entry:
+                    if number in found:
+                        found[number] = found[number]._replace(outcome=entry["outcome"])
+                    continue
+                told = (entry["who"], entry["what"], entry["facts"])
+                found[number] = Change(number, entry["at_ms"], *told)
+        return sorted(found.values(), reverse=True, key=lambda change: change.number)
+
+    def _lines(self) -> Sequence[bytes]:
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _READ_BYTES))
+                return file.read().split(b"\n")
+        except FileNotFoundError:
+            return ()
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        line = msgspec.json.encode({"at_ms": self._clock.now_ms(), **entry})
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            # A line that a crash cut short ends before ours.
+            os.write(descriptor, b"\n" + line + b"\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,574 @@
+"""The pages on which the service is mended: /mend shows a change and makes it, /op/ID shows an
+operation, /audit all changes.
+
+A GET changes nothing. A form has a nonce, so that it acts once however often it is sent, and the
+conditions that its page has shown, with the cut-off: so it changes those jobs only. Each page has
+the command that does the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aiohttp import web
+from multidict import MultiMapping
+
+from pinlaterd.access import may
+from pinlaterd.client import calls
+from pinlaterd.config import edit, layout
+from pinlaterd.config.load import load_config
+from pinlaterd.config.schema import UserSettings
+from pinlaterd.errors import ConfigError, ConnectionFailed, how_many
+from pinlaterd.model import QUEUE_NAME, JobChoice, JobRecord, JobState
+from pinlaterd.signature import signature
+from pinlaterd.web import text
+from pinlaterd.web.audit import AuditLog, Change
+from pinlaterd.web.live import Cells, LiveFrame
+from pinlaterd.web.operations import (
+    FIRST_JOBS,
+    RESTORE,
+    Operation,
+    Operations,
+    Phase,
+    Selection,
+    pages,
+)
+from pinlaterd.web.refusals import PageProblem
+from pinlaterd.web.site import FORM, USER, Site
+
+_TYPED_JOBS = 1_000  # to delete more, the queue's name has to be typed
+_MOST_COUNTED, _COUNT_SECONDS, _PAGE_JOBS = 10_000, 2.0, 1_000
+_NOTHING_SECONDS = 8.0  # for which it is looked in addition while nothing was found
+_SAMPLES = 5
+_MOST_REASON_CHARS = 200
+# As queries and forms call the fields of a choice.
+_FIELDS = {
+    "message": "message",
+    "place": "place",
+    "worker": "worker",
+    "status": "status_regex",
+    "since": "ended_since_ms",
+    "before": "ended_before_ms",
+}
+
+
+class Preview(NamedTuple):
+    """The jobs of a selection, as far as they were looked for; `is_bound`: there may be more."""
+
+    jobs: int
+    is_bound: bool
+    samples: Sequence[JobRecord]
+
+
+class Switch(NamedTuple):
+    """A setting of a queue or a shard, and the value that it is to have."""
+
+    setting: str  # paused, limit, dequeue_only
+    name: str
+    value: float | None = None
+
+    @property
+    def queue(self) -> str:
+        """Return the queue that it is of; "" for a shard's."""
+        return "" if self.setting == "dequeue_only" else self.name
+
+    def before(self, etc: Path) -> float | None:
+        """Read the value that it has now. Raises ConfigError."""
+        if self.setting == "dequeue_only":
+            shards = load_config(etc).shards
+            if self.name not in shards:
+                raise ConfigError([f"there is no shard {self.name}"])
+            return shards[self.name].dequeue_only
+        limit, paused = edit.limit_settings(etc, self.name)
+        return paused if self.setting == "paused" else limit
+
+    def make(self, etc: Path, by: str, reason: str) -> None:
+        """Set it. Raises ConfigError."""
+        if self.setting == "dequeue_only":
+            edit.set_dequeue_only(etc, self.name, on=bool(self.value))
+        elif self.setting == "paused":
+            edit.set_paused(etc, self.name, paused=bool(self.value), by=by, reason=reason)
+        else:
+            edit.set_limit(etc, self.name, self.value)
+
+    @property
+    def words(self) -> str:
+        """Say what it does."""
+        if self.setting == "paused":
+            return f"{'pause' if self.value else 'resume'} {self.name}"
+        if self.setting == "limit":
+            shown = "no limit" if self.value is None else f"at most {self.value:g} jobs/s"
+            return f"{shown} of {self.name}"
+        return f"shard {self.name} {'takes no new jobs' if self.value else 'takes new jobs'}"
+
+    @property
+    def command(self) -> str:
+        """The command that does the same."""
+        if self.setting == "paused":
+            words = ["queue", "pause" if self.value else "resume", self.name]
+        elif self.setting == "limit":
+            words = ["queue", "limit", self.name]
+            words.append("none" if self.value is None else f"{self.value:g}")
+        else:
+            words = ["shard", "dequeue-only", self.name, "on" if self.value else "off"]
+        return shlex.join(["pinlater-admin", *words])
+
+
+class MendPages:
+    """The handlers of these pages."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._audit = AuditLog(layout.DATA / "audit.jsonl", site.clock)
+        self._operations = Operations(site.client, layout.DATA, self._audit, site.clock)
+        self._sent: set[str] = set()  # nonces of the forms that have set something
+        site.live.add("op", self._cells)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of the pages and of their forms."""
+        site = self._site
+        return [
+            site.page("/mend", self._preview),
+            site.action("/mend", self._act),
+            site.page(r"/op/{number:\d{1,9}}", self._show),
+            site.action(r"/op/{number:\d{1,9}}", self._steer),
+            site.page("/audit", self._list),
+            site.action("/audit", self._undo),
+        ]
+
+    # --- retry, delete -------------------------------------------------------------------------
+
+    async def _preview(self, request: web.Request) -> web.StreamResponse:
+        given = request.query
+        what = given.get("action", "retry")
+        if what not in ("retry", "delete"):
+            return await self._preview_switch(request, switch_of(given))
+        selection = selection_of(given, self._site.clock.now_ms())
+        self._site.check_right(request, "view", selection.queue)
+        found = await self._look(selection)
+        return self._site.render(
+            request,
+            "mend.html",
+            what=what,
+            title=f"{what.capitalize()} {_jobs(found, selection)} of {selection.queue}?",
+            words=in_words(selection),
+            effect=await self._effect(selection.queue, found.jobs) if what == "retry" else "",
+            found=found,
+            fields=[*fields_of(selection), ("expected", found.jobs), ("bound", +found.is_bound)],
+            first_jobs=FIRST_JOBS,
+            typed=selection.queue if what == "delete" and _is_large(found) else "",
+            command=command_of(what, selection, FIRST_JOBS),
+            button=f"{what.capitalize()} {min(found.jobs, FIRST_JOBS)} of {found.jobs:,}",
+            nonce=secrets.token_hex(16),
+            cancel=f"/q/{selection.queue}",
+        )
+
+    async def _look(self, selection: Selection) -> Preview:
+        """Count the jobs of a selection, for some time, and take some of them as samples."""
+        clock, count = self._site.clock, 0
+        until = clock.monotonic() + _COUNT_SECONDS
+        if selection.choice.descriptors is not None:
+            named = await self._site.client.run(calls.lookup(selection.choice.descriptors))
+            found = [one for one in named.values() if one.state is selection.job_state]
+            return Preview(len(found), False, found[:_SAMPLES])
+        samples: list[JobRecord] = []
+        part_ms = round(_COUNT_SECONDS * 1000)
+        async for page in pages(self._site.client, selection, "", _PAGE_JOBS, part_ms):
+            count += len(page.found)
+            samples += page.found[: _SAMPLES - len(samples)]
+            patience = 0.0 if count else _NOTHING_SECONDS
+            if count >= _MOST_COUNTED or clock.monotonic() >= until + patience:
+                return Preview(count, bool(page.place_behind), samples)
+        return Preview(count, False, samples)
+
+    async def _effect(self, queue: str, count: int) -> str:
+        """Say how long so many jobs take, and what goes first."""
+        try:
+            facts = (await self._site.frames.now()).facts
+        except ConnectionFailed:
+            return "How busy the queue is, is not known now."
+        found = next((one for one in facts["queues"] if one["name"] == queue), None)
+        if found is None:
+            return ""
+        ready, rate = found["pending"], found["dequeues_per_second"]
+        first = f"{how_many(ready, 'ready job goes', 'ready jobs go')} first"
+        if not rate:
+            return f"No job is handed out now; {first}."
+        seconds = (ready + count) / rate
+        takes = text.duration(seconds * 1000)
+        return f"At {text.rate(rate)} jobs/s this takes about {takes}; {first}."
+
+    async def _act(self, request: web.Request) -> web.StreamResponse:
+        form = request[FORM]
+        what, nonce = form.get("action", ""), form.get("nonce", "")
+        if not nonce:
+            raise _mistake("The form has no nonce.")
+        if what not in ("retry", "delete"):
+            return await self._set(request, switch_of(form), nonce)
+        selection = selection_of(form, 0)
+        self._site.check_right(request, "operate", selection.queue)
+        if selection.has_ended and not selection.choice.ended_before_ms:
+            raise _mistake("The form has no cut-off.")
+        expected, is_bound = _whole(form, "expected"), form.get("bound") == "1"
+        is_large = what == "delete" and (is_bound or expected > _TYPED_JOBS)
+        if is_large and form.get("typed", "").strip() != selection.queue:
+            raise _mistake(f"Type the queue's name, {selection.queue}, to delete so many jobs.")
+        mode = form.get("mode", "first")
+        operation = Operation(
+            what,
+            self._who(request),
+            nonce,
+            selection,
+            attempts=max(1, _whole(form, "attempts", 1)),
+            per_second=_rate(form.get("per_second", "")) or 0.0 if mode == "spread" else 0.0,
+            reason=form.get("reason", "")[:_MOST_REASON_CHARS],
+            expected=expected,
+            is_bound=is_bound,
+            first_jobs=FIRST_JOBS if mode == "first" else 0,
+        )
+        begun = await self._operations.begin(operation)
+        raise web.HTTPSeeOther(f"/op/{begun.number}")
+
+    # --- operations ----------------------------------------------------------------------------
+
+    async def _show(self, request: web.Request) -> web.StreamResponse:
+        operation = self._find(request, "view")
+        selection, buttons = operation.selection, []
+        left = max(0, operation.expected - operation.done - operation.missed)
+        if operation.phase is not Phase.DONE:
+            more = "" if operation.is_bound or not left else f" with {left:,}"
+            if operation.phase is not Phase.RUNNING:
+                buttons.append(("go_on", f"Go on{more}"))
+            if operation.phase is not Phase.STOPPED:
+                buttons.append(("stop", "Stop"))
+        has_ended = operation.phase in (Phase.DONE, Phase.STOPPED, Phase.INTERRUPTED)
+        if has_ended and self._operations.trash.holds(operation.number):
+            buttons.append((RESTORE, "Put back"))
+        return self._site.render(
+            request,
+            "op.html",
+            op=operation,
+            headline=await self._headline(operation),
+            words=in_words(selection),
+            seen=operation.done + operation.missed,
+            buttons=buttons,
+            queue=selection.queue,
+        )
+
+    def _cells(self, _frame: LiveFrame, name: str, user: UserSettings | None) -> Cells:
+        operation = self._operations.get(int(name)) if name.isdecimal() else None
+        if operation is None or not may(user, "view", operation.selection.queue):
+            return {}
+        seen = text.number(operation.done + operation.missed)
+        return {"op outcome": operation.outcome, "op seen": seen}
+
+    async def _headline(self, operation: Operation) -> str:
+        """Say how an operation stands; while it asks, how its first jobs went."""
+        if operation.phase is not Phase.ASKING or operation.what != "retry":
+            return operation.outcome
+        found = await self._site.client.run(calls.lookup(operation.tried))
+        states = Counter(job.state for job in found.values())
+        says = operation.selection.choice.message
+        failed = [
+            signature(job.custom_status, failed=True).message
+            for job in found.values()
+            if job.state is JobState.FAILED
+        ]
+        # An attempt after a retry says what it says right behind the last one before it.
+        alike = [message for message in failed if says and message.endswith(says)]
+        told = [f"{len(operation.tried)} tried", f"{states[JobState.SUCCEEDED]} succeeded"]
+        if alike:
+            told.append(f"{len(alike)} failed alike")
+        if len(failed) > len(alike):
+            told.append(f"{len(failed) - len(alike)} failed")
+        if waiting := states[JobState.PENDING] + states[JobState.IN_PROGRESS]:
+            told.append(f"{waiting} not yet")
+        return ", ".join(told)
+
+    async def _steer(self, request: web.Request) -> web.StreamResponse:
+        operation, wanted = self._find(request, "operate"), request[FORM].get("do")
+        if wanted == "go_on":
+            self._operations.go_on(operation)
+        elif wanted == "stop":
+            self._operations.stop(operation)
+        elif wanted == RESTORE:
+            operation = await self._restore(request, operation)
+        else:
+            raise _mistake("The form does not say what to do.")
+        raise web.HTTPSeeOther(f"/op/{operation.number}")
+
+    async def _restore(self, request: web.Request, deleted: Operation) -> Operation:
+        """Begin to enqueue again what an operation has deleted, once."""
+        if deleted.what != "delete" or not self._operations.trash.holds(deleted.number):
+            raise _mistake("Its jobs are no more in the trash.")
+        nonce = f"{RESTORE} {deleted.number}"
+        again = Operation(RESTORE, self._who(request), nonce, deleted.selection)
+        again.source, again.expected = deleted.number, deleted.done
+        return await self._operations.begin(again)
+
+    def _find(self, request: web.Request, role: str) -> Operation:
+        operation = self._operations.get(int(request.match_info["number"]))
+        if operation is None:
+            cure = "The audit page lists all changes."
+            raise PageProblem(HTTPStatus.NOT_FOUND, "There is no such operation.", cure)
+        self._site.check_right(request, role, operation.selection.queue)
+        return operation
+
+    # --- settings ------------------------------------------------------------------------------
+
+    async def _preview_switch(self, request: web.Request, switch: Switch) -> web.StreamResponse:
+        self._site.check_right(request, "view", switch.queue)
+        before = await asyncio.to_thread(switch.before, self._site.etc)
+        asked = "value" not in request.query and switch.setting == "limit"
+        words = switch.words if not asked else f"limit {switch.name}"
+        fields = [("action", switch.setting), ("name", switch.name)]
+        if not asked:
+            fields.append(("value", _shown(switch.value)))
+        return self._site.render(
+            request,
+            "mend.html",
+            what=switch.setting,
+            title=f"{words[:1].upper()}{words[1:]}?",
+            words=f"Now: {switch._replace(value=before).words}. It can be undone.",
+            effect="",
+            found=None,
+            fields=fields,
+            asked=_shown(before) if asked else None,
+            typed=switch.name if switch.setting == "dequeue_only" else "",
+            command=switch.command,
+            button=words[:1].upper() + words[1:],
+            nonce=secrets.token_hex(16),
+            cancel=f"/q/{switch.name}" if switch.queue else "/",
+        )
+
+    async def _set(self, request: web.Request, switch: Switch, nonce: str) -> web.StreamResponse:
+        """Set something once, with who and why; go to the audit page."""
+        self._site.check_right(request, "operate", switch.queue)
+        form = request[FORM]
+        if switch.setting == "dequeue_only" and form.get("typed", "").strip() != switch.name:
+            raise _mistake(f"Type the shard's name, {switch.name}.")
+        if nonce not in self._sent:
+            self._sent.add(nonce)
+            await self._make(request, switch, form.get("reason", "")[:_MOST_REASON_CHARS])
+        raise web.HTTPSeeOther("/audit")
+
+    async def _make(self, request: web.Request, switch: Switch, reason: str) -> None:
+        etc, who = self._site.etc, self._who(request)
+        before = await asyncio.to_thread(switch.before, etc)
+        number = self._audit.next_number()
+        facts = {**switch._asdict(), "before": before, "reason": reason}
+        await asyncio.to_thread(self._audit.begin, number, who, "set", facts)
+        try:
+            await asyncio.to_thread(switch.make, etc, who, reason)
+        except (ConfigError, OSError) as error:
+            await asyncio.to_thread(self._audit.end, number, f"failed: {error}")
+            cure = "Mend that, and repeat it."
+            raise PageProblem(HTTPStatus.CONFLICT, str(error), cure) from None
+        await asyncio.to_thread(self._audit.end, number, "done")
+
+    # --- /audit --------------------------------------------------------------------------------
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        changes = await asyncio.to_thread(self._audit.changes)
+        shown = [self._row(change) for change in changes if self._may_see(request, change)]
+        return self._site.render(request, "audit.html", changes=shown)
+
+    def _row(self, change: Change) -> Mapping[str, Any]:
+        facts, operation = change.facts, self._operations.get(change.number)
+        words = f"{change.what} jobs of {facts.get('queue', '')}"
+        can_undo = change.what == "delete" and self._operations.trash.holds(change.number)
+        if change.what == "set":
+            words, can_undo = _switch_in(facts).words, change.outcome == "done"
+        outcome = operation.outcome if operation is not None else change.outcome
+        return {
+            **change._asdict(),
+            "words": words,
+            "outcome": outcome,
+            "page": "" if operation is None else f"/op/{change.number}",
+            "reason": facts.get("reason", ""),
+            "can_undo": can_undo,
+        }
+
+    def _may_see(self, request: web.Request, change: Change) -> bool:
+        queue = _switch_in(change.facts).queue if change.what == "set" else change.facts["queue"]
+        try:
+            self._site.check_right(request, "view", queue)
+        except PageProblem:
+            return False
+        return True
+
+    async def _undo(self, request: web.Request) -> web.StreamResponse:
+        """Set the value that a change has replaced, or enqueue again what it has deleted."""
+        form = request[FORM]
+        number = _whole(form, RESTORE)
+        changes = await asyncio.to_thread(self._audit.changes)
+        change = next((one for one in changes if one.number == number), None)
+        if change is None:
+            raise _mistake("There is no such change.")
+        if change.what == "set":
+            switch = _switch_in(change.facts)._replace(value=change.facts["before"])
+            self._site.check_right(request, "operate", switch.queue)
+            await self._make(request, switch, f"undoes change {number}")
+            raise web.HTTPSeeOther("/audit")
+        operation = self._operations.get(number)
+        if operation is None:
+            raise _mistake("Its jobs are no more in the trash.")
+        self._site.check_right(request, "operate", operation.selection.queue)
+        begun = await self._restore(request, operation)
+        raise web.HTTPSeeOther(f"/op/{begun.number}")
+
+    def _who(self, request: web.Request) -> str:
+        user = request.get(USER)
+        return user.name if user is not None else "somebody"
+
+
+def routes(site: Site) -> list[web.RouteDef]:
+    """Return the routes of the pages and of their forms."""
+    return MendPages(site).routes()
+
+
+# --- what a form says -------------------------------------------------------------------------
+
+
+def selection_of(given: MultiMapping[str], now_ms: int) -> Selection:
+    """Return the jobs that a query or a form chooses; those that end from `now_ms` on are left,
+    unless it says a time. Raises PageProblem."""
+    queue, state = given.get("queue", ""), given.get("state", "failed")
+    if not QUEUE_NAME.match(queue):
+        raise _mistake("The link names no queue.")
+    if state.upper() not in JobState.__members__:
+        raise _mistake(f"There is no state {state}.")
+    selection = Selection(queue, state)
+    before_ms = _whole(given, "before") or now_ms or None
+    if descriptors := given.getall("descriptor", []):
+        choice = JobChoice(descriptors, before_ms if selection.has_ended else None)
+        return Selection(queue, state, choice)
+    choice = JobChoice(
+        ended_before_ms=before_ms if selection.has_ended else None,
+        ended_since_ms=(_whole(given, "since") or None) if selection.has_ended else None,
+        status_regex=given.get("status") or None,
+        message=given.get("message") or None,
+        place=given.get("place") or None,
+        worker=given.get("worker") or None,
+    )
+    return Selection(queue, state, choice, given.get("regex") or None)
+
+
+def fields_of(selection: Selection) -> list[tuple[str, object]]:
+    """Return the hidden fields of a form for a selection."""
+    choice = selection.choice
+    fields: list[tuple[str, object]] = [("queue", selection.queue), ("state", selection.state)]
+    for name, field in _FIELDS.items():
+        if (value := getattr(choice, field)) is not None:
+            fields.append((name, value))
+    fields += [("descriptor", each) for each in choice.descriptors or ()]
+    if selection.body_regex is not None:
+        fields.append(("regex", selection.body_regex))
+    return fields
+
+
+def in_words(selection: Selection) -> str:
+    """Say which jobs a selection is for."""
+    choice, told = selection.choice, []
+    if choice.message is not None:
+        told.append(f"“{choice.message}”")
+    for what, value in (("in", choice.place), ("claimed by", choice.worker)):
+        if value is not None:
+            told.append(f"{what} {value}")
+    if choice.status_regex is not None:
+        told.append(f"with {choice.status_regex!r} in the status")
+    if selection.body_regex is not None:
+        told.append(f"with {selection.body_regex!r} in the body")
+    if choice.descriptors is not None:
+        told.append(f"{how_many(len(choice.descriptors), 'job')} by name")
+    if choice.ended_since_ms is not None:
+        told.append(f"since {text.clock_time(choice.ended_since_ms)}")
+    if choice.ended_before_ms is not None:
+        ended = "failed" if selection.job_state is JobState.FAILED else "ended"
+        told.append(f"{ended} before {text.clock_time(choice.ended_before_ms)}; later ones stay")
+    return ", ".join(told)
+
+
+def command_of(what: str, selection: Selection, first_jobs: int) -> str:
+    """Return the command that does the same to the first jobs."""
+    choice = selection.choice
+    words = ["pinlater-admin", "job", what, selection.queue]
+    words += [selection.state] if what == "delete" else []
+    words += choice.descriptors or ()
+    options = {
+        "--message": choice.message,
+        "--place": choice.place,
+        "--worker": choice.worker,
+        "--status-regex": choice.status_regex,
+        "--body-regex": selection.body_regex,
+        "--since": choice.ended_since_ms and text.iso(choice.ended_since_ms),
+        "--before": choice.ended_before_ms and text.iso(choice.ended_before_ms),
+        "--first": None if choice.descriptors else str(first_jobs),
+    }
+    for name, value in options.items():
+        words += [name, value] if value else []
+    return shlex.join(words)
+
+
+_SETTINGS = {"pause": ("paused", True), "resume": ("paused", False)}
+
+
+def switch_of(given: MultiMapping[str]) -> Switch:
+    """Return the setting that a query or a form is for. Raises PageProblem."""
+    what, value = given.get("action", ""), given.get("value", "")
+    name = given.get("name") or given.get("queue") or given.get("shard") or ""
+    if what in _SETTINGS:
+        setting, paused = _SETTINGS[what]
+        return Switch(setting, name, paused)
+    if not name or what not in ("paused", "limit", "dequeue_only"):
+        raise _mistake("The link does not say what to change.")
+    if what != "limit":
+        return Switch(what, name, value in ("on", "True"))
+    return Switch(what, name, _rate(value))
+
+
+def _switch_in(facts: Mapping[str, Any]) -> Switch:
+    """Return the setting of a change in the audit log."""
+    return Switch(facts["setting"], facts["name"], facts["value"])
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _rate(given: str) -> float | None:
+    """Read a number of jobs per second; None for none. Raises PageProblem."""
+    if given in ("", "none"):
+        return None
+    try:
+        rate = float(given)
+    except ValueError:
+        rate = -1
+    if not 0 <= rate <= 1e9:
+        raise _mistake(f"{given} is no number of jobs per second.")
+    return rate
+
+
+def _whole(given: MultiMapping[str], name: str, otherwise: int = 0) -> int:
+    value = given.get(name, "")
+    return int(value) if value.isdecimal() and len(value) < 19 else otherwise
+
+
+def _jobs(found: Preview, selection: Selection) -> str:
+    least = "at least " if found.is_bound else ""
+    return least + how_many(found.jobs, f"{selection.state.replace('_', ' ')} job")
+
+
+def _is_large(found: Preview) -> bool:
+    return found.is_bound or found.jobs > _TYPED_JOBS
+
+
+def _mistake(what: str) -> PageProblem:
+    return PageProblem(HTTPStatus.BAD_REQUEST, what, "Go back, load the page again, and repeat it.")

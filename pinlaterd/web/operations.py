@@ -1,0 +1,336 @@
+"""Operations: retries and deletes of many jobs, done in batches while people watch.
+
+An operation finds its jobs by scans, and changes a batch at a time by descriptors, those only that
+ended before its cut-off. So a batch may be sent again: no job is changed twice. Of a queue one
+operation works at a time. Each has a record in data/operations, which is fsynced before and after
+every batch. One that was under way when the process ended is `interrupted`, and goes on when it is
+told to. A try stops behind its first jobs and asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pinlaterd.client import calls
+from pinlaterd.client.calls import PreparedCall
+from pinlaterd.clock import Clock
+from pinlaterd.config.layout import replace_file
+from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError, ShardConnectionFailed
+from pinlaterd.model import JobChoice, JobRecord, JobState, ScanResult
+from pinlaterd.router_client import RouterClient
+from pinlaterd.web.audit import AuditLog
+from pinlaterd.web.trash import Trash, TrashFull
+
+log = logging.getLogger(__name__)
+
+FIRST_JOBS = 10  # of a try
+RESTORE = "restore"  # an operation that enqueues again what a delete has deleted
+_BATCH_JOBS = 500
+_KEPT = 500  # operations whose records are kept
+_FULL = "the trash is full: what is deleted from here on can't be restored"
+_ENDED = "the dashboard was ended"
+
+
+class Phase(StrEnum):
+    """The phases of an operation."""
+
+    RUNNING = "running"
+    ASKING = "asking"  # whether to go on behind the first jobs, or without the trash
+    INTERRUPTED = "interrupted"  # its process ended, or the service failed
+    STOPPED = "stopped"
+    DONE = "done"
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """The jobs that an operation is for. The end of `choice` is the cut-off, of jobs that have
+    ended."""
+
+    queue: str
+    state: str
+    choice: JobChoice = JobChoice()
+    body_regex: str | None = None
+
+    @property
+    def job_state(self) -> JobState:
+        return JobState[self.state.upper()]
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether its jobs are scanned by their ends."""
+        return self.job_state in (JobState.FAILED, JobState.SUCCEEDED)
+
+
+class Operation(msgspec.Struct):
+    """An operation as its record has it."""
+
+    what: str  # retry, delete or RESTORE
+    who: str
+    nonce: str  # of the form that has begun it
+    selection: Selection
+    number: int = 0
+    attempts: int = 1
+    per_second: float = 0.0  # 0: all at once
+    reason: str = ""
+    expected: int = 0  # jobs, as the preview counted them
+    is_bound: bool = False  # whether there may be more
+    phase: Phase = Phase.RUNNING
+    note: str = ""  # why it is in that phase
+    place: str = ""  # where its scan goes on
+    done: int = 0
+    missed: int = 0  # jobs that had changed meanwhile
+    unsure: int = 0  # jobs of a batch whose outcome is not known
+    first_jobs: int = 0  # to stop behind; 0: at none
+    tried: list[str] = []
+    without_trash: bool = False
+    spread_from_ms: int = 0
+    source: int = 0  # the delete that it restores
+
+    @property
+    def outcome(self) -> str:
+        """How it has ended, or stands."""
+        verb = {"retry": "retried", "delete": "deleted"}.get(self.what, "enqueued again")
+        parts = [f"{self.done:,} {verb}"]
+        if self.missed:
+            parts.append(f"{self.missed:,} had changed meanwhile")
+        if self.unsure:
+            parts.append(f"{self.unsure:,} unknown")
+        told = f"{self.phase}: {', '.join(parts)}"
+        return f"{told}; {self.note}" if self.note else told
+
+
+class Operations:
+    """The operations of one deployment, for one event loop."""
+
+    def __init__(self, client: RouterClient, data: Path, audit: AuditLog, clock: Clock) -> None:
+        self._client = client
+        self._audit = audit
+        self._clock = clock
+        self._folder = data / "operations"
+        self.trash = Trash(data / "trash", clock)
+        self._known = _load(self._folder)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._queues: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def get(self, number: int) -> Operation | None:
+        """Return an operation, if it is known."""
+        return self._known.get(number)
+
+    async def begin(self, operation: Operation) -> Operation:
+        """Begin an operation, which gets its number; or return the one that its form has begun
+        before. Raises OSError, with nothing begun."""
+        for known in self._known.values():
+            if known.nonce == operation.nonce:
+                return known
+        # Known by its nonce before anything is waited for: a double click comes meanwhile.
+        number = self._audit.next_number()
+        operation.number, self._known[number] = number, operation
+        shown = ("attempts", "per_second", "reason", "source", "expected")
+        facts = {name: value for name in shown if (value := getattr(operation, name))}
+        facts |= {"queue": operation.selection.queue, "selection": operation.selection}
+        try:
+            await asyncio.to_thread(self._audit.begin, number, operation.who, operation.what, facts)
+            await self._store(operation)
+        except OSError:
+            del self._known[number]
+            raise
+        self._start(operation)
+        return operation
+
+    def go_on(self, operation: Operation) -> None:
+        """Have an operation go on that asks, was stopped or interrupted."""
+        if operation.phase is not Phase.DONE and operation.number not in self._tasks:
+            operation.without_trash = operation.without_trash or operation.note == _FULL
+            operation.first_jobs = operation.spread_from_ms = 0
+            operation.phase, operation.note = Phase.RUNNING, ""
+            self._start(operation)
+
+    def stop(self, operation: Operation) -> None:
+        """Have an operation end behind the batch that is under way."""
+        if operation.phase is not Phase.DONE:
+            operation.phase, operation.note = Phase.STOPPED, ""
+            if operation.number not in self._tasks:
+                self._start(operation)
+
+    def _start(self, operation: Operation) -> None:
+        task = asyncio.create_task(self._run(operation), name=f"operation {operation.number}")
+        self._tasks[operation.number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(operation.number, None))
+        for number in sorted(self._known)[:-_KEPT]:
+            if number not in self._tasks:
+                del self._known[number]
+                _file(self._folder, number).unlink(missing_ok=True)
+
+    async def _store(self, operation: Operation) -> None:
+        record = msgspec.json.encode(operation)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = _file(self._folder, operation.number)
+        await asyncio.to_thread(replace_file, file, record, durably=True)
+
+    # --- one operation -------------------------------------------------------------------------
+
+    async def _run(self, operation: Operation) -> None:
+        """Work until it is done, is stopped, asks, or fails; note that in the audit log."""
+        try:
+            async with self._queues[operation.selection.queue]:
+                if operation.phase is Phase.RUNNING:
+                    steps = self._restore if operation.what == RESTORE else self._change
+                    await steps(operation)
+        except (PinLaterError, ConnectionFailed, OSError) as error:
+            operation.phase, operation.note = Phase.INTERRUPTED, str(error)
+        except Exception as error:
+            operation.phase, operation.note = Phase.INTERRUPTED, repr(error)
+            log.exception("operation %d failed", operation.number)
+        with contextlib.suppress(OSError):  # the disk may be what failed
+            await self._store(operation)
+            await asyncio.to_thread(self._audit.end, operation.number, operation.outcome)
+
+    async def _change(self, operation: Operation) -> None:
+        """Retry or delete the jobs that scans find, batch by batch."""
+        async for descriptors, place_behind in self._batches(operation):
+            if operation.what == "delete" and not operation.without_trash:
+                try:
+                    await self._keep(operation, descriptors)
+                except TrashFull:
+                    operation.phase, operation.note = Phase.ASKING, _FULL
+                    return
+            await self._store(operation)
+            await self._send(operation, descriptors)
+            operation.tried += descriptors[: FIRST_JOBS - len(operation.tried)]
+            operation.place = place_behind
+            await self._store(operation)
+            if operation.phase is not Phase.RUNNING:
+                return
+            if operation.first_jobs and len(operation.tried) >= operation.first_jobs:
+                operation.phase = Phase.ASKING
+                return
+        operation.phase = Phase.DONE
+
+    async def _send(self, operation: Operation, descriptors: Sequence[str]) -> None:
+        """Change a batch; where that is not known to be done, count again what is left."""
+        call = self._call(operation, descriptors)
+        try:
+            changed = await self._client.run(call)
+        except (OutcomeUnknown, ShardConnectionFailed) as error:
+            operation.unsure, operation.note = len(descriptors), f"outcome unknown: {error}"
+            await self._store(operation)
+            left = await self._client.run(self._call(operation, descriptors, dry_run=True))
+            changed = await self._client.run(call) + len(descriptors) - left
+            operation.unsure, operation.note = 0, ""
+        operation.done += changed
+        operation.missed += len(descriptors) - changed
+
+    def _call(
+        self, operation: Operation, descriptors: Sequence[str], *, dry_run: bool = False
+    ) -> PreparedCall[int]:
+        selection = operation.selection
+        choice = JobChoice(descriptors, selection.choice.ended_before_ms)
+        common: dict[str, Any] = {"priority": 0, "dry_run": dry_run, "choice": choice}
+        if operation.what == "delete":
+            return calls.delete_jobs(selection.queue, selection.job_state, **common)
+        if operation.per_second and not dry_run:
+            begin_ms = operation.spread_from_ms or self._clock.now_ms()
+            spread_ms = round(1000 / operation.per_second * len(descriptors))
+            common |= {"run_after_ms": begin_ms, "spread_ms": spread_ms}
+            operation.spread_from_ms = begin_ms + spread_ms
+        return calls.retry_failed(selection.queue, attempts_to_allow=operation.attempts, **common)
+
+    async def _keep(self, operation: Operation, descriptors: Sequence[str]) -> None:
+        """Write jobs into the trash before they are deleted. Raises TrashFull, OSError."""
+        records = await self._client.run(calls.lookup(descriptors, include_body=True))
+        state = operation.selection.job_state
+        kept = [record for record in records.values() if record.state is state]
+        await asyncio.to_thread(self.trash.add, operation.number, kept)
+
+    async def _restore(self, operation: Operation) -> None:
+        """Enqueue the jobs of a delete again; each has a key, so that none is stored twice."""
+        begin = operation.done + operation.missed
+        batches = self.trash.batches(operation.source, begin, _BATCH_JOBS)
+        while batch := await asyncio.to_thread(next, batches, None):
+            if operation.phase is not Phase.RUNNING:
+                return
+            # A job that the delete had no time for, or did not find as it was, is there still.
+            there = await self._client.run(calls.lookup([kept.descriptor for kept in batch]))
+            gone = [kept.job for kept in batch if kept.descriptor not in there]
+            await self._client.run(calls.enqueue_keyed(operation.selection.queue, gone))
+            operation.done += len(gone)
+            operation.missed += len(batch) - len(gone)
+            await self._store(operation)
+        operation.phase = Phase.DONE
+
+    async def _batches(self, operation: Operation) -> AsyncIterator[tuple[list[str], str]]:
+        """Yield what is left to be changed, and where the scan goes on behind each batch."""
+        selection, jobs = operation.selection, operation.first_jobs or _BATCH_JOBS
+        if selection.choice.descriptors is not None:
+            left = iter(selection.choice.descriptors[operation.done + operation.missed :])
+            while named := list(islice(left, jobs)):
+                yield named, ""
+            return
+        async for page in pages(self._client, selection, operation.place, jobs):
+            if page.found:
+                yield [record.descriptor for record in page.found], page.place_behind
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / f"{number}.json"
+
+
+def _load(folder: Path) -> dict[int, Operation]:
+    """Return the operations that were stored; what was under way is interrupted."""
+    found: dict[int, Operation] = {}
+    for file in folder.glob("[0-9]*.json"):
+        try:
+            operation = msgspec.json.decode(file.read_bytes(), type=Operation)
+        except (OSError, msgspec.MsgspecError) as error:
+            log.warning("%s can't be read: %s", file, error)
+            continue
+        if operation.phase is Phase.RUNNING:
+            operation.phase, operation.note = Phase.INTERRUPTED, _ENDED
+        found[operation.number] = operation
+    return found
+
+
+# --- scans ----------------------------------------------------------------------------------
+
+
+class Page(NamedTuple):
+    """Jobs of a selection, and where the scan goes on behind them; "" after the last."""
+
+    found: Sequence[JobRecord]
+    place_behind: str
+
+
+async def pages(
+    client: RouterClient, selection: Selection, place: str, jobs: int, max_ms: int | None = None
+) -> AsyncIterator[Page]:
+    """Yield the jobs of a selection in pages of up to `jobs`, the latest first, from `place` on."""
+    begin, _, continuation = place.partition(" ")
+    scans = [False] if selection.has_ended else [True, False]
+    for at in range(int(begin or 0), len(scans)):
+        call = calls.scan(
+            selection.queue,
+            selection.job_state,
+            future=scans[at],
+            body_regex=selection.body_regex,
+            page_size=jobs,
+            newest_end_first=selection.has_ended,
+            max_ms=max_ms,
+            choice=None if selection.choice == JobChoice() else selection.choice,
+        )
+        left: PreparedCall[ScanResult] | None = call
+        if continuation and at == int(begin):
+            left = calls.page_after(call, ScanResult((), continuation))
+        while left is not None:
+            page = await client.run(left)
+            left = calls.page_after(call, page)
+            is_last = left is None and at == len(scans) - 1
+            yield Page(page.jobs, "" if is_last else f"{at} {page.continuation}")

@@ -1,0 +1,119 @@
+"""The trash data/trash: jobs that the dashboard deleted, with their bodies, for a day.
+
+Each delete has a file named after its number, a job a line, which is fsynced before any of its jobs
+is deleted. All files together hold `MOST_BYTES` at most.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from pinlaterd.clock import Clock
+from pinlaterd.model import Job, JobDescriptor, JobOptions, JobRecord
+
+MOST_BYTES = 256 << 20
+_KEPT_SECONDS = 24 * 3600
+
+
+class TrashFull(Exception):
+    """The jobs of a delete don't fit: none of the batch was written."""
+
+
+class KeptJob(NamedTuple):
+    """A deleted job: the descriptor that it had, and as what it is enqueued again."""
+
+    descriptor: str
+    job: Job
+
+
+class Trash:
+    """The deleted jobs of one deployment. Its methods block for the disk: call them beside the
+    loop."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+
+    def add(self, number: int, jobs: Iterable[JobRecord]) -> None:
+        """Keep jobs that are about to be deleted, durably. Raises TrashFull, OSError."""
+        data = b"".join(map(_line, jobs))
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.clean()
+        if self._size() + len(data) > MOST_BYTES:
+            raise TrashFull
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        with os.fdopen(os.open(self._file(number), flags, 0o600), "ab") as file:
+            file.write(b"\n" + data)  # a line that a crash cut short ends before ours
+            file.flush()
+            os.fsync(file.fileno())
+
+    def holds(self, number: int) -> bool:
+        """Return whether the jobs of a delete are kept still."""
+        return self._file(number).exists()
+
+    def batches(self, number: int, begin: int, jobs: int) -> Iterator[list[KeptJob]]:
+        """Yield the jobs of a delete from place `begin` on, so many at a time, each with a key by
+        which a second enqueue of it stores nothing. Raises OSError."""
+        kept: dict[str, KeptJob] = {}
+        with self._file(number).open("rb") as file:
+            for line in file:
+                with contextlib.suppress(ValueError, KeyError):  # a crash may have cut the last one
+                    job = _job(line, f"trash-{number}-")
+                    kept.setdefault(
+                        job.descriptor, job
+                    )  # a batch that was sent again is there twice
+        left = islice(kept.values(), begin, None)
+        while batch := list(islice(left, jobs)):
+            yield batch
+
+    def clean(self) -> None:
+        """Remove what is older than a day."""
+        oldest = self._clock.now_ms() / 1000 - _KEPT_SECONDS
+        for file in self._files():
+            with contextlib.suppress(OSError):
+                if file.stat().st_mtime < oldest:
+                    file.unlink()
+
+    def _size(self) -> int:
+        return sum(file.stat().st_size for file in self._files())
+
+    def _files(self) -> Iterator[Path]:
+        return self._folder.glob("*.jsonl")
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{number}.jsonl"
+
+
+def _line(record: JobRecord) -> bytes:
+    options = record.options or JobOptions()
+    facts = {
+        "descriptor": record.descriptor,
+        "body": base64.b64encode(record.body or b"").decode(),
+        "run_after_ms": record.run_after_ms,
+        "attempts": record.attempts_allowed,
+        "status": record.custom_status,
+        "options": list(options),
+    }
+    return json.dumps(facts).encode() + b"\n"
+
+
+def _job(line: bytes, key: str) -> KeptJob:
+    """Read a line, and give the job a key if it has none. Raises ValueError,
+    KeyError."""
+    facts = json.loads(line)
+    descriptor: str = facts["descriptor"]
+    named, options = JobDescriptor.parse(descriptor), JobOptions(*facts["options"])
+    if named is None:
+        raise ValueError(descriptor)
+    if options.key is None:
+        options = options._replace(key=f"{key}{named.shard}-{named.priority}-{named.local_id}")
+    body = base64.b64decode(facts["body"], validate=True)
+    fields = (facts["run_after_ms"], facts["attempts"], facts["status"])
+    return KeptJob(descriptor, Job(body, named.priority, *fields, options))

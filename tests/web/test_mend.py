@@ -1,0 +1,278 @@
+"""Mending from the dashboard: previews, operations, their undoing, and the audit log."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pinlaterd.client import AckInfo, ClaimedJob, Client, Job, JobOptions, JobState
+from tests.conftest import WaitUntil
+from tests.deployment import Deployment
+from tests.web.conftest import PageAnswer, Visitor, serving_web
+
+pytestmark = pytest.mark.service
+
+_HIDDEN = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
+_queues = iter(range(1, 1_000))
+
+
+@pytest.fixture(scope="module")
+def mending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with serving_web(tmp_path_factory.mktemp("mending"), shards=2, web_writes=True) as deployment:
+        yield deployment
+
+
+@pytest.fixture
+def client(mending: Deployment) -> Iterator[Client]:
+    with mending.client("worker:web1") as client:
+        yield client
+
+
+@pytest.fixture
+def visitor(mending: Deployment) -> Visitor:
+    return Visitor(mending.web_port)
+
+
+@pytest.fixture
+def queue(client: Client) -> str:
+    name = f"mend_{next(_queues)}"
+    client.create_queue(name)
+    return name
+
+
+def fail(client: Client, queue: str, *says: str, **fields: Any) -> list[str]:
+    """Return the descriptors of failed jobs: one a status, of which that is the body, too."""
+    client.enqueue(queue, [Job(each.encode(), attempts_allowed=1, **fields) for each in says])
+    claimed: list[ClaimedJob] = []
+    while len(claimed) < len(says):
+        claimed += client.dequeue(queue, limit=len(says))
+    acks = [
+        AckInfo(job.descriptor, job.body.decode(), claim_descriptor=job.claim_descriptor)
+        for job in claimed
+    ]
+    client.ack(queue, failed=acks)
+    return [job.descriptor for job in claimed]
+
+
+def fields_of(page: PageAnswer) -> dict[str, list[str]]:
+    """Return what the form of a page sends of itself."""
+    found: dict[str, list[str]] = {}
+    for name, value in _HIDDEN.findall(page.body):
+        found.setdefault(name, []).append(value)
+    found.pop("token")
+    found.pop("next", None)
+    return found
+
+
+def begin(visitor: Visitor, path: str, **more: str) -> PageAnswer:
+    """Send the form of a preview; return the page of the operation."""
+    return visitor.follow(visitor.post("/mend", {**fields_of(visitor.get(path)), **more}))
+
+
+def number_of(page: PageAnswer) -> int:
+    found = re.search(r"<h1>op (\d+):", page.body)
+    assert found, page.text
+    return int(found[1])
+
+
+@pytest.fixture
+def ended(visitor: Visitor, wait_until: WaitUntil) -> Callable[[int, str], PageAnswer]:
+    """Wait until an operation is in a phase; return its page."""
+
+    def wait(number: int, phase: str = "done") -> PageAnswer:
+        pages: list[PageAnswer] = []
+
+        def is_there() -> bool:
+            pages.append(visitor.get(f"/op/{number}"))
+            return f"{phase}:" in pages[-1].text
+
+        wait_until(is_there)
+        return pages[-1]
+
+    return wait
+
+
+def test_a_preview_says_what_would_be_and_changes_nothing(client, visitor, queue):
+    fail(client, queue, *[f"Timeout: smtp{n} is away" for n in range(7)], "KeyError: 'a'")
+
+    page = visitor.get(f"/mend?action=retry&queue={queue}&message=Timeout:+smtp%23+is+away")
+
+    assert page.status == 200
+    assert f"Retry 7 failed jobs of {queue}?" in page.text
+    assert "“Timeout: smtp# is away”, failed before" in page.text
+    assert "later ones stay" in page.text
+    assert len(re.findall(r'<td><a href="/j/', page.body)) == 5
+    command = f"pinlater-admin job retry {queue} --message 'Timeout: smtp# is away' --before"
+    assert command in page.text
+    assert client.count(queue, JobState.FAILED) == 8
+
+
+def test_ten_are_tried_then_it_asks_and_goes_on_with_those_of_the_preview(
+    client, visitor, queue, ended
+):
+    fail(client, queue, *[f"no {n}" for n in range(25)])
+    form = fields_of(visitor.get(f"/mend?action=retry&queue={queue}&message=no+%23"))
+    time.sleep(0.002)  # ends are told apart by milliseconds
+    [late] = fail(client, queue, "no 99")
+
+    sent = visitor.post("/mend", {**form, "mode": "first", "reason": "smtp is back"})
+    number = number_of(visitor.follow(sent))
+    ended(number, "asking")
+    claimed = client.dequeue(queue, limit=100)
+    client.ack(
+        queue,
+        succeeded=claimed[1:],
+        failed=[AckInfo(claimed[0].descriptor, "no 7")],
+    )
+
+    asking = visitor.get(f"/op/{number}")
+    assert len(claimed) == 10
+    assert f"op {number}: 10 tried, 9 succeeded, 1 failed alike" in asking.text
+    assert "Go on with 15" in asking.text
+    visitor.follow(visitor.post(f"/op/{number}", {"do": "go_on"}))
+    page = ended(number)
+    assert "25 retried" in page.text
+    assert client.count(queue, JobState.PENDING) == 15
+    left = {job.descriptor for job in client.scan(queue, JobState.FAILED)}
+    assert left == {late, claimed[0].descriptor}
+    assert "smtp is back" in visitor.get("/audit").text
+
+
+def test_a_double_click_acts_once(client, visitor, queue, ended):
+    fail(client, queue, "a", "b")
+    form = fields_of(visitor.get(f"/mend?action=retry&queue={queue}")) | {"mode": "all"}
+
+    first, second = visitor.post("/mend", form), visitor.post("/mend", form)
+
+    assert first.headers["Location"] == second.headers["Location"]
+    ended(number_of(visitor.follow(first)))
+    fail(client, queue)
+    assert visitor.post("/mend", form).headers["Location"] == first.headers["Location"]
+
+
+def test_retries_are_spread(client, visitor, queue, ended):
+    fail(client, queue, *"abcdef")
+
+    ended(number_of(begin(visitor, f"/mend?queue={queue}", mode="spread", per_second="0.1")))
+
+    times = sorted(
+        job.run_after_ms
+        for future in (False, True)
+        for job in client.scan(queue, JobState.PENDING, future=future)
+    )
+    assert len(times) == 6
+    assert 30_000 <= times[-1] - times[0] <= 60_000
+
+
+def test_deleted_jobs_are_restored_byte_for_byte_and_once(client, visitor, queue, ended):
+    bodies = [os.urandom(200) for _ in range(30)]
+    jobs = [
+        Job(body, 1 + n % 3, None, 1 + n % 4, f"s{n}", JobOptions(f"k{n}") if n % 2 else None)
+        for n, body in enumerate(bodies)
+    ]
+    client.enqueue_keyed(queue, jobs)
+    path = f"/mend?action=delete&queue={queue}&state=pending"
+
+    deleted = ended(number_of(begin(visitor, path, mode="all")))
+    assert "30 deleted" in deleted.text
+    assert client.count(queue, JobState.PENDING) == 0
+    number = number_of(deleted)
+    again = [visitor.post(f"/op/{number}", {"do": "restore"}) for _ in range(2)]
+    assert again[0].headers["Location"] == again[1].headers["Location"]
+    ended(number_of(visitor.follow(again[0])))
+
+    named = [job.descriptor for job in client.scan(queue, JobState.PENDING)]
+    found = client.lookup(named, include_body=True).values()
+    assert sorted(job.body for job in found) == sorted(bodies)
+    by_body = {job.body: job for job in jobs}
+    for one in found:
+        job = by_body[one.body]
+        assert (one.attempts_allowed, one.custom_status) == (
+            job.attempts_allowed,
+            job.custom_status,
+        )
+        assert f":p{job.priority}:" in one.descriptor
+        assert job.options is None or one.options.key == job.options.key
+
+
+def test_more_than_a_thousand_are_deleted_only_where_their_queue_is_typed(client, visitor, queue):
+    client.enqueue(queue, [b"x"] * 1_001)
+    form = fields_of(visitor.get(f"/mend?action=delete&queue={queue}&state=pending"))
+
+    refused = visitor.post("/mend", {**form, "mode": "all", "typed": "mail"})
+
+    assert refused.status == 400
+    assert f"Type the queue's name, {queue}" in refused.text
+    assert client.count(queue, JobState.PENDING) == 1_001
+
+
+def test_a_pause_a_limit_and_a_shards_switch_are_made_and_undone(
+    mending, client, visitor, queue, wait_until
+):
+    queues = mending.folder / "etc/queues.yaml"
+    for path, more, said in (
+        (f"/mend?action=pause&queue={queue}", {"reason": "disk check"}, "paused: true"),
+        (f"/mend?action=limit&queue={queue}", {"value": "7"}, "max_jobs_per_second: 7"),
+    ):
+        page = visitor.get(path)
+        form: dict[str, object] = {**fields_of(page), **more}
+        audit = visitor.follow(visitor.post("/mend", form))
+        assert said in queues.read_text()
+        visitor.post("/mend", form)  # sent twice
+        rows = re.findall(r'name="restore" value="(\d+)"', audit.body)
+        visitor.follow(visitor.post("/audit", {"restore": rows[0]}))
+        assert said not in queues.read_text()
+
+    shards = mending.folder / "etc/shards.yaml"
+    switch = fields_of(visitor.get("/mend?action=dequeue_only&shard=1&value=on"))
+    assert visitor.post("/mend", switch).status == 400
+    audit = visitor.follow(visitor.post("/mend", {**switch, "typed": "1"}))
+    assert "dequeue_only: true" in shards.read_text()
+    [row, *_] = re.findall(r'name="restore" value="(\d+)"', audit.body)
+    visitor.follow(visitor.post("/audit", {"restore": row}))
+    assert "dequeue_only: true" not in shards.read_text()
+    said = (mending.folder / "data/audit.jsonl").read_text()
+    assert "disk check" in said
+
+
+def test_a_killed_dashboard_says_interrupted_and_does_nothing_twice(
+    mending, client, visitor, queue, ended, wait_until
+):
+    fail(client, queue, *[str(n) for n in range(2_000)])
+    form = fields_of(visitor.get(f"/mend?action=delete&queue={queue}"))
+    number = number_of(
+        visitor.follow(visitor.post("/mend", {**form, "mode": "all", "typed": queue}))
+    )
+    record = mending.folder / f"data/operations/{number}.json"
+    wait_until(lambda: bool(json.loads(record.read_bytes())["done"]))
+    pid = mending.pids().get("web")
+    os.kill(mending.pids()["web"], signal.SIGKILL)
+    wait_until(lambda: mending.pids().get("web") not in (None, pid))
+
+    def is_back() -> bool:
+        try:
+            return bool(visitor.get(f"/op/{number}").status == 200)
+        except OSError:
+            return False
+
+    wait_until(is_back)
+    page = visitor.get(f"/op/{number}")
+    left = client.count(queue, JobState.FAILED)
+    if "interrupted:" in page.text:
+        assert "the dashboard was ended" in page.text
+        assert client.count(queue, JobState.FAILED) == left
+        visitor.post(f"/op/{number}", {"do": "go_on"})
+    ended(number)
+    assert client.count(queue, JobState.FAILED) == 0
+    visitor.follow(visitor.post(f"/op/{number}", {"do": "restore"}))
+    wait_until(lambda: client.count(queue, JobState.PENDING) == 2_000)
+    named = [job.descriptor for job in client.scan(queue, JobState.PENDING, page_size=1_000)]
+    found = client.lookup(named, include_body=True).values()
+    assert {job.body for job in found} == {str(n).encode() for n in range(2_000)}
