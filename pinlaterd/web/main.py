@@ -24,6 +24,7 @@ from pinlaterd.web import (
     overview,
     queue,
     system,
+    workers,
 )
 from pinlaterd.web.site import Site
 from pinlaterd.wire.control import ProcessState, Snapshot
@@ -36,6 +37,7 @@ PAGES = (
     queue,
     failures,
     job,
+    workers,
     system,
     guide,
     login,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pinlaterd.client import AckInfo
 from tests.deployment import frozen
 from tests.web.conftest import Visitor
@@ -96,3 +98,15 @@ def test_the_system_page_has_shards_processes_and_what_is_wrong(dashboard, visit
         wait_until(lambda: visitor.get("/system").cell("shard 2 state") != "serving")
         assert "shard-2" in visitor.get("/").text
     dashboard.wait_until_serving()
+
+
+def test_the_page_of_workers_says_who_asks_and_what_each_holds(dashboard, visitor, wait_until):
+    with dashboard.client(source="mailer:web3") as client:
+        client.create_queue("worked")
+        client.enqueue("worked", [b"x"] * 5)
+        client.dequeue("worked", limit=2)
+
+        # The figures by which claims are looked at are a second old.
+        held = re.compile(r'class="figure held"[^>]*>2<')
+        wait_until(lambda: held.search(visitor.get("/workers?queue=worked").body))
+        assert "mailer:web3 Well worked" in visitor.get("/workers").text
