@@ -24,7 +24,7 @@ from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES, Config
 from pinlaterd.engines import make_engine
 from pinlaterd.errors import ConnectionFailed, DeploymentError, ShardOwned, StorageError
 from pinlaterd.lifecycle import ExitCode
-from pinlaterd.status import shards_of
+from pinlaterd.status import SILENT, shards_of
 
 _SERVE_SECONDS = 60.0
 _FOLLOW_SECONDS = 60.0
@@ -129,7 +129,12 @@ def _wait_until_followed() -> Mapping[str, str | None]:
     for is_late in polls(_FOLLOW_SECONDS):
         status = service_status.fetch()
         against = status["config_problems"]
-        waits_for = "; ".join(["the coordinator has not carried it out", *against])
+        frozen = [
+            f"{process['name']} does not answer"
+            for process in status["processes"]
+            if process["state"] == SILENT
+        ]
+        waits_for = "; ".join(["the coordinator has not carried it out", *against, *frozen])
         if status["config_judged"] == ConfigFiles(command.directory() / ETC).digest:
             behind = [
                 process["name"]

@@ -596,6 +596,8 @@ DELIVERY_STRATEGIES = ("at_least_once", "at_most_once")
 MOST_JOB_TYPE_CHARS = 200
 MOST_INT16 = 2**15 - 1
 _HALF_A_YEAR_HOURS = 180 * 24.0
+# A job with a key is enqueued, due and done within so long.
+_LONGEST_UNDONE_HOURS, _MS_AN_HOUR = 366 * 24.0, 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -671,6 +673,13 @@ class Config:
             for name, queue in self.queues.items()
         }
         return {name: defaults for name, defaults in found.items() if defaults != usual}
+
+    def keys_kept_ms(self) -> float:
+        """Return the longest time for which the job of a key is kept: until it is due and done,
+        and then for its TTL."""
+        queues = [default_queue_settings(self.server), *self.queues.values()]
+        ttls = [max(one.job_succeeded_ttl_hours, one.job_failed_ttl_hours) for one in queues]
+        return (max(ttls) + _LONGEST_UNDONE_HOURS) * _MS_AN_HOUR
 
     def queue(self, name: str) -> QueueSettings:
         """Return the settings of the queue `name`, whether or not queues.yaml names it."""

@@ -79,6 +79,7 @@ class Cluster:
         self.keys = KeyPlacement() if before is None else before.keys
         self.weight = settings.weight
         self.config = 0  # the number of what all processes here follow
+        self.keys_followed = 0  # the placement of keys that all routers here follow, with that
         self.leaving = False  # whether this server is about to go: its shards go elsewhere
         if before is not None:
             self.place = Place(settings.server, before.member, before.members)
@@ -228,6 +229,7 @@ class Cluster:
             __version__,
             weight=self.weight,
             config=self.config,
+            keys=self.keys_followed,
             shards=shards,
             unreached=unreached,
             leaving=self.leaving,
@@ -266,14 +268,14 @@ class Cluster:
             if to != assignment.shards.get(name):
                 log.info("shard-%s: %s", name, to)
 
-    async def place_keys(self, takers: Mapping[str, bool]) -> None:
+    async def place_keys(self, takers: Mapping[str, bool], kept_ms: float) -> None:
         """Write the placement of keys that follows from `takers` (KeyPlacement.followed_by), if
         this server leads. All follow it once they see it."""
         view = self._view
         if view is None or not (view.connected and view.leads):
             return
         node = view.nodes.get("keys")
-        wanted = self.keys.followed_by(takers, self._clock.now_ms())
+        wanted = self.keys.followed_by(takers, self._clock.now_ms(), kept_ms)
         if node is not None and (
             wanted is self.keys or _decode(node.data, KeyPlacement, "keys") is None
         ):

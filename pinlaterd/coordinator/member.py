@@ -110,6 +110,8 @@ class MemberCoordinator(Coordinator):
             config, views = self._config, self._registry.views()
             cluster.leaving, cluster.weight = LEAVING.exists(), config.server.weight
             cluster.config = self._followed(views)
+            is_followed = self._followed_by_routers() == self._config_version
+            cluster.keys_followed = cluster.keys.number if is_followed else 0
             if self._knows_processes(views):
                 cluster.describe(shard_states(views), unreached_shards(views))
             if (serving := routers_serve(views)) is not None:
@@ -121,7 +123,7 @@ class MemberCoordinator(Coordinator):
             self._hear()
             await cluster.register()
             await cluster.lead(config.shards)
-            await cluster.place_keys(takers(self._entries()))
+            await cluster.place_keys(takers(self._entries()), self._config.keys_kept_ms())
 
     def _knows_processes(self, views: Sequence[ProcessView]) -> bool:
         """Whether the shards' processes here have reported. Until then what a coordinator before
@@ -240,13 +242,21 @@ class MemberCoordinator(Coordinator):
 
     async def _ask_holdings(self, shards: Collection[str]) -> Mapping[str, HeldJobs]:
         """Ask owners what shards hold that are to be removed; leave out those that fail."""
+        members = self._cluster.members.values()
+        followed = min([member.config for member in members], default=0)
+        if any(member.keys < self._cluster.keys.number for member in members):
+            followed = 0
         nodes = {member.server: node for node, member in self._cluster.members.items()}
         owners = {shard: self._cluster.assigned.get(shard) for shard in shards}
         asked = {s: nodes[o.server] for s, o in owners.items() if o and o.server in nodes}
         told = await asyncio.gather(
             *(self._ask(node, HoldingQuestion(shard), HeldJobs) for shard, node in asked.items())
         )
-        return {shard: one for shard, one in zip(asked, told, strict=True) if one is not None}
+        return {
+            shard: one._replace(config_version=min(one.config_version, followed))
+            for shard, one in zip(asked, told, strict=True)
+            if one is not None
+        }
 
     def _answer(self, question: PeerQuestion) -> object:
         """Answer a question of another server's coordinator."""

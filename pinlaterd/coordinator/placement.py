@@ -56,6 +56,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     shards: Mapping[str, ShardState] = {}
     unreached: Sequence[str] = ()  # shards that its routers can't reach
     config: int = 0  # what its processes follow: SharedConfig.number
+    keys: int = 0  # the placement of keys that all routers there follow, with that configuration
     leaving: bool = False  # it is about to go: as if in maintenance
 
 

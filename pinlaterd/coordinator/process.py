@@ -18,6 +18,7 @@ from pathlib import Path
 from pinlaterd.clock import Clock
 from pinlaterd.config import kinds, layout
 from pinlaterd.config.active import ActiveConfig, ConfigSuperseded, activate, load_active
+from pinlaterd.config.kinds import ROUTER, reporting
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.events import changes_between
 from pinlaterd.coordinator.overview import Overview
@@ -32,7 +33,7 @@ from pinlaterd.errors import ConfigError
 from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import count_dropped_lines, process_exists, set_up_log
 from pinlaterd.stats import Stats, StatsSnapshot, empty
-from pinlaterd.status import About, Sample, ServerFrame, Status
+from pinlaterd.status import STOPPED, About, Sample, ServerFrame, Status
 from pinlaterd.wire.control import (
     ControlServer,
     Details,
@@ -77,6 +78,7 @@ class Coordinator:
         self._joining = self._shards_since(before)
         self._keys = read_key_placement() or (before.keys if before else KeyPlacement())
         self._keys_problem = ""  # why the placement of keys can't be followed
+        self._keys_since = 0  # the version of the first snapshot with the placement of keys
         self._reload = self._new_reload(active)
         self._programs = LivePrograms(clock.monotonic) if _SUPERVISED in os.environ else None
         self._failure = ""  # why the configuration can't be followed
@@ -201,9 +203,29 @@ class Coordinator:
         def jobs(state: str) -> int:
             return int(sum(n for name, n in gauges.items() if name.endswith(state)))
 
-        # What it holds is not known before it has counted it; it is asked again.
-        version = 0 if gauges.get("shard_queues_counting") else report.config_version
+        # What it holds is not known before it has counted it; it is asked again. Nor is it while a
+        # router may send it jobs by what came before: it takes them after a restart with that.
+        version = min(report.config_version, self._followed_by_routers())
+        version = 0 if gauges.get("shard_queues_counting") else version
         return HeldJobs(version, jobs("_pending"), jobs("_in_progress"))
+
+    def _followed_by_routers(self) -> int:
+        """Return the version of the configuration that all routers follow, frozen ones included,
+        with the placement of keys that belongs to it; 0 if it is not known, or some do not."""
+        closed = {shard.name for shard in self._config.shards.values() if shard.dequeue_only}
+        routers = [
+            view.report
+            for view in self._registry.views()
+            if view.report.kind == ROUTER.name and view.state != STOPPED
+        ]
+        expected = {one.program for one in reporting(self._config) if one.kind is ROUTER}
+        if not (
+            closed.isdisjoint(self._snapshot.keys.enqueueable)
+            and expected <= {router.process for router in routers}
+            and all(router.snapshot_version >= self._keys_since for router in routers)
+        ):
+            return 0
+        return min([router.config_version for router in routers], default=0)
 
     # --- what the pages ask --------------------------------------------------------------------
 
@@ -387,12 +409,16 @@ class Coordinator:
         version = max(now_ms, before.version + 1) if before is not None else now_ms
         entries = self._entries()
         keys = self._placement_of_keys(entries)
+        if before is None or keys.number != before.keys.number or not self._keys_since:
+            self._keys_since = version
         return Snapshot(version, entries, now_ms, self._config_version, keys=keys)
 
     def _placement_of_keys(self, entries: Sequence[ShardEntry]) -> KeyPlacement:
         """Return the placement with the shards that routers know. It is in its file before anybody
         follows it; while that can't be written, the one before goes on."""
-        found = self._keys.followed_by(takers(entries), self._clock.now_ms())
+        found = self._keys.followed_by(
+            takers(entries), self._clock.now_ms(), self._config.keys_kept_ms()
+        )
         self._keys_problem = ""
         if found is not self._keys:
             try:

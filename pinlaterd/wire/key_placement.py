@@ -15,6 +15,7 @@ two answers say that they stored it, whatever a process follows, and however lat
 from __future__ import annotations
 
 import hashlib
+import math
 import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -28,32 +29,43 @@ from pinlaterd.model import QueueKey
 _SLOTS = 4096  # for each of which a process remembers a Home
 
 
+class FormerTakers(NamedTuple):
+    """The shards that took new jobs under placements of the past, the last of which ended then."""
+
+    shards: tuple[str, ...]
+    until_ms: int
+
+
 class KeyPlacement(msgspec.Struct, frozen=True, omit_defaults=True):
     """The `shards` that there are, each with the number of the placement with which it came.
     `enqueueable`: those of them that take new jobs. `earlier`: the sets of those that did under
-    placements before."""
+    placements before, and whose jobs may be kept still."""
 
     number: int = 0  # grows with each change; 0: not known
     shards: Mapping[str, int] = {}
     enqueueable: tuple[str, ...] = ()
-    earlier: tuple[tuple[str, ...], ...] = ()
+    earlier: tuple[FormerTakers, ...] = ()
 
-    def followed_by(self, shards: Mapping[str, bool], now_ms: int) -> KeyPlacement:
+    def followed_by(
+        self, shards: Mapping[str, bool], now_ms: int, kept_ms: float = math.inf
+    ) -> KeyPlacement:
         """Return the placement once there are `shards`, each with whether it takes new jobs; this
-        one if they are the same.
+        one if nothing changes. `kept_ms`: the longest time for which the job of a key is kept.
 
-        Sets are kept as long as a shard of theirs is there: jobs, and their keys, may be kept for
-        any time. The number is a time, so that it grows even if the last one was lost."""
+        A set is remembered for that time, and as long as a shard of it is there. The number is a
+        time, so that it grows even if the last one was lost."""
         enqueueable = tuple(sorted(name for name, takes_jobs in shards.items() if takes_jobs))
-        if (shards.keys(), enqueueable) == (self.shards.keys(), self.enqueueable):
+        former = {one.shards: one for one in self.earlier if one.until_ms + kept_ms > now_ms}
+        is_same = (shards.keys(), enqueueable) == (self.shards.keys(), self.enqueueable)
+        if is_same and len(former) == len(self.earlier):
             return self
         number = max(now_ms, self.number + 1)
         since = number if self.number else 0  # at first there is no earlier one to refuse
         came = {name: self.shards.get(name, since) for name in shards}
-        sets = dict.fromkeys((*self.earlier, self.enqueueable))
-        sets.pop(enqueueable, None)
-        earlier = tuple([names for names in sets if not came.keys().isdisjoint(names)])
-        return KeyPlacement(number, came, enqueueable, earlier)
+        former[self.enqueueable] = FormerTakers(self.enqueueable, now_ms)
+        former.pop(enqueueable, None)
+        earlier = [one for one in former.values() if not came.keys().isdisjoint(one.shards)]
+        return KeyPlacement(number, came, enqueueable, tuple(earlier))
 
 
 def read_key_placement(path: Path = layout.KEY_PLACEMENT_FILE) -> KeyPlacement | None:
@@ -98,7 +110,7 @@ class KeyHomes:
     def _home(self, slot: int) -> Home:
         present = self.placement.shards
         responsible = _best(slot, self.placement.enqueueable)
-        before = dict.fromkeys([_best(slot, shards) for shards in self.placement.earlier])
+        before = dict.fromkeys([_best(slot, one.shards) for one in self.placement.earlier])
         return Home(responsible, tuple(s for s in before if s in present and s != responsible))
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from pinlaterd.client import AckInfo, Job, JobState
+from tests.deployment import frozen
 from tests.faults.load import shards_of
 from tests.live.conftest import BASE, is_dequeue_only, serves
 
@@ -62,6 +65,24 @@ def test_empty_shard_is_removed(live, client, queue, load, wait_until, record_pr
         record_property("removed", live.wait_until(lambda s: serves(s, "1", "2")))
         wait_until(lambda: "shard-3" not in live.deployment.programs())
     assert load.errors == []
+
+
+def test_shard_stays_until_all_routers_know_that_it_takes_no_jobs(live, client, queue, wait_until):
+    """Else one might send it jobs yet, and it take them, once it had said that it holds none."""
+    live.shards(THREE)
+    live.wait_until_followed(lambda s: serves(s, "1", "2", "3"))
+    with frozen(live.deployment.pid_of("router")):
+        live.shards(BASE)
+        live.wait_until(lambda s: is_dequeue_only(s, "3"))
+        live.wait_until(lambda s: states(s)["router"] == "silent")
+        assert is_dequeue_only(live.deployment.status(), "3")
+
+    live.wait_until(lambda s: serves(s, "1", "2"))
+    wait_until(lambda: "shard-3" not in live.deployment.programs())
+
+
+def states(status: Mapping[str, Any]) -> Mapping[str, str]:
+    return {process["name"]: process["state"] for process in status["processes"]}
 
 
 def test_full_shard_is_not_removed_until_it_is_empty_or_abandoned(live, client, queue, wait_until):

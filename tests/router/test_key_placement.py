@@ -9,13 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from random import Random
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
 
-from pinlaterd.config.schema import Config, ServerSettings, ShardSettings
+from pinlaterd.config.schema import (
+    Config,
+    JobType,
+    ServerSettings,
+    ShardSettings,
+    default_queue_settings,
+)
 from pinlaterd.engines.base import StorageEngine
 from pinlaterd.errors import PinLaterError
 from pinlaterd.model import (
@@ -275,6 +282,28 @@ def first_wrong(walks: int, histories: Sequence[str] = HISTORIES) -> str:
 
 def test_two_shards_never_hold_a_key() -> None:
     assert first_wrong(WALKS) == ""
+
+
+def test_former_shards_are_asked_for_as_long_as_jobs_with_keys_may_be_kept() -> None:
+    job_type = JobType("t", "t", datetime.now(UTC), archive_hours=24 * 365 * 10)
+    settings = default_queue_settings(ServerSettings(), job_type)
+    kept_ms = Config(queues={"t": settings}).keys_kept_ms()
+    assert 3_600_000 * 24 * (365 * 10 + 366) == kept_ms > Config().keys_kept_ms()
+    shards = {"A": True, "B": True}
+    keys = [QueueKey(QUEUE, f"k{number}") for number in range(50)]
+
+    def asked(placement: KeyPlacement) -> bool:
+        return any(KeyHomes(placement).of(key).former for key in keys)
+
+    first = KeyPlacement().followed_by({"A": True}, 1, kept_ms)
+    second = first.followed_by(shards, 5000, kept_ms)
+    assert second.followed_by(shards, 4999 + int(kept_ms), kept_ms) is second
+    assert asked(second)
+
+    third = second.followed_by(shards, 5000 + int(kept_ms), kept_ms)
+    assert not asked(third)
+    assert third.number > second.number
+    assert third.shards == second.shards, "with the fences with which they came"
 
 
 def _no_former(homes: KeyHomes, key: QueueKey) -> Home:
