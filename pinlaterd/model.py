@@ -308,6 +308,10 @@ class AlikeAcks(Sequence[AckInfo]):
         return repr(list(self))
 
 
+_usual_fields = itemgetter(slice(1, Job._fields.index("options")))  # but the body
+_OTHERS_OF_JOB = defaults_behind(Job, "options")
+
+
 class AlikeJobs(Sequence[Job]):
     """Jobs that differ only in their bodies and, where they have keys, in those.
 
@@ -326,10 +330,15 @@ class AlikeJobs(Sequence[Job]):
         return len(self.bodies)
 
     def __iter__(self) -> Iterator[Job]:
-        if self.keys is not None:
-            return map(self.__getitem__, range(len(self.bodies)))
-        others = all_but_first(self.alike)
-        return (new_record(Job, (body, *others)) for body in self.bodies)
+        alike, options, keys = self.alike, self.alike.options, self.keys
+        if keys is None or options is None:
+            others = all_but_first(alike)
+            return (new_record(Job, (body, *others)) for body in self.bodies)
+        usual, of_key, others = _usual_fields(alike), all_but_first(options), _OTHERS_OF_JOB
+        return (
+            new_record(Job, (body, *usual, new_record(JobOptions, (key, *of_key)), *others))
+            for body, key in zip(self.bodies, keys, strict=True)
+        )
 
     @overload
     def __getitem__(self, index: int) -> Job: ...
@@ -351,9 +360,6 @@ class AlikeJobs(Sequence[Job]):
 
     def __repr__(self) -> str:
         return repr(list(self))
-
-
-_usual_fields = itemgetter(slice(1, Job._fields.index("options")))  # but the body
 
 
 def runs_of(jobs: Sequence[Job]) -> Sequence[tuple[Job, Sequence[bytes]]]:

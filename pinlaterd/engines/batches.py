@@ -322,7 +322,7 @@ class KeyedPlan:
 
 def enqueue_keyed(
     ops: Sequence[KeyedEnqueueOp],
-    find: FindKeys,
+    find: FindKeys | None,
     store: Callable[[str, Sequence[Job]], Sequence[int]],
 ) -> list[list[KeyHolder]]:
     """Store the jobs, but of each key the first at most, and none that is held; return the holders

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, groupby, islice, repeat
-from operator import itemgetter
+from itertools import count, islice, repeat
 from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import (
@@ -73,6 +72,7 @@ from pinlaterd.model import (
     Payload,
     PendingKey,
     claim_source,
+    runs_of,
 )
 
 
@@ -375,10 +375,6 @@ _COLUMNS = (
 )
 
 
-# What fills the columns of a job's row but `body`. Jobs mostly have it in common; keys never.
-_in_common = itemgetter(slice(1, Job._fields.index("options")))
-
-
 def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[range]:
     taken = []
     rows: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
@@ -387,15 +383,13 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
         tables, local_ids = store.tables.of(op.queue), store.take_local_ids(len(op.jobs))
         taken.append(local_ids)
         following = iter(local_ids)
-        for _, group in groupby(op.jobs, _in_common):  # most jobs differ in their bodies alone
-            alike = list(group)
-            job = alike[0]
+        for job, bodies in runs_of(op.jobs):
             place, between = (op.queue, job.priority), _between(tx, tables[job.priority], job)
-            of_group = list(islice(following, len(alike)))
-            ids[place] += of_group
+            of_run = list(islice(following, len(bodies)))
+            ids[place] += of_run
             rows[place] += [
-                b"(%d%b, _binary'%b')" % (local_id, between, escaped(job.body))
-                for local_id, job in zip(of_group, alike, strict=True)
+                b"(%d%b, _binary'%b')" % (local_id, between, escaped(body))
+                for local_id, body in zip(of_run, bodies, strict=True)
             ]
     for (queue, priority), part in rows.items():
         tx.insert(store.tables.of(queue)[priority], _COLUMNS, part, ids[queue, priority])
@@ -435,11 +429,12 @@ def _enqueue_keyed(
             if job.options
         }
         table = next(iter(store.tables.of(queue).values()))
-        for statement in put_options(table, options):
+        for statement in put_options(table, options, are_free=tx.finds_keys):
             tx.run(statement)
         return local_ids
 
-    return enqueue_keyed(ops, FindKeys(find, find_of_all), put)
+    # Keys are mostly free, as their index finds: only if not they are looked for first.
+    return enqueue_keyed(ops, FindKeys(find, find_of_all) if tx.finds_keys else None, put)
 
 
 # --- expiry ---------------------------------------------------------------------------------

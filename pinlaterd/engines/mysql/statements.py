@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import KeyHolder, StoredJob
 from pinlaterd.engines.mysql.connection import (
+    DUPLICATE_KEY,
     FAULTS,
     MysqlConnection,
     among,
@@ -192,6 +193,8 @@ def stored_job(priority: int, row: tuple[Any, ...]) -> StoredJob:
 # --- options --------------------------------------------------------------------------------
 
 _LISTED_KEYS = 200
+_COLUMNS_OF_OPTIONS = b" (local_id, priority, of_all, name, expires_at, check_at) VALUES "
+_COLUMNS_OF_ALL = b" (name, queue) VALUES "
 
 
 def find_keys(
@@ -236,8 +239,11 @@ def find_keys_of_all(
     return found
 
 
-def put_options(table: Table, jobs: Mapping[JobKey, JobOptions]) -> Iterator[bytes]:
-    """Store the options of jobs of the queue of `table`. One left without its job gives way."""
+def put_options(
+    table: Table, jobs: Mapping[JobKey, JobOptions], *, are_free: bool
+) -> Iterator[bytes]:
+    """Store the options of jobs of the queue of `table`. If their keys are known to be free, one
+    left without its job gives way; else a key that is there is an error."""
     rows, of_all = [], []
     for job, each in jobs.items():
         name = b"NULL" if each.key is None else quote_bytes(each.key.encode())
@@ -246,11 +252,11 @@ def put_options(table: Table, jobs: Mapping[JobKey, JobOptions]) -> Iterator[byt
         rows.append(b"(%d, %d, %d, %b, %b, %b)" % (*numbers, name, expiry, expiry))
         if each.key and each.key_of_all_queues:
             of_all.append(b"(%b, %b)" % (name, quote_text(table.queue)))
-    columns = b" (local_id, priority, of_all, name, expires_at, check_at) VALUES "
+    put = b"REPLACE INTO " if are_free else b"INSERT INTO "
     for part in pieces(rows, _LISTED_KEYS):
-        yield b"REPLACE INTO " + table.options + columns + b", ".join(part)
+        yield put + table.options + _COLUMNS_OF_OPTIONS + b", ".join(part)
     for part in pieces(of_all, _LISTED_KEYS):
-        yield b"REPLACE INTO %b (name, queue) VALUES " % table.keys_of_all + b", ".join(part)
+        yield put + table.keys_of_all + _COLUMNS_OF_ALL + b", ".join(part)
 
 
 def change_options(table: Table, local_ids: Sequence[int], assignments: bytes) -> Iterator[bytes]:
@@ -354,19 +360,27 @@ def _fitting(local_ids: Sequence[int], sizes: Mapping[int, int], most_bytes: int
 # many rows. SET fails where DO would not; a number out of range is an error in every sql_mode.
 _EXPECT = b"SET @unexpected = 9223372036854775807 + (ROW_COUNT() <> %d)"
 _OUT_OF_RANGE = 1690
+_MOST_HEAD_BYTES = 400  # of a statement up to its values, with two names
 
 
 class UnexpectedRows(Exception):
     """Jobs were not in the state that a statement relied on: to be done again, looking first."""
 
 
+class KeysAreHeld(Exception):
+    """Keys that were taken for free may be held: to be done again, looking first."""
+
+
 class Transaction:
     """Statements are sent several in a packet: with the next one that reads, or with the COMMIT.
     One that is alone is a transaction by itself."""
 
-    def __init__(self, db: MysqlConnection, now_ms: int, *, careful: bool) -> None:
+    def __init__(
+        self, db: MysqlConnection, now_ms: int, *, careful: bool, finds_keys: bool = False
+    ) -> None:
         self.now_ms = now_ms
         self.careful = careful  # whether rows were unexpected before
+        self.finds_keys = finds_keys  # whether keys were held before
         self.committing = False  # whether the server was asked to commit
         self.depth_changes: defaultdict[tuple[str, int, JobState], int] = defaultdict(int)
         self._db = db
@@ -465,6 +479,10 @@ class Transaction:
         except FAULTS as fault:
             if code_of(fault) == _OUT_OF_RANGE and self._db.last_statement.startswith(b"SET"):
                 raise UnexpectedRows from fault
+            statement = self._db.last_statement[:_MOST_HEAD_BYTES]
+            puts_options = _COLUMNS_OF_OPTIONS in statement or _COLUMNS_OF_ALL in statement
+            if code_of(fault) == DUPLICATE_KEY and puts_options and not self.finds_keys:
+                raise KeysAreHeld from fault
             raise
 
     def _moved(

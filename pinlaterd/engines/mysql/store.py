@@ -47,7 +47,7 @@ from pinlaterd.engines.mysql.connection import (
     storage_error,
 )
 from pinlaterd.engines.mysql.ownership import ServerLock
-from pinlaterd.engines.mysql.statements import Transaction, UnexpectedRows
+from pinlaterd.engines.mysql.statements import KeysAreHeld, Transaction, UnexpectedRows
 from pinlaterd.engines.mysql.tables import (
     ShardTables,
     TableSnapshot,
@@ -243,15 +243,19 @@ class Store:
         """`work` in one durable transaction. It may be called again, if a foreign writer's locks
         or ids, or jobs in an unexpected state, get in its way: nothing is kept of what it did
         before."""
-        careful, attempts_left = self._careful_left > 0, _ATTEMPTS
+        careful, finds_keys, attempts_left = self._careful_left > 0, False, _ATTEMPTS
         self._careful_left -= careful
         while True:
             db = self.db
-            tx = Transaction(db, now_ms, careful=careful)
+            tx = Transaction(db, now_ms, careful=careful, finds_keys=finds_keys)
             try:
                 result = work(tx)
                 marked_local_id = self._mark_ids(tx)
                 tx.commit()
+            except KeysAreHeld as held:
+                self._roll_back(db, held)
+                finds_keys = True
+                continue
             except UnexpectedRows as unexpected:
                 self._roll_back(db, unexpected)
                 attempts_left -= careful
