@@ -329,6 +329,24 @@ class History:
             self.balance()
 
 
+def merged_series(kind: SubjectKind, parts: Sequence[Series]) -> Series:
+    """Return the history of a subject on several servers: the sum of what is known, but of ages and
+    percentiles the greatest."""
+    step_ms = max(part.step_ms for part in parts)
+    known = [one for one in parts if one.step_ms == step_ms and one.series[kind.figures[0]]]
+    if len(known) < 2:
+        return known[0] if known else parts[0]
+    first = max(part.from_ms for part in known)
+    greatest = {*kind.ages, *kind.percentiles}
+    series: dict[str, Sequence[float | None]] = {}
+    for name in kind.series:
+        columns = [part.series[name][(first - part.from_ms) // step_ms :] for part in known]
+        rows = [[one for one in row if one is not None] for row in zip(*columns, strict=False)]
+        whole = max if name in greatest else sum
+        series[name] = [whole(row) if row else None for row in rows]
+    return Series(step_ms, first, series)
+
+
 def write_history(path: Path, packed: Sequence[bytes]) -> None:
     """Replace the file, durably. It takes a while: not for an event loop."""
     checksum = 0

@@ -38,9 +38,11 @@ from pinlaterd.coordinator.server_rates import ServerRates
 from pinlaterd.coordinator.shared_config import SharedConfig
 from pinlaterd.coordinator.zookeeper import View
 from pinlaterd.stats import StatsSnapshot
-from pinlaterd.status import Sample, ServerFrame, Status, together
+from pinlaterd.status import Sample, Status, together
 from pinlaterd.wire.control import (
+    DetailsQuestion,
     FrameQuestion,
+    HistoryQuestion,
     HoldingQuestion,
     PeerQuestion,
     ProcessState,
@@ -215,9 +217,6 @@ class MemberCoordinator(Coordinator):
         own = self._own(statistics=statistics)
         return together(own, await self._ask_others(StatusQuestion(statistics), Sample))
 
-    async def _other_frames(self) -> Mapping[str, ServerFrame | None]:
-        return await self._ask_others(FrameQuestion(), ServerFrame)
-
     async def _ask_others(self, question: PeerQuestion, kind: type[T]) -> Mapping[str, T | None]:
         """Ask all other servers; None stands for one that does not answer."""
         others = {
@@ -258,11 +257,15 @@ class MemberCoordinator(Coordinator):
             if one is not None
         }
 
-    def _answer(self, question: PeerQuestion) -> object:
+    async def _answer(self, question: PeerQuestion) -> object:
         """Answer a question of another server's coordinator."""
         if isinstance(question, HoldingQuestion):
             here = self._holding(question.shard)
             return here and self._shared.holding(here)
         if isinstance(question, FrameQuestion):
             return self._overview.server_frame()
+        if isinstance(question, DetailsQuestion):
+            return await self._details.gather()
+        if isinstance(question, HistoryQuestion):
+            return self._overview.series(question)
         return self._own(statistics=question.statistics)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -22,12 +23,21 @@ from pinlaterd.coordinator.history import (
     LONG_STEP_MS,
     QUEUE,
     STEP_MS,
+    Series,
     load_history,
+    merged_series,
     write_history,
 )
 from pinlaterd.coordinator.sampler import Sampler
 from pinlaterd.coordinator.workers import DetailsControl, Workers
 from pinlaterd.status import Facts, PauseNote, Sample, ServerFrame, whole_frame
+from pinlaterd.wire.control import (
+    Details,
+    DetailsQuestion,
+    FrameQuestion,
+    HistoryQuestion,
+    PeerQuestion,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +46,15 @@ _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 _MOST_POINTS = 72
 
-OtherFrames = Callable[[], Awaitable[Mapping[str, ServerFrame | None]]]
+T = TypeVar("T")
+
+
+class AskOthers(Protocol):
+    """Asks all other servers; None stands for one that does not answer."""
+
+    async def __call__(
+        self, question: PeerQuestion, kind: type[T], /
+    ) -> Mapping[str, T | None]: ...
 
 
 class QuestionError(Exception):
@@ -51,20 +69,20 @@ class Overview:
         clock: Clock,
         take: Callable[[], Sample],
         config_of: Callable[[], Config],
-        others: OtherFrames,
+        ask_others: AskOthers,
         details: DetailsControl,
         path: Path = layout.HISTORY_FILE,
     ) -> None:
-        """`take` returns the sample of this server, `others` the frames of the others by name."""
+        """`take` returns the sample of this server."""
         self._clock = clock
         self._take = take
         self._config_of = config_of
-        self._others = others
+        self._ask_others = ask_others
         self._details = details
         self._path = path
         self.history = load_history(path, config_of().server.history_mib * MIB)
         self.events = self.history.events
-        self._workers = Workers(clock, details, config_of)
+        self._workers = Workers(clock, self._gather_details, config_of)
         self._sampler = Sampler(clock, take, self.history)
         self._next: asyncio.TimerHandle | None = None
         self._written_ms = clock.now_ms()
@@ -111,7 +129,7 @@ class Overview:
     async def frame(self, *, whole: bool) -> Facts:
         """Return what has happened in the last seconds, here or on the `whole` cluster."""
         await self._details.wait_for_first()
-        others = await self._others() if whole else {}
+        others = await self._ask_others(FrameQuestion(), ServerFrame) if whole else {}
         return whole_frame(self.server_frame(), others, self._pauses())
 
     def _pauses(self) -> Mapping[str, PauseNote]:
@@ -124,10 +142,15 @@ class Overview:
 
     async def workers(self) -> Facts:
         """Return who calls for jobs, and what each source does and holds."""
-        queues = self.server_frame().queues
-        return await self._workers.page(
-            {queue: part.totals.in_progress for queue, part in queues.items()}
+        queues = (await self.frame(whole=True))["queues"]
+        return await self._workers.page({row["name"]: row["in_progress"] for row in queues})
+
+    async def _gather_details(self) -> Sequence[Details]:
+        """Return what the processes of all servers know."""
+        own, others = await asyncio.gather(
+            self._details.gather(), self._ask_others(DetailsQuestion(whole=True), list[Details])
         )
+        return [*own, *(one for found in others.values() for one in found or ())]
 
     async def failures(self, query: Mapping[str, str]) -> Facts:
         """Return what failed attempts of the `queue` that a request names have said. Raises
@@ -138,19 +161,26 @@ class Overview:
         found = await self._workers.failures(queue)
         return {"queue": queue, "failures": [one._asdict() for one in found]}
 
-    def read_history(self, query: Mapping[str, str]) -> Facts:
+    def series(self, question: HistoryQuestion) -> Series:
+        """Return the history of a subject as far as this server knows it."""
+        now_ms = self._clock.now_ms()
+        return self.history.read(KINDS[question.kind], question.name, question.since_ms, now_ms)
+
+    async def read_history(self, query: Mapping[str, str]) -> Facts:
         """Return the history that a request asks for: of the `queue`, `shard` or `process` that it
         names, `since` a time. Raises QuestionError."""
         kinds = [kind for kind in KINDS.values() if kind.name in query]
         if len(kinds) != 1:
             raise QuestionError("name one subject: ?queue=NAME, ?shard=NAME or ?process=NAME")
         kind, name, now_ms = kinds[0], query[kinds[0].name], self._clock.now_ms()
-        since_ms = _since_ms(query, now_ms)
-        found = self.history.read(kind, name, since_ms, now_ms)
+        question = HistoryQuestion(kind.name, name, _since_ms(query, now_ms))
+        others = await self._ask_others(question, Series) if query.get("servers") == "all" else {}
+        found = merged_series(kind, [self.series(question), *filter(None, others.values())])
         return {
             kind.name: name,
             **msgspec.structs.asdict(found),
             "now_ms": now_ms,
+            "unanswered": [server for server, one in others.items() if one is None],
             "events": self.events.since(found.from_ms),
         }
 

@@ -140,7 +140,7 @@ class Pages:
         return _json(await self._overview.frame(whole=_is_whole(request)))
 
     async def _history_json(self, request: web.Request) -> web.Response:
-        return _json(self._overview.read_history(request.query))
+        return _json(await self._overview.read_history(request.query))
 
     async def _outlines_json(self, request: web.Request) -> web.Response:
         return _json(self._overview.read_outlines(request.query))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import msgspec
 
@@ -47,7 +47,7 @@ class Peers:
         key: ClusterKey,
         loop: asyncio.AbstractEventLoop,
         stats: Stats,
-        answer: Callable[[PeerQuestion], object],
+        answer: Callable[[PeerQuestion], Awaitable[object]],
         on_heard: Callable[[], None],
         new_rates: Callable[[Peers], ServerRates],
         permits: PermitControl,
@@ -61,6 +61,7 @@ class Peers:
         self._loop = loop
         self._stats = stats
         self._answer = answer
+        self._answering: set[asyncio.Task[None]] = set()
         self._on_heard = on_heard
         endpoint = f"tcp://{settings.peer_host}:{settings.peer_port}"
         self._server = ControlServer(endpoint=endpoint, key=key)
@@ -107,6 +108,8 @@ class Peers:
 
     def close(self) -> None:
         self._addresses = {}
+        for task in self._answering:
+            task.cancel()
         self._disconnect(())
         self._loop.remove_reader(self._server.fileno())
         self._server.close()
@@ -188,7 +191,12 @@ class Peers:
             self._permits.heard_elsewhere(peer, message)
             return True
         if isinstance(message, Question):
-            body = msgspec.Raw(msgspec.json.encode(self._answer(message.about)))
-            self._server.send(peer, PeerAnswer(message.number, body))
-            self._hear_soon()
+            task = self._loop.create_task(self._reply_to(peer, message))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
         return False
+
+    async def _reply_to(self, peer: bytes, question: Question) -> None:
+        body = msgspec.Raw(msgspec.json.encode(await self._answer(question.about)))
+        self._server.send(peer, PeerAnswer(question.number, body))
+        self._hear_soon()

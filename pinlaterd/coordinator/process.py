@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import TypeVar
 
 from pinlaterd.clock import Clock
 from pinlaterd.config import kinds, layout
@@ -33,13 +34,14 @@ from pinlaterd.errors import ConfigError
 from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import count_dropped_lines, process_exists, set_up_log
 from pinlaterd.stats import Stats, StatsSnapshot, empty
-from pinlaterd.status import STOPPED, About, Sample, ServerFrame, Status
+from pinlaterd.status import STOPPED, About, Sample, Status
 from pinlaterd.wire.control import (
     ControlServer,
     Details,
     DetailsQuestion,
     MalformedMessage,
     Mend,
+    PeerQuestion,
     PermitReport,
     ProcessState,
     RateReport,
@@ -58,6 +60,7 @@ from pinlaterd.wire.key_placement import (
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _SUPERVISED = "SUPERVISOR_ENABLED"  # supervisord sets it for those whom it runs
 
 
@@ -89,7 +92,7 @@ class Coordinator:
         self._control: ControlServer | None = None
         self._details = DetailsControl(clock, self._ask_details)
         self._overview = Overview(
-            clock, self._totals, lambda: self._config, self._other_frames, self._details
+            clock, self._totals, lambda: self._config, self._ask_others, self._details
         )
         pages = Pages(self.status, self.stats, self.whole, self._overview)
         # Two, so that commands reach this coordinator while clients hold all of the port.
@@ -266,8 +269,8 @@ class Coordinator:
         stats = {layout.COORDINATOR: self._stats.snapshot(), **self._registry.stats()}
         return Sample(self.status(), stats, self._clock.monotonic())
 
-    async def _other_frames(self) -> Mapping[str, ServerFrame | None]:
-        """Return the frames of the other servers, of which there is none."""
+    async def _ask_others(self, question: PeerQuestion, kind: type[T]) -> Mapping[str, T | None]:
+        """Ask the other servers, of which there is none."""
         return {}
 
     def stats(self) -> Mapping[str, StatsSnapshot]:

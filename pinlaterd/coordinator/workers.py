@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -144,10 +144,14 @@ class Workers:
     """Makes the page of workers. Used on the coordinator's event loop."""
 
     def __init__(
-        self, clock: Clock, details: DetailsControl, config_of: Callable[[], Config]
+        self,
+        clock: Clock,
+        gather: Callable[[], Awaitable[Sequence[Details]]],
+        config_of: Callable[[], Config],
     ) -> None:
+        """`gather` returns what the processes of all servers know."""
         self._clock = clock
-        self._details = details
+        self._gather = gather
         self._config_of = config_of
         self._client: AsyncClient | None = None
         self._counted: tuple[float, Mapping[_Place, int]] | None = None  # when, and how many jobs
@@ -156,9 +160,9 @@ class Workers:
         """Return the workers of all queues. `in_progress`: how many jobs are, by queue."""
         before = self._counted
         if before is None or self._clock.monotonic() - before[0] > _LATELY_SECONDS:
-            before = self._count(await self._details.gather())
+            before = self._count(await self._gather())
             await asyncio.sleep(_RATE_SECONDS)
-        details = await self._details.gather()
+        details = await self._gather()
         now = self._count(details)
         workers = _called(details)
         seconds = max(now[0] - before[0], 1e-3)
@@ -226,7 +230,7 @@ class Workers:
         """Return the signatures of a queue's failed attempts, as shards have counted them; the most
         frequent first."""
         whole: dict[str, FailureCount] = {}
-        for details in await self._details.gather():
+        for details in await self._gather():
             for one in details.failure_counts:
                 if one.queue == queue:
                     known = whole.get(one.signature)

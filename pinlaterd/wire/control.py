@@ -295,7 +295,15 @@ class HoldingQuestion(_Message):
     shard: str
 
 
-PeerQuestion = StatusQuestion | HoldingQuestion | FrameQuestion
+class HistoryQuestion(_Message):
+    """A question for the history of a queue, shard or process (`kind`) since a time."""
+
+    kind: str
+    name: str
+    since_ms: int
+
+
+PeerQuestion = StatusQuestion | HoldingQuestion | FrameQuestion | HistoryQuestion | DetailsQuestion
 
 
 class Question(_Message):

@@ -13,6 +13,7 @@ from pinlaterd.coordinator.history import (
     STEP_MS,
     History,
     load_history,
+    merged_series,
     write_history,
 )
 from pinlaterd.stats import Histogram
@@ -125,6 +126,26 @@ def test_what_was_written_is_there_again(tmp_path):
     week = known(again, since_ms=NOW_MS - 2 * HOUR_MS, now_ms=later)
     assert week.series["wait_p50_ms"][-1] is None or week.series["ready"][-1] is not None
     assert [event.text for event in again.events.since(0)] == ["router restarted"]
+
+
+def test_the_history_of_several_servers_adds_up():
+    here, there, idle = History(MIB), History(MIB), History(MIB)
+    for step in range(4):
+        at = NOW_MS + step * STEP_MS
+        figures = row(**{"in": 3, "oldest_ms": step})
+        here.record(QUEUE, "mail", at, figures, waits(10), activity=1)
+        if step:
+            figures = row(**{"in": math.nan if step == 2 else 2, "oldest_ms": 1})
+            there.record(QUEUE, "mail", at, figures, waits(500), activity=1)
+    parts = [known(one, now_ms=NOW_MS + 3 * STEP_MS) for one in (here, there, idle)]
+
+    found = merged_series(QUEUE, parts)
+
+    assert (found.step_ms, found.from_ms) == (STEP_MS, NOW_MS)
+    assert found.series["in"] == [3, 5, 3, 5]
+    assert found.series["oldest_ms"] == [0, 1, 2, 3]
+    assert found.series["wait_p99_ms"][1] == pytest.approx(500, rel=0.05)
+    assert merged_series(QUEUE, parts[2:]).series["in"] == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"pinlaterd history 1\n00000000\n[]\n"])

@@ -85,7 +85,7 @@ class Coordinator:
         member = Member("b", HOST, address, 9100, f"{HOST}:9010", "0")
         self.peers.follow({"m-2": member}, "m-1", frozenset(), served=True)
 
-    def answer(self, question: object) -> object:
+    async def answer(self, question: object) -> object:
         return {"asked": str(question)}
 
     def on_heard(self) -> None:
