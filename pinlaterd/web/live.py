@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 _SECONDS = 1.0  # between samples
 _OUTLINE_SECONDS = 10.0  # between those of the last hour
 _OUTLINES = "/outlines.json?series=ready&points=36"
-_PATIENCE_SECONDS = 1.5  # for the coordinator's answer, where an earlier one can be shown
+# For the coordinator's answer, where an earlier one can be shown: the page says how old that is.
+_PATIENCE_SECONDS = 1.5
+_SHORT_PATIENCE_SECONDS = 0.02  # where that is of just now
+_RECENT_SECONDS = 3.0
 _MOST_BEHIND = 5  # events that a viewer has not taken yet
 
 Cells = Mapping[str, str]
@@ -53,6 +56,7 @@ class ServiceFrames:
         self.last: LiveFrame | None = None
         self._outlines: Mapping[str, Sequence[float | None]] = {}
         self._next_outlines = 0.0
+        self._asked_at = 0.0
         self._asking: asyncio.Task[LiveFrame] | None = None
         self.problem = ""  # why the last one is not newer
 
@@ -65,20 +69,31 @@ class ServiceFrames:
         """Return what is known now, or was when the coordinator last answered. Raises
         ConnectionFailed if it never has."""
         age = self.age_seconds
-        if self.last is not None and age is not None and age < _SECONDS / 2:
+        if self.last is not None and age is not None and age < _SECONDS:
             return self.last
+        patience = self._patience(age)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self._ask())
-        patience = None if self.last is None else 0.0 if self.problem else _PATIENCE_SECONDS
         await asyncio.wait({self._asking}, timeout=patience)
         if not self._asking.done():
-            self.problem = self.problem or "the coordinator does not answer"
+            if patience != _SHORT_PATIENCE_SECONDS:
+                self.problem = self.problem or "the coordinator does not answer"
         elif (error := self._asking.exception()) and (
             not isinstance(error, ConnectionFailed) or self.last is None
         ):
             raise error
         assert self.last is not None
         return self.last
+
+    def _patience(self, age: float | None) -> float | None:
+        """Return how long the coordinator is waited for; None: as long as it takes."""
+        if age is None:
+            return None
+        now = self._clock.monotonic()
+        before, self._asked_at = self._asked_at, now
+        if self.problem and now - before < _RECENT_SECONDS:
+            return 0.0
+        return _SHORT_PATIENCE_SECONDS if age < _RECENT_SECONDS else _PATIENCE_SECONDS
 
     async def ask(self, path: str) -> Facts | None:
         """Return another page of the coordinator; None if it does not answer."""
