@@ -38,16 +38,16 @@ class RouterClient:
     def __init__(self, settings: ServerSettings, clock: Clock, kind: str) -> None:
         """`kind`: of the process, by which routers know the caller."""
         self._clock = clock
-        self._seconds = settings.request_timeout_ms / 1000
-        self._at_once = _client(settings, kind, self._seconds, _CONNECTIONS)
-        self._waiting = _client(settings, kind, self._seconds, _WAITING_CONNECTIONS)
+        self.seconds = settings.request_timeout_ms / 1000  # that a request has
+        self._at_once = _client(settings, kind, self.seconds, _CONNECTIONS)
+        self._waiting = _client(settings, kind, self.seconds, _WAITING_CONNECTIONS)
         self._releases: set[asyncio.Task[None]] = set()
         self._claims: dict[asyncio.Future[Any], PreparedCall[Any]] = {}  # under way
 
     async def run(self, call: PreparedCall[T]) -> T:
         """Return the result of `call`. Raises what AsyncClient raises."""
         client = self._waiting if call.wait_ms else self._at_once
-        until = self._clock.monotonic() + self._seconds
+        until = self._clock.monotonic() + self.seconds
         while True:
             try:
                 return await client.run(call)

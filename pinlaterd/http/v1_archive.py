@@ -2,7 +2,8 @@
 
 Each queue of a job type is scanned in both states by the time of the end, a page at a time, and
 what the scans find is merged by (time, queue, state, place in the scan). A cursor names the last
-job of an answer: each scan goes on behind that place.
+job of an answer: each scan goes on behind that place. When most of a request's time is over, the
+answer is what was found by then, with a cursor.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pinlaterd.client import calls
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.http.job_types import JobTypes
 from pinlaterd.http.v1_bodies import job_answer, status_of
-from pinlaterd.http.v1_errors import bad_request, json_response, server_error
+from pinlaterd.http.v1_errors import bad_request, json_response, server_error, unavailable
 from pinlaterd.http.v1_jobs import Names, queue_of
 from pinlaterd.model import (
     CONTINUATION_END,
@@ -44,6 +45,7 @@ _STATES = {
 }
 _LAST_SHARD, _LAST_PRIORITY = "z" * 16, 127
 _LIMIT_DIGITS = 4
+_SCAN_PART = 0.8  # of a request's time: the rest is for bodies
 
 
 class _Place(NamedTuple):
@@ -117,6 +119,15 @@ class _Scan:
             self._continuation = page.continuation
 
 
+async def _choose(scans: Sequence[_Scan], limit: int, chosen: list[JobRecord]) -> None:
+    """Append to `chosen` the first jobs of all scans, in their order."""
+    await asyncio.gather(*(scan.fill() for scan in scans))
+    while len(chosen) < limit and (left := [scan for scan in scans if scan.found]):
+        first = min(left, key=lambda scan: _Place.of(scan.found[0]))
+        chosen.append(first.found.popleft())
+        await first.fill()
+
+
 class Archive:
     """The handler of the call."""
 
@@ -141,14 +152,17 @@ class Archive:
             if name in ("", one.name) and may(request.get(USER), "view", one.queue)
             for state in _STATES[status]
         ]
-        await asyncio.gather(*(scan.fill() for scan in scans))
         chosen: list[JobRecord] = []
-        while len(chosen) < limit and (left := [scan for scan in scans if scan.found]):
-            first = min(left, key=lambda scan: _Place.of(scan.found[0]))
-            chosen.append(first.found.popleft())
-            await first.fill()
+        try:
+            async with asyncio.timeout(_SCAN_PART * self._client.seconds):
+                await _choose(scans, limit, chosen)
+            is_whole = len(chosen) < limit
+        except TimeoutError:
+            if not chosen:
+                raise unavailable("No such job was found in time; name a job type") from None
+            is_whole = False
         headers = {}
-        if len(chosen) == limit:
+        if not is_whole:
             link = request.url.update_query(cursor=str(_Place.of(chosen[-1])))
             headers = {"Link": f'<{link.relative()}>; rel="next"'}
         return json_response(await self._with_bodies(chosen), headers=headers)

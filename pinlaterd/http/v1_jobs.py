@@ -168,7 +168,7 @@ class JobHandlers:
         if status not in _ENDS:
             raise bad_request("invalid_status", f"Invalid job status: {status}")
         job_id = parse_id(names["id"], may_lack_prefix=True)
-        job_type = self._job_types.get(names["name"])
+        job_type = await self._job_types.find(names["name"])
         if status == "succeeded":
             await self._end(job_id, job_type, JobState.SUCCEEDED, attempt, expected=attempt)
         elif job_type is None:
