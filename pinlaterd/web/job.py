@@ -34,7 +34,7 @@ class JobLook(NamedTuple):
     word: str
 
 
-class Step(NamedTuple):
+class LifeStep(NamedTuple):
     """Something that happened to a job, or is to happen. `at_ms`: None if no store keeps it."""
 
     state: str
@@ -60,34 +60,34 @@ def holder_of(job: JobRecord) -> str:
     return claim_source(job.claim_descriptor or "") or ""
 
 
-def steps_of(job: JobRecord) -> Sequence[Step]:
+def steps_of(job: JobRecord) -> Sequence[LifeStep]:
     """Return what is known of a job's life, in order."""
     failed = max(0, job.attempts_allowed - job.attempts_remaining)
     holder = holder_of(job)
     last_failed_ms = job.updated_at_ms if job.state is JobState.PENDING else None
-    steps = [Step("idle", "enqueued", job.created_at_ms)]
+    steps = [LifeStep("idle", "enqueued", job.created_at_ms)]
     earlier = failed - 1 if job.state is JobState.FAILED else failed
     if earlier > 1:
-        steps.append(Step("failing", f"attempts 1 to {earlier} failed", last_failed_ms))
+        steps.append(LifeStep("failing", f"attempts 1 to {earlier} failed", last_failed_ms))
     elif earlier == 1:
-        steps.append(Step("failing", "attempt 1 failed", last_failed_ms))
+        steps.append(LifeStep("failing", "attempt 1 failed", last_failed_ms))
     delay_ms = job.run_after_ms - job.created_at_ms
     if earlier > 0 or delay_ms >= _AT_ONCE_MS or job.state is JobState.PENDING:
         due = "due again" if earlier > 0 else "due"
-        steps.append(Step("idle", due, job.run_after_ms, f"after {text.duration(delay_ms)}"))
+        steps.append(LifeStep("idle", due, job.run_after_ms, f"after {text.duration(delay_ms)}"))
     took = f"after {text.duration(max(0, job.updated_at_ms - job.run_after_ms))}"
     detail = ", ".join(filter(None, [holder, took]))
     match job.state:
         case JobState.FAILED if job.end_reason == EXPIRED:
-            steps.append(Step("failing", "expired", job.updated_at_ms))
+            steps.append(LifeStep("failing", "expired", job.updated_at_ms))
         case JobState.FAILED:
-            steps.append(Step("failing", f"attempt {failed} failed", job.updated_at_ms, detail))
+            steps.append(LifeStep("failing", f"attempt {failed} failed", job.updated_at_ms, detail))
         case JobState.SUCCEEDED:
             title = f"attempt {failed + 1} succeeded"
-            steps.append(Step("well", title, job.updated_at_ms, detail))
+            steps.append(LifeStep("well", title, job.updated_at_ms, detail))
         case JobState.IN_PROGRESS:
             title = f"attempt {failed + 1} runs"
-            steps.append(Step("well", title, job.updated_at_ms, holder))
+            steps.append(LifeStep("well", title, job.updated_at_ms, holder))
     return steps
 
 
@@ -183,8 +183,8 @@ def _facts(job: JobRecord, named: JobDescriptor, config: Config) -> Mapping[str,
 
 
 def _alike(job: JobRecord, queue: str) -> str:
-    """Return the path of the page of jobs that failed as this one did; "" if it did not fail."""
+    """Return the path of the list of jobs that failed as this one did; "" if it did not fail."""
     if job.state is not JobState.FAILED:
         return ""
     message = signature(job.custom_status, failed=True).message
-    return "/failures?" + urlencode({"queue": queue, "message": message})
+    return f"/q/{queue}?{urlencode({'state': 'failed', 'message': message})}#jobs"

@@ -17,7 +17,9 @@ from pinlaterd.lifecycle import StopSignal
 from pinlaterd.stats import Stats
 from pinlaterd.web import (
     failures,
+    find,
     guide,
+    history,
     job,
     login,
     mend,
@@ -36,10 +38,12 @@ PAGES = (
     overview,
     queue,
     failures,
+    history,
     job,
     workers,
     system,
     guide,
+    find,
     login,
     mend,
 )

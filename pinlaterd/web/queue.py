@@ -24,7 +24,7 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.status import Facts
-from pinlaterd.web import text
+from pinlaterd.web import history, text
 from pinlaterd.web.bodies import redact
 from pinlaterd.web.job import attempts_said, hidden_pattern, holder_of
 from pinlaterd.web.live import Cells, LiveFrame
@@ -246,6 +246,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             figures=figures_of(queue, settings),
             settings=settings_of_queue(settings),
             **await jobs_values(request, name),
+            **history.values_of(request, name),
         )
 
     async def jobs_values(request: web.Request, name: str) -> Mapping[str, Any]:

@@ -49,7 +49,7 @@ def test_a_failed_job_shows_its_life_body_and_what_each_attempt_said(client, vis
     assert '"n": 12345678901234567890' in page.text
     assert '"a": "<script>alert(1)</script> \\u202e "' in page.text
     assert "<script>alert" not in page.body
-    assert "/failures?queue=parcels&amp;message=lost" in page.body
+    assert "/q/parcels?state=failed&amp;message=lost" in page.body
 
 
 @pytest.mark.service

@@ -7,6 +7,7 @@ policy, an error on its console, or a request that fails, fails the test that ha
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from tests.conftest import ProgramPath, WaitUntil
 from tests.deployment import Deployment
-from tests.web.conftest import serving_web
+from tests.web.conftest import Visitor, serving_web
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ROOT / "build/browser/node_modules"
@@ -102,7 +103,15 @@ def demonstration(
     folder = tmp_path_factory.mktemp("b")
     with serving_web(folder, shards=2, web_writes="true", web_label="TEST") as deployment:
         assert example.leave(deployment.client, folder)
+        wait_until(lambda: has_history(deployment, example.IMAGES))
         yield deployment
+
+
+def has_history(deployment: Deployment, queue: str) -> bool:
+    """Whether a point of a queue's history is known."""
+    path = f"/q/{queue}/history.json?range=1h"
+    found = json.loads(Visitor(deployment.web_port).get(path).body)
+    return any(found["series"]["ready"])
 
 
 @pytest.fixture

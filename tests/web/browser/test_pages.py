@@ -15,7 +15,14 @@ pytestmark = pytest.mark.service
 
 MOST_FIRST_LOAD_BYTES = 80 * 1024
 # A page each, where a job's descriptor is to be put in.
-PAGES = ("/", "/q/mail", "/j/{job}", "/j/{job}?as=hex", "/j/none:s1:p1:1")
+PAGES = (
+    "/",
+    "/q/mail",
+    "/q/mail/history?range=1h",
+    "/j/{job}",
+    "/j/{job}?as=hex",
+    "/j/none:s1:p1:1",
+)
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"viewport": WIDE, "color_scheme": "light"},
     "dark": {"viewport": WIDE, "color_scheme": "dark"},

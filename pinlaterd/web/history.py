@@ -1,0 +1,108 @@
+"""The history of a queue: what its plots draw, and the same as a table."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+
+from pinlaterd.client.coordinator import fetch_json
+from pinlaterd.web import text
+from pinlaterd.web.refusals import PageProblem
+from pinlaterd.web.site import Site
+
+RANGES: Mapping[str, str] = {"1h": "1 h", "6h": "6 h", "24h": "24 h", "7d": "7 d"}
+_USUAL_RANGE = "6h"
+_MOST_ROWS = 60  # of the table
+
+
+class Plot(NamedTuple):
+    """A plot: the names of its lines by their series, which have a unit in common."""
+
+    title: str
+    about: str
+    unit: str  # rate, jobs or time
+    lines: Mapping[str, str]
+
+
+_RATES = {"in": "in", "out": "out", "failed_attempts": "failed"}
+_WAITS = {"wait_p50_ms": "p50", "wait_p95_ms": "p95", "wait_p99_ms": "p99"}
+PLOTS = (
+    Plot("In, out, failed", "jobs a second", "rate", _RATES),
+    Plot("Depth", "jobs", "jobs", {name: name for name in ("ready", "scheduled", "running")}),
+    Plot("Wait", "until handed out", "time", _WAITS),
+    Plot("Oldest ready job", "how long it has waited", "time", {"oldest_ms": "age"}),
+)
+_WORDS = {"rate": text.rate, "jobs": text.number, "time": text.duration}
+
+
+def values_of(request: web.Request, queue: str) -> Mapping[str, Any]:
+    """Return what plots.html shows for a request: the range that its query asks for."""
+    asked = request.query.get("range", _USUAL_RANGE)
+    return {
+        "plots": PLOTS,
+        "ranges": RANGES,
+        "range": asked if asked in RANGES else _USUAL_RANGE,
+        "history": f"/q/{quote(queue)}/history",
+    }
+
+
+def routes(site: Site) -> list[web.RouteDef]:
+    """Return the routes of the figures, and of their table."""
+
+    async def figures(request: web.Request) -> web.StreamResponse:
+        body = msgspec.json.encode(await _fetch(request))
+        answer = web.Response(body=body, content_type="application/json", charset="utf-8")
+        answer.enable_compression()
+        return answer
+
+    async def table(request: web.Request) -> web.StreamResponse:
+        found, queue = await _fetch(request), request.match_info["queue"]
+        return site.render(
+            request,
+            "history.html",
+            name=queue,
+            rows=_rows(found),
+            marks=list(reversed(found["events"])),
+            **values_of(request, queue),
+        )
+
+    path = "/q/{queue}/history"
+    return [site.page(f"{path}.json", figures), site.page(path, table)]
+
+
+async def _fetch(request: web.Request) -> Any:
+    """Ask the coordinator for a queue's history. Raises ConnectionFailed, or PageProblem."""
+    queue, asked = request.match_info["queue"], request.query.get("range", _USUAL_RANGE)
+    if asked not in RANGES:
+        cure = f"Choose from {', '.join(RANGES)}."
+        raise PageProblem(HTTPStatus.BAD_REQUEST, f"There is no range {asked[:20]!r}.", cure)
+    path = f"/history.json?queue={quote(queue)}&since={asked}"
+    found = await asyncio.to_thread(fetch_json, path, directory=Path(), url=None)
+    # Operations on other queues are no matter of this one.
+    found["events"] = [
+        mark for mark in found["events"] if mark["kind"] != "mend" or mark["about"] == queue
+    ]
+    return found
+
+
+def _rows(found: Any) -> Sequence[tuple[int, Sequence[str]]]:
+    """Return points of the history as words, the newest first: all, or one in so many."""
+    series, step_ms = found["series"], found["step_ms"]
+    lines = [(line, _WORDS[plot.unit]) for plot in PLOTS for line in plot.lines]
+    points = max(map(len, series.values()), default=0)
+    stride = max(1, math.ceil(points / _MOST_ROWS))
+    rows = [
+        (found["from_ms"] + at * step_ms, [words(series[line][at]) for line, words in lines])
+        for at in range(points - 1, -1, -stride)
+    ]
+    while rows and set(rows[-1][1]) == {text.UNKNOWN}:  # before the first that is known
+        rows.pop()
+    return rows

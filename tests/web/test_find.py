@@ -1,0 +1,125 @@
+"""Finding jobs: by descriptor, claim and key at once, by text with progress, limits and cancel."""
+
+from __future__ import annotations
+
+import json
+import re
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from pinlaterd.client import Job
+from pinlaterd.model import JobOptions
+from tests.conftest import WaitUntil
+from tests.deployment import Deployment
+from tests.web.conftest import Visitor
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture(scope="module")
+def client(dashboard: Deployment):
+    with dashboard.client("finder:web1") as client:
+        client.create_queue("books")
+        client.create_queue("films")
+        yield client
+
+
+@pytest.fixture
+def find(visitor: Visitor, wait_until: WaitUntil):
+    """Searches until it is over, and returns the descriptors that are found, and the page."""
+
+    def run(text: str, **more: str) -> tuple[set[str], str]:
+        path = "/find?" + urlencode({"q": text, **more})
+        wait_until(lambda: "data-over" in visitor.get(path).body)
+        page = visitor.get(path)
+        return set(re.findall(r'href="/j/([^"]+)"', page.body)), page.text
+
+    return run
+
+
+def test_a_descriptor_or_a_key_leads_to_its_job(client, visitor):
+    job = Job(b"x", options=JobOptions(key="order 17/é"))
+    [stored] = client.enqueue_keyed("books", [job])
+
+    for text in (stored.descriptor, f"  {stored.descriptor} ", "order 17/é"):
+        answer = visitor.get(f"/find?q={quote(text)}")
+        assert answer.status == 303
+        assert answer.headers["Location"] == f"/j/{stored.descriptor}"
+
+
+def test_a_claim_leads_to_the_jobs_that_its_worker_runs(client, find, dashboard):
+    client.enqueue("films", [b"1", b"2", b"3"])
+    mine = client.dequeue("films", limit=2)
+    with dashboard.client("finder:web2") as other:
+        other.dequeue("films", limit=1)
+
+    found, text = find(mine[0].claim_descriptor)
+
+    assert found == {job.descriptor for job in mine}
+    assert "Jobs that finder:web1 runs: 2 found" in text
+
+
+def test_text_is_found_in_bodies_of_all_states_and_queues_letter_by_letter(client, find):
+    [ready] = client.enqueue("books", [b'{"to": "a.b@example.com"}'])
+    [later] = client.enqueue("films", [Job(b"a.b@example.com", run_after_ms=4_000_000_000_000)])
+    client.enqueue("books", [b"aXb@example.com"])
+
+    assert find("a.b@example.com")[0] == {ready, later}
+    assert find("a.b@example.com", queue="films")[0] == {later}
+    assert find("a.b@example.com", state="ready")[0] == {ready}
+    assert len(find("a.b@example[.]com", **{"as": "re2"})[0]) == 3
+
+
+def test_nothing_found_says_what_to_do(client, find):
+    found, text = find("no such text anywhere")
+
+    assert found == set()
+    assert "No job matches." in text
+    assert re.search(r"Looked at [\d,]+ of about [\d,]+ jobs, (\d+) of \1 queues", text)
+
+
+def test_a_search_ends_where_too_much_matches(client, find):
+    client.enqueue("books", [b"many %d" % number for number in range(300)])
+
+    found, text = find("many")
+
+    assert 200 <= len(found) < 300
+    assert "More than 200 match" in text
+
+
+def test_a_bad_pattern_says_so(client, find):
+    text = find("(", **{"as": "re2"})[1]
+
+    assert "It ended early: invalid request: bodyRegexToMatch is no RE2 pattern" in text
+
+
+@pytest.mark.parametrize("query", ["q=x&queue=nowhere", "q=" + "x" * 1001])
+def test_what_can_not_be_searched_is_refused(visitor, query):
+    assert visitor.get(f"/find?{query}").status in (400, 404)
+
+
+def test_what_it_finds_comes_behind_what_the_viewer_has(client, visitor, find):
+    client.enqueue("books", [b"three of them %d" % number for number in range(3)])
+    found, _ = find("three of them")
+
+    answer = visitor.get("/find.json?" + urlencode({"q": "three of them", "seen": "1"}))
+
+    progress = json.loads(answer.body)
+    assert len(progress["jobs"]) == 2
+    assert {job["descriptor"] for job in progress["jobs"]} < found
+    assert progress["is_over"]
+
+
+def test_a_cancelled_search_keeps_what_it_found_and_needs_a_form_of_this_session(visitor, find):
+    find("no such text to cancel")
+
+    refused = Visitor(visitor.port).post("/find/cancel", {"q": "no such text to cancel"})
+    done = visitor.follow(visitor.post("/find/cancel", {"q": "no such text to cancel"}))
+
+    assert refused.status == 403
+    assert done.status == 200
+
+
+def test_without_a_question_the_page_explains_itself(visitor):
+    assert "A descriptor or a key leads to its job" in visitor.get("/find").text

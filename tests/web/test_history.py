@@ -1,0 +1,66 @@
+"""The history of a queue as JSON and as a table: what the coordinator knows, gaps included."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import WaitUntil
+from tests.deployment import Deployment
+from tests.web.conftest import Visitor
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture(scope="module")
+def known(dashboard: Deployment, wait_until: WaitUntil) -> str:
+    """A queue of which some seconds are known."""
+    visitor = Visitor(dashboard.web_port)
+    with dashboard.client() as client:
+        client.create_queue("letters")
+        client.enqueue("letters", [b"x"] * 1500)
+
+    def ready() -> list[float]:
+        found = json.loads(visitor.get("/q/letters/history.json?range=1h").body)
+        return [value for value in found["series"].get("ready", ()) if value]
+
+    wait_until(ready)
+    return "letters"
+
+
+def test_the_figures_are_those_of_the_coordinator(known, visitor):
+    found = json.loads(visitor.get(f"/q/{known}/history.json?range=1h").body)
+
+    assert found["step_ms"] == 5000
+    assert found["series"]["ready"][0] is None  # an hour ago: unknown, not 0
+    assert 1500 in found["series"]["ready"]
+    assert {"in", "out", "failed_attempts", "wait_p99_ms", "oldest_ms"} <= found["series"].keys()
+
+
+def test_the_table_has_the_same_figures_without_what_is_not_known(known, visitor):
+    page = visitor.get(f"/q/{known}/history?range=1h")
+
+    assert page.status == 200
+    assert "1,500" in page.text
+    assert page.body.count("<tr>") < 10
+
+
+def test_the_page_of_the_queue_keeps_the_range_in_its_address(known, visitor):
+    page = visitor.get(f"/q/{known}?range=24h")
+
+    assert f'data-history="/q/{known}/history.json?range=24h"' in page.body
+    assert '<a href="?range=24h" aria-current="true">24 h</a>' in page.body
+    assert 'range=6h"' in visitor.get(f"/q/{known}?range=%3Cscript%3E").body
+
+
+@pytest.mark.parametrize("range_", ["8d", "1h%26queue=other", ""])
+def test_another_range_is_refused(known, visitor, range_):
+    answer = visitor.get(f"/q/{known}/history.json?range={range_}")
+
+    assert answer.status == 400
+    assert "Choose from 1h, 6h, 24h, 7d." in answer.text
+
+
+def test_a_queue_without_history_says_when_one_begins(visitor):
+    assert "begins with its first job" in visitor.get("/q/nothing_here/history").text
