@@ -56,7 +56,7 @@ class Trash:
 
     def holds(self, number: int) -> bool:
         """Return whether the jobs of a delete are kept still."""
-        return self._file(number).exists()
+        return self._is_young(self._file(number))
 
     def batches(self, number: int, begin: int, jobs: int) -> Iterator[list[KeptJob]]:
         """Yield the jobs of a delete from place `begin` on, so many at a time, each with a key by
@@ -75,11 +75,16 @@ class Trash:
 
     def clean(self) -> None:
         """Remove what is older than a day."""
-        oldest = self._clock.now_ms() / 1000 - _KEPT_SECONDS
         for file in self._files():
-            with contextlib.suppress(OSError):
-                if file.stat().st_mtime < oldest:
-                    file.unlink()
+            if not self._is_young(file):
+                file.unlink(missing_ok=True)
+
+    def _is_young(self, file: Path) -> bool:
+        oldest = self._clock.now_ms() / 1000 - _KEPT_SECONDS
+        try:
+            return file.stat().st_mtime >= oldest
+        except FileNotFoundError:
+            return False
 
     def _size(self) -> int:
         return sum(file.stat().st_size for file in self._files())

@@ -1,0 +1,185 @@
+"""Operations whose calls fail, whose trash is full, or that are many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pinlaterd.client.calls import PreparedCall
+from pinlaterd.errors import OutcomeUnknown, PinLaterError
+from pinlaterd.model import JobChoice, JobRecord, JobState, LookupRequest, RetryFailedRequest
+from pinlaterd.router_client import RouterClient
+from pinlaterd.web import trash
+from pinlaterd.web.audit import AuditLog
+from pinlaterd.web.operations import Operation, Operations, Phase, Selection
+from tests.clocks import FakeClock
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Return a test that runs a coroutine."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
+class Service:
+    """Answers calls by `answer`; keeps their requests."""
+
+    def __init__(self, answer: Callable[[Any], Any]) -> None:
+        self.answer = answer
+        self.requests: list[Any] = []
+
+    async def run(self, call: PreparedCall[Any]) -> Any:
+        await asyncio.sleep(0)
+        self.requests.append(call.request)
+        return self.answer(call.request)
+
+
+def job(descriptor: str, body: bytes = b"x") -> JobRecord:
+    return JobRecord(descriptor, JobState.FAILED, 1, 0, "why", 1, 2, 3, None, body)
+
+
+def jobs_of(request: Any) -> int:
+    return len(request.options.descriptors)
+
+
+def make(folder: Path, service: Service) -> Operations:
+    clock = FakeClock()
+    audit = AuditLog(folder / "audit.jsonl", clock)
+    return Operations(cast("RouterClient", service), folder, audit, clock)
+
+
+def operation(what: str = "retry", jobs: int = 3, nonce: str = "n", **more: Any) -> Operation:
+    descriptors = [f"mail:s1:p1:{n}" for n in range(1, jobs + 1)]
+    selection = Selection("mail", "failed", JobChoice(descriptors, ended_before_ms=9))
+    return Operation(what, "ada", nonce, selection, **more)
+
+
+async def finish(operations: Operations, begun: Operation) -> None:
+    """Wait until an operation rests."""
+    while (task := operations._tasks.get(begun.number)) is not None:
+        await asyncio.wait({task}, timeout=10)
+
+
+@in_a_loop
+async def test_an_unknown_outcome_is_counted_again(tmp_path: Path):
+    answers = iter([2, 1])  # one was carried out, two are left
+
+    def answer(_request: RetryFailedRequest) -> int:
+        if len(service.requests) == 1:
+            raise OutcomeUnknown("no answer came")
+        return next(answers)
+
+    service = Service(answer)
+    operations = make(tmp_path, service)
+    begun = await operations.begin(operation())
+    await finish(operations, begun)
+
+    assert (begun.phase, begun.done, begun.missed, begun.unsure) == (Phase.DONE, 2, 1, 0)
+    assert [request.dry_run for request in service.requests] == [False, True, False]
+    assert {request.options.ended_before_ms for request in service.requests} == {9}
+
+
+@in_a_loop
+async def test_a_service_that_fails_interrupts_and_it_goes_on_where_it_was(tmp_path: Path):
+    fails = [True]
+
+    def answer(request: RetryFailedRequest) -> int:
+        if fails:
+            raise PinLaterError("all shards are down")
+        return jobs_of(request)
+
+    operations = make(tmp_path, Service(answer))
+    begun = await operations.begin(operation(jobs=1_200))
+    await finish(operations, begun)
+    assert (begun.phase, begun.note, begun.done) == (Phase.INTERRUPTED, "all shards are down", 0)
+
+    fails.clear()
+    operations.go_on(begun)
+    await finish(operations, begun)
+    assert (begun.phase, begun.done) == (Phase.DONE, 1_200)
+    again = make(tmp_path, Service(answer)).get(begun.number)
+    assert again == begun
+
+
+@in_a_loop
+async def test_of_a_queue_one_works_at_a_time_and_one_ends_behind_its_batch(tmp_path: Path):
+    service = Service(jobs_of)
+    operations = make(tmp_path, service)
+    first = await operations.begin(operation(jobs=1_000))
+    second = await operations.begin(operation(jobs=700, nonce="other"))
+    operations.stop(second)
+    await finish(operations, first)
+    await finish(operations, second)
+
+    assert (first.phase, first.done) == (Phase.DONE, 1_000)
+    assert (second.phase, second.done) == (Phase.STOPPED, 0)
+
+
+@in_a_loop
+async def test_a_full_trash_asks_before_more_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trash, "MOST_BYTES", 2_000)
+
+    def answer(request: Any) -> Any:
+        if isinstance(request, LookupRequest):
+            return {each: job(each, b"x" * 1_000) for each in request.descriptors}
+        return jobs_of(request)
+
+    service = Service(answer)
+    operations = make(tmp_path, service)
+    begun = await operations.begin(operation("delete", jobs=3))
+    await finish(operations, begun)
+    assert (begun.phase, begun.done) == (Phase.ASKING, 0)
+    assert "the trash is full" in begun.note
+
+    operations.go_on(begun)
+    await finish(operations, begun)
+    assert (begun.phase, begun.done) == (Phase.DONE, 3)
+    assert not operations.trash.holds(begun.number)
+
+
+def test_lines_that_a_crash_cut_short_hide_no_others(tmp_path: Path):
+    clock = FakeClock()
+    kept = trash.Trash(tmp_path / "trash", clock)
+    kept.add(1, [job("mail:s1:p1:1", b"\x00\xff")])
+    with (tmp_path / "trash/1.jsonl").open("ab") as file:
+        file.write(b'{"descriptor": "mail:s1:p1:2", "bo')
+    kept.add(1, [job("mail:s1:p1:1"), job("mail:s1:p1:3")])
+    audit = AuditLog(tmp_path / "audit.jsonl", clock)
+    audit.begin(audit.next_number(), "ada", "retry", {"queue": "mail"})
+    with (tmp_path / "audit.jsonl").open("ab") as file:
+        file.write(b'{"number": 1, "outc')
+    audit.begin(audit.next_number(), "bob", "delete", {"queue": "mail"})
+    audit.end(2, "done: 3 deleted")
+
+    [batch] = list(kept.batches(1, 0, 10))
+    assert [(one.descriptor, one.job.body) for one in batch] == [
+        ("mail:s1:p1:1", b"\x00\xff"),
+        ("mail:s1:p1:3", b"x"),
+    ]
+    found = [(change.number, change.who, change.outcome) for change in audit.changes()]
+    assert found == [(2, "bob", "done: 3 deleted"), (1, "ada", "")]
+    assert AuditLog(tmp_path / "audit.jsonl", clock).next_number() == 3
+
+
+def test_after_a_day_the_trash_is_emptied(tmp_path: Path):
+    clock = FakeClock()
+    kept = trash.Trash(tmp_path / "trash", clock)
+    kept.add(1, [job("mail:s1:p1:1")])
+    assert kept.holds(1)
+
+    clock.advance(86_401 + (tmp_path / "trash/1.jsonl").stat().st_mtime - clock.now_ms() / 1000)
+
+    assert not kept.holds(1)
+    kept.add(2, [])
+    assert [file.name for file in (tmp_path / "trash").iterdir()] == ["2.jsonl"]
