@@ -73,6 +73,8 @@ def take_sample(directory: Path, url: str | None = None) -> Sample:
 def take_frame(directory: Path, url: str | None = None) -> Facts:
     """Ask for what has happened on all servers in the last seconds. Raises ConnectionFailed."""
     found: Facts = fetch_json(f"/frame.json{ALL_SERVERS}", directory=directory, url=url)
+    if "queues" not in found:
+        raise ConnectionFailed("the coordinator is of an earlier release: restart it")
     return found
 
 
