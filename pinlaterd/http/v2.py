@@ -148,7 +148,7 @@ class V2:
     # --- its description ---------------------------------------------------------------------
 
     async def get_description(self, _request: web.Request) -> web.Response:
-        """Describe this interface in OpenAPI 3.1."""
+        """Describe this interface for tools, as OpenAPI does."""
         return answer_json(openapi.describe(self.table()))
 
     async def get_docs(self, _request: web.Request) -> web.Response:
