@@ -1,19 +1,8 @@
 """Rickover's interface, /v1: job types and their jobs, for clients of Rickover as they are.
 
-    POST   /v1/jobs                       create a job type
-    GET    /v1/jobs/{id}                  a job
-    GET    /v1/jobs/{name}                a job type; PATCH changes its numbers
-    PUT    /v1/jobs/{name}/{id}           enqueue a job
-    POST   /v1/jobs/{name}/{id}           report what became of it
-    GET    /v1/jobs/{name}/{id}           a job
-    POST   /v1/jobs/{id}/replay           enqueue it once more; also with its name
-    GET    /v1/archived-jobs              jobs that have ended
-    GET    /v2/job-types                  all of them; also below /rickover, as the next two
-    POST   /v2/job-types                  create one
-    GET    /v2/job-types/{name}
-
-docs/rickover.md is the guide. Paths are tried in this order, then methods; a path that is not there
-and a method that it does not take are refused before anybody is asked who calls, but below /v2.
+docs/rickover.md is the guide. The paths in `V1` are tried in order, then methods; a path that is
+not there and a method that it does not take are refused before the user is identified, but below
+/v2.
 """
 
 from __future__ import annotations
@@ -78,13 +67,6 @@ class _Operation(NamedTuple):
     handler: Callable[[web.Request, Names], Awaitable[web.StreamResponse]]
 
 
-class _Route(NamedTuple):
-    """A path, and what it takes by method."""
-
-    path: re.Pattern[str]
-    operations: Mapping[str, _Operation]
-
-
 class V1:
     """The handlers of Rickover's interface, on one service."""
 
@@ -104,32 +86,25 @@ class V1:
         self._allows_insecure = os.environ.get("ALLOW_UNENCRYPTED_PROXY_TRAFFIC") == "true"
         self._logs_traffic = os.environ.get("DEBUG_HTTP_TRAFFIC") == "true"
         jobs, archive = JobHandlers(client, job_types), Archive(client, job_types)
-        create, show = _Operation("operate", self._create_type), _Operation("view", self._show_type)
-        change = _Operation("operate", self._change_type)
-        self._routes = [
-            _Route(re.compile(pattern + r"\Z"), operations)
-            for pattern, operations in (
-                ("/v1/jobs", {"POST": create}),
-                (f"/v1/jobs/{_PREFIXED_ID}", {"GET": _Operation("view", jobs.show)}),
-                (f"/v1/jobs/{_NAME}", {"GET": show, "PATCH": change}),
-                (
-                    f"/v1/jobs/{_NAME}/{_ID}",
-                    {
-                        "GET": _Operation("view", jobs.show),
-                        "POST": _Operation("work", jobs.report),
-                        "PUT": _Operation("enqueue", jobs.enqueue),
-                    },
-                ),
-                (
-                    f"/v1/jobs(?:/{_NAME})?/{_PREFIXED_ID}/replay",
-                    {"POST": _Operation("enqueue", jobs.replay)},
-                ),
-                ("/v1/archived-jobs", {"GET": _Operation("view", archive.show)}),
-                ("/v2/job-types", {"GET": _Operation("view", self._list_types), "POST": create}),
-                (f"/v2/job-types/{_NAME}", {"GET": show, "PATCH": change}),
-                ("/", {"GET": _Operation("view", self._show_home)}),
-            )
-        ]
+        self._operations: dict[re.Pattern[str], dict[str, _Operation]] = {}
+        for path, method, role, handler in (
+            ("/v1/jobs", "POST", "operate", self._create_type),
+            (f"/v1/jobs/{_PREFIXED_ID}", "GET", "view", jobs.show),
+            (f"/v1/jobs/{_NAME}", "GET", "view", self._show_type),
+            (f"/v1/jobs/{_NAME}", "PATCH", "operate", self._change_type),
+            (f"/v1/jobs/{_NAME}/{_ID}", "GET", "view", jobs.show),
+            (f"/v1/jobs/{_NAME}/{_ID}", "POST", "work", jobs.report),
+            (f"/v1/jobs/{_NAME}/{_ID}", "PUT", "enqueue", jobs.enqueue),
+            (f"/v1/jobs(?:/{_NAME})?/{_PREFIXED_ID}/replay", "POST", "enqueue", jobs.replay),
+            ("/v1/archived-jobs", "GET", "view", archive.show),
+            ("/v2/job-types", "GET", "view", self._list_types),
+            ("/v2/job-types", "POST", "operate", self._create_type),
+            (f"/v2/job-types/{_NAME}", "GET", "view", self._show_type),
+            (f"/v2/job-types/{_NAME}", "PATCH", "operate", self._change_type),
+            ("/", "GET", "view", self._show_home),
+        ):
+            of_path = self._operations.setdefault(re.compile(path + r"\Z"), {})
+            of_path[method] = _Operation(role, handler)
 
     def routes(self) -> list[web.RouteDef]:
         """Return what takes all paths of Rickover's interface."""
@@ -161,24 +136,24 @@ class V1:
         authenticates_first = path.startswith("/v2/")
         if authenticates_first:
             await identify(request, self._access)
-        for route in self._routes:
-            match = route.path.match(path)
-            if match is not None:
-                break
-        else:
-            raise not_found()
+        names, operations = self._find(path)
         if request.method == "OPTIONS":
-            return web.Response(
-                headers={**HEADERS, "Allow": ", ".join([*route.operations, "OPTIONS"])}
-            )
-        operation = route.operations.get(request.method)
+            return web.Response(headers={**HEADERS, "Allow": ", ".join([*operations, "OPTIONS"])})
+        operation = operations.get(request.method)
         if operation is None:
             raise method_not_allowed()
         if not authenticates_first:
             await identify(request, self._access)
-        names = match.groupdict()
         check(request, operation.role, self._queue_of(names["name"]) if names.get("name") else "")
         return await operation.handler(request, names)
+
+    def _find(self, path: str) -> tuple[Names, Mapping[str, _Operation]]:
+        """Return the parts of a path that differ, and its operations by method. Raises
+        RestError."""
+        for pattern, operations in self._operations.items():
+            if match := pattern.match(path):
+                return match.groupdict(), operations
+        raise not_found()
 
     def _queue_of(self, name: str) -> str:
         found = self._job_types.get(name)
