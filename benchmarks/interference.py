@@ -72,10 +72,10 @@ DISTURBANCES = ("slow reader", "body search", "maintenance")
 
 
 def _slow_reader(bench: Bench, run: int, service: Deployment) -> None:
-    _measure(bench, run, quiet("slow reader"), service)
+    measure(bench, run, quiet("slow reader"), service)
     window = bench.window()
     reader = bench.generators.call(partial(read_slowly, service.port, window))
-    _measure(bench, run, disturbed("slow reader"), service, window)
+    measure(bench, run, disturbed("slow reader"), service, window)
     read = reader.result()
     bench.report.facts["slow reader"] = f"{SLOW_READERS} of them took {read / 1e6:.1f} MB"
 
@@ -105,12 +105,12 @@ def read_slowly(port: int, window: Window) -> int:
 
 
 def _search(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
-    _measure(bench, run, quiet("body search"), service)
+    measure(bench, run, quiet("body search"), service)
     window = bench.window()
     request = CountRequest(ARCHIVE, JobState.PENDING, body_regex="[g-z]+[0-9]{3}never$")
     script = partial(frames.SameCall, Method.COUNT, request, 1)
     searches = bench.generators.start(Load(service.port, 1, script, window))
-    _measure(bench, run, disturbed("body search"), service, window)
+    measure(bench, run, disturbed("body search"), service, window)
     outcome = searches.result()
     bench.report.facts["body search"] = (
         f"{outcome.calls} searches over {jobs:,} bodies, {outcome.errors} errors, "
@@ -120,7 +120,7 @@ def _search(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
 
 def _maintenance(bench: Bench, run: int, service: Deployment, jobs: int) -> None:
     bench.fill(service, EXPIRING, jobs)
-    _measure(bench, run, quiet("maintenance"), service)
+    measure(bench, run, quiet("maintenance"), service)
     request = DequeueRequest(EXPIRING, CLAIM_LIMIT)
     script = partial(frames.SameCall, Method.DEQUEUE, request, CLAIM_LIMIT)
     expiry = time.monotonic() + START_SECONDS + CLAIM_SECONDS
@@ -129,13 +129,13 @@ def _maintenance(bench: Bench, run: int, service: Deployment, jobs: int) -> None
         claimed = client.count(EXPIRING, JobState.IN_PROGRESS)
         begin = expiry - bench.warm_up_seconds
         window = Window(begin, expiry, expiry + bench.seconds)
-        _measure(bench, run, disturbed("maintenance"), service, window)
+        measure(bench, run, disturbed("maintenance"), service, window)
         left = client.count(EXPIRING, JobState.IN_PROGRESS)
     expired = f"{claimed - left:,} of {claimed:,} claims expired meanwhile"
     bench.report.facts["maintenance"] = expired
 
 
-def _measure(
+def measure(
     bench: Bench, run: int, case: Case, service: Deployment, window: Window | None = None
 ) -> None:
     """Dequeues with acks, and as many enqueues; only the dequeues are reported."""

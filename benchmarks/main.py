@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import http, idle, interference, many_queues, push, sections, worker
+from benchmarks import failures, http, idle, interference, many_queues, push, sections, worker
 from benchmarks.deployment import BenchmarkFailed, scratch_folder
 from benchmarks.load import Generators
 from benchmarks.report import Report, machine_facts
@@ -18,7 +18,7 @@ from benchmarks.stores import ENGINES, open_store
 from benchmarks.targets import judged
 
 # What depends on the engine; the rest of SECTIONS is measured with SQLite, whatever the engine.
-OF_ENGINES = ("enqueue", "dequeue", "cycle")
+OF_ENGINES = ("enqueue", "dequeue", "cycle", failures.SECTION)
 OF_MYSQL = "statements"
 SECTIONS: Mapping[str, Callable[[Bench, int], None]] = {
     "enqueue": sections.enqueue,
@@ -34,6 +34,7 @@ SECTIONS: Mapping[str, Callable[[Bench, int], None]] = {
     worker.SECTION: worker.worker,
     push.SECTION: push.push,
     http.SECTION: http.http,
+    failures.SECTION: failures.failures,
 }
 WARM_UP_SECONDS = 1.0
 QUICK_SECONDS = 1.5

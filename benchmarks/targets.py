@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Literal
 
-from benchmarks import http, idle, interference, many_queues, push, sections, worker
+from benchmarks import failures, http, idle, interference, many_queues, push, sections, worker
 from benchmarks.engine_alone import Work
 from benchmarks.report import Case, Report, Target
 
@@ -26,6 +26,7 @@ MANY_QUEUES_RATIO = 2.0  # of the p99 of enqueues, which is a few ms
 RSS_MB = {"router": 45.0, "shard": 45.0, "coordinator": 70.0}
 RATIO_OF_WORKER = 0.6
 PUSHED_JOBS_PER_SECOND = 5_000
+FAILURES_PAGE_MS, FAILURES_GROUPS_MS = 100.0, 1_000.0
 RATIO_OF_HTTP = {1: 0.35, 100: 0.4}  # by jobs a call
 DELAY_RATIO = 5.0
 SHARD_GROWTH_MB = 32 * 1024 * 1024 / 1e6  # shard_buffer_bytes
@@ -75,6 +76,7 @@ def _wanted(report: Report, engine: str) -> Iterator[Wanted]:
     for each in interference.DISTURBANCES:
         quiet, disturbed = interference.quiet(each), interference.disturbed(each)
         yield p99(f"dequeue p99 with {each} / without", disturbed, quiet, INTERFERENCE_RATIO)
+    yield from _failures(report)
     yield from _idle(report)
     for size, ratio in RATIO_OF_HTTP.items():
         over_http, over_thrift = http.case(http.OVER_HTTP, size), http.case(http.OVER_THRIFT, size)
@@ -97,6 +99,25 @@ def _wanted(report: Report, engine: str) -> Iterator[Wanted]:
     for round_trip in (worker.ROUTER_ROUND_TRIP, worker.SHARD_ROUND_TRIP):
         name = f"enqueue called to handler begun, p99 / that of {round_trip.what}"
         yield p99(name, worker.DELAY, round_trip, DELAY_RATIO)
+
+
+def _failures(report: Report) -> Iterator[Wanted]:
+    for case, most_ms in (
+        (failures.PAGE, FAILURES_PAGE_MS),
+        (failures.GROUPS, FAILURES_GROUPS_MS),
+    ):
+        found = report.median(case)
+        took = None if found is None else found.p50_ms
+        yield (
+            f"{case.name} of {failures.FAILED_JOBS:,} failed jobs",
+            took,
+            "at most",
+            most_ms,
+            " ms",
+        )
+    ratio = report.ratio(failures.SEARCHED, failures.QUIET, _P99)
+    name = "dequeue p99 with two searches / without"
+    yield name, ratio, "at most", INTERFERENCE_RATIO, ""
 
 
 def _idle(report: Report) -> Iterator[Wanted]:

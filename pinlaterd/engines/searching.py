@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 # Bounds what a hostile pattern may take, compiled program and search cache together.
 _MAX_PATTERN_MEMORY_BYTES = 8 << 20
+_LEAST_SLICE = 50  # jobs, but for the first slice
 _MAX_REASON_CHARS = 200  # RE2 repeats the pattern in it
 # RE2 takes as many steps for a body as its program has instructions times its bytes at most: for a
 # million some 5 ms of a fast processor.
@@ -99,15 +100,6 @@ class ChosenJobs:
         return not self._status or self._status(job.custom_status.encode()) is not None
 
 
-def slice_sizes(search: Search, most: int) -> Iterator[int]:
-    """Yield how many jobs each slice of a walk reads, at most `most`: first as many as are wanted,
-    since others may be read in vain."""
-    size = min(search.limit, most)
-    while True:
-        yield size
-        size = min(2 * size, most)
-
-
 def too_late() -> TimeoutError:
     """Make the error with which a search ends at its deadline."""
     return TimeoutError("the search took longer than its deadline allows")
@@ -165,8 +157,6 @@ class WalkingSearcher(Searcher):
         return self._until_deadline(search, lambda: sum(map(count_one, search.priorities)), 0)
 
     def scan(self, search: Search) -> Sequence[StoredJob]:
-        self.found, self.looked_at, self.place = [], 0, None
-
         def merged() -> Sequence[StoredJob]:
             walks = [self._walk(search, priority) for priority in sorted(set(search.priorities))]
             if not self._walks_in_order(search):  # the first is known when all have ended
@@ -194,7 +184,9 @@ class WalkingSearcher(Searcher):
     # --- how a search goes -------------------------------------------------------------------
 
     def _until_deadline(self, search: Search, run: Callable[[], T], nothing: T) -> T:
-        """`nothing` is found in a queue that does not exist, or is dropped meanwhile."""
+        """Run a search; return `nothing` for a queue that does not exist, or is dropped
+        meanwhile."""
+        self.found, self.looked_at, self.place = [], 0, None
         try:
             with self._guarded(search):
                 self._check(search)
@@ -209,6 +201,14 @@ class WalkingSearcher(Searcher):
     def _check(self, search: Search) -> None:
         if self._clock.monotonic() > search.deadline:
             raise too_late()
+
+    def _slice_sizes(self, search: Search, most: int) -> Iterator[int]:
+        """Yield how many jobs each slice of a walk reads, at most `most`: as many as are wanted
+        still, since others may be read in vain; and more with each slice that did not do."""
+        least = 0
+        while True:
+            yield min(most, max(least, search.limit - len(self.found)))
+            least = max(_LEAST_SLICE, 2 * least)
 
     def _next_slice(self, search: Search) -> None:
         """To be called before each, while nothing of the store is held."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import socket
@@ -35,6 +36,7 @@ LONG_BODY_BYTES = 1_000_000
 LONG_MATCH = "a[ab]{400}c"
 TOO_LONG_MATCH = ".*(a|b).{900}.*(a|b).{900}" * 4
 REQUEST_SECONDS = 1.5
+PART_MS = 300
 TRIES = 3  # a busy machine holds up one of them
 IMPATIENT = 4
 CLOSED = 2  # connections
@@ -143,6 +145,49 @@ def _page(client: Client, call: calls.PreparedCall[ScanResult]) -> ScanResult:
         with suppress(PinLaterError):
             return client.run(call)
     return client.run(call)
+
+
+def test_a_search_answers_in_time_with_how_far_it_got(service: Deployment):
+    """Also where nothing matches: each answer goes on from where the one before it ended."""
+    with service.client() as client:
+        call: calls.PreparedCall[ScanResult] | None
+        call = calls.scan(QUEUE, JobState.PENDING, body_regex=SLOW, max_ms=PART_MS)
+        pages, slowest = [], 0.0
+        while call is not None:
+            began = time.monotonic()
+            pages.append(_page(client, call))
+            slowest = max(slowest, time.monotonic() - began)
+            call = calls.page_after(call, pages[-1])
+
+    assert len(pages) > 2
+    assert len({page.continuation for page in pages}) == len(pages)
+    assert sum(page.looked_at for page in pages) == JOBS
+    assert {page.in_state for page in pages} == {JOBS}
+    assert slowest < REQUEST_SECONDS
+
+
+def test_a_search_whose_caller_gives_up_ends_at_once(service: Deployment):
+    with service.client() as client:
+        client.count(QUEUE, JobState.PENDING)  # so that there is a searcher
+    searcher = _searcher(service)
+    used = []
+
+    async def search_and_give_up() -> None:
+        async with service.client().asynchronous() as client:
+            call = calls.scan(QUEUE, JobState.PENDING, body_regex=SLOW)
+            before = _seconds_used(searcher)
+            searching = asyncio.ensure_future(client.run(call))
+            while not _has_used_more(searcher, before + 0.02):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.01)
+            searching.cancel()
+            with suppress(asyncio.CancelledError):
+                await searching
+            used.append(_seconds_used(searcher))
+
+    asyncio.run(search_and_give_up())
+    time.sleep(REQUEST_SECONDS / 2)
+
+    assert _seconds_used(searcher) - used[0] < REQUEST_SECONDS / 6
 
 
 def test_a_search_ends_with_its_connection(service: Deployment, wait_until: WaitUntil):

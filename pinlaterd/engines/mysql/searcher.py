@@ -25,7 +25,7 @@ from pinlaterd.engines.mysql.connection import (
 )
 from pinlaterd.engines.mysql.statements import in_ms, select, stored_job, whole_job
 from pinlaterd.engines.mysql.tables import Order, Table, TimeColumn, database_prefix, tables_of
-from pinlaterd.engines.searching import WalkingSearcher, slice_sizes, too_late
+from pinlaterd.engines.searching import WalkingSearcher, too_late
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobState, PendingKey
 
@@ -123,7 +123,7 @@ class MysqlSearcher(WalkingSearcher):
         if search.after is not None and search.after.run_after_ms <= last_ms:
             place = _behind(search.after, priority)
         met: set[int] = set()
-        pages = slice_sizes(search, _KEYS)
+        pages = self._slice_sizes(search, _KEYS)
         sorts = search.state is not JobState.PENDING and not search.newest_end_first
         most = _KEYS if sorts else next(pages)
         while place is not None and table is not None:

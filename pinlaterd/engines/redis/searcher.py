@@ -30,7 +30,7 @@ from pinlaterd.engines.redis.scripts import (
 )
 from pinlaterd.engines.redis.servers import evicts
 from pinlaterd.engines.redis.store import ShardKeys
-from pinlaterd.engines.searching import WalkingSearcher, slice_sizes
+from pinlaterd.engines.searching import WalkingSearcher
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobKey, JobState
 
@@ -87,7 +87,7 @@ class RedisSearcher(WalkingSearcher):
         pages = self._latest_pages if self._walks_in_order(search) else self._pages
         local_ids = chain.from_iterable(pages(search, priority))
         at_once = _PAGE_JOBS if self._matches is None else _BODIES_AT_ONCE
-        for size in slice_sizes(search, at_once):
+        for size in self._slice_sizes(search, at_once):
             part = list(islice(local_ids, size))
             if not part:
                 return

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pinlaterd.clock import Clock
 from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS, Search, StoredJob, no_pause
-from pinlaterd.engines.searching import WalkingSearcher, slice_sizes, too_late
+from pinlaterd.engines.searching import WalkingSearcher, too_late
 from pinlaterd.engines.sqlite.file import (
     FAULTS,
     connect_reader,
@@ -164,7 +164,7 @@ class SqliteSearcher(WalkingSearcher):
         walk = self._latest_first if self._walks_in_order(search) else self._by_end
         runs = walk(search, priority)
         with_body, met = self._matches is not None, set[int]()
-        sizes = slice_sizes(search, _SLICE_BODIES if with_body else _SLICE_JOBS)
+        sizes = self._slice_sizes(search, _SLICE_BODIES if with_body else _SLICE_JOBS)
         keys = ((run[0], local_id) for run in runs for local_id in range(run[1], run[2] + 1))
         while True:
             self._next_slice(search)

@@ -317,3 +317,12 @@ def test_a_search_knows_how_far_it_got(
     assert found.key == failed[2]
     assert search.searcher.looked_at == 4
     assert search.searcher.place == ScanAfter(found.updated_at_ms, *found.key)
+
+
+def test_each_search_begins_anew(search: Searching, failed: list[JobKey]):
+    """Whatever the one before it has found."""
+    assert len(search.scan(JobState.FAILED, newest_end_first=True, future=None)) == len(failed)
+
+    assert len(search.find("[0-5]", JobState.FAILED, limit=1, priorities=[1])) == 1
+    [newest] = search.scan(JobState.FAILED, newest_end_first=True, future=None, limit=1)
+    assert newest.key == failed[-1]
