@@ -27,13 +27,16 @@ from pinlaterd.errors import (
 )
 from pinlaterd.lifecycle import aside
 from pinlaterd.model import (
+    ALL_QUEUES,
     MOST_KEY_BYTES,
+    AlikeJobs,
     EnqueueRequest,
     Job,
-    KeyedEnqueueResult,
     Method,
     QueueKey,
     key_of,
+    new_record,
+    runs_of,
 )
 from pinlaterd.router.call import (
     AllRefused,
@@ -47,12 +50,16 @@ from pinlaterd.router.call import (
 from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.peek import UNUSUAL
+from pinlaterd.rpc.structs import sized
 from pinlaterd.rpc.tuned import SLICE, CutEnqueue, EnqueuePart, cut_enqueue, enqueue_parts
 from pinlaterd.wire.envelope import GiveUp, KeyQuestion, Op, ShardCall, Status, pack_keys
 from pinlaterd.wire.key_placement import KeyHomes
 from pinlaterd.wire.link import ShardLink
 
 _Part = TypeVar("_Part")
+# Of each job: to cut it off costs as much as to decode so many bytes (see `aside`).
+_CUT_BYTES = 10
+_LENGTH_BYTES = 4  # in front of a descriptor
 
 
 class KeysFound(Exception):
@@ -185,15 +192,19 @@ class EnqueueByKey:
         self._cut = CutEnqueue(EnqueueRequest("", ()), (), b"")
         self._jobs: Sequence[Job] = ()
         self._keys: Sequence[QueueKey | None] = ()  # of each job
-        # Of each job: its descriptor and whether it existed, or why it is not stored.
-        self._outcomes: dict[int, tuple[str, bool] | PinLaterError] = {}
+        # Of each job: its descriptor, as it stands in the answer, and whether it existed; or why it
+        # is not stored. b"" where neither is known.
+        self._descriptors: list[bytes] = []
+        self._existed = bytearray()
+        self._errors: dict[int, PinLaterError] = {}
 
     async def run(self) -> None:
         """Carry it out and answer it."""
         call, shards = self._call, self._shards
         self._cut = await self._read()
         queue, self._jobs = self._cut.request
-        self._keys = [key_of(queue, job.options) for job in self._jobs]
+        self._keys = _keys_of(queue, self._jobs)
+        self._descriptors, self._existed = [b""] * len(self._jobs), bytearray(len(self._jobs))
         if not any(self._keys):
             await SplitEnqueue(call, self._shared).run()
             return
@@ -201,20 +212,23 @@ class EnqueueByKey:
             raise no_place_to_enqueue(shards, {})
         if not self._are_usual():
             await self._validate(shards.homes)
-        while len(self._outcomes) < len(self._jobs):
+        while self._left():
             homes = shards.homes
             await self._for_each(self._ask_former, homes, self._by_former(homes))
             by_shard = self._by_responsible(homes)
             await self._for_each(self._store, homes, by_shard)
-            if len(self._outcomes) < len(self._jobs):
+            if self._left():
                 await shards.try_keys_again(call.deadline, by_shard)
-        call.reply(codec.encode_reply(call.peek.head, self._result()))
+        if self._errors:
+            self._raise_errors()
+        call.reply(codec.encode_keyed(call.peek.head, self._answer()))
 
     async def _read(self) -> CutEnqueue:
-        message, defaults = self._call.message, self._shared.job_defaults
+        message, defaults, peek = self._call.message, self._shared.job_defaults, self._call.peek
         most = self._shared.settings.max_jobs_per_call
+        size = peek.items * _CUT_BYTES if peek.canonical else len(message)
         try:
-            return await aside(len(message), cut_enqueue, message, most, defaults)
+            return await aside(size, cut_enqueue, message, most, defaults)
         except UNUSUAL:
             _, context, request = await self._call.decode(self._shared)
             message = codec.encode_call(Method.ENQUEUE, 0, context, request)
@@ -227,14 +241,23 @@ class EnqueueByKey:
         return (
             min(sizes) > 0
             and max(sizes) <= MOST_KEY_BYTES
-            and max([len(job.body) for job in jobs]) <= settings.max_job_body_bytes
-            and {job.priority for job in jobs} <= {*range(1, settings.num_priority_levels + 1)}
-            and min([job.attempts_allowed for job in jobs]) > 0
+            and all(
+                max(map(len, bodies)) <= settings.max_job_body_bytes
+                and 0 < job.priority <= settings.num_priority_levels
+                and job.attempts_allowed > 0
+                for job, bodies in runs_of(jobs)
+            )
         )
 
     def _left(self) -> list[int]:
         """Return the places of the jobs without an outcome."""
-        return [place for place in range(len(self._jobs)) if place not in self._outcomes]
+        if b"" not in self._descriptors:
+            return []
+        return [
+            place
+            for place, descriptor in enumerate(self._descriptors)
+            if not descriptor and place not in self._errors
+        ]
 
     def _by_former(self, homes: KeyHomes) -> dict[str, list[int]]:
         """Divide jobs by the former shards of their keys; a job may be asked of several."""
@@ -286,7 +309,7 @@ class EnqueueByKey:
                 try:
                     await send(homes, shard, part)
                 except PinLaterError as error:
-                    self._outcomes.update(dict.fromkeys(part, error))
+                    self._errors.update(dict.fromkeys(part, error))
 
         known = self._shards.by_name
         there = [(known[name], places) for name, places in by_shard.items() if name in known]
@@ -301,30 +324,42 @@ class EnqueueByKey:
             raise failure([(shard, reply)])
         for place, descriptor in zip(part, json.loads(reply.payload), strict=True):
             if descriptor:
-                self._outcomes[place] = (descriptor, True)
+                self._descriptors[place], self._existed[place] = sized(descriptor), True
 
     async def _store(self, homes: KeyHomes, shard: ShardLink, part: Sequence[int]) -> None:
         """Store jobs; those that meet another placement there are left without an outcome."""
-        message = await aside(len(self._call.message), self._cut.part, part)
-        call = ShardCall(message, self._call.deadline, whole=False, give_up=GiveUp.NEVER)
+        call = ShardCall(
+            self._cut.part(part), self._call.deadline, whole=False, give_up=GiveUp.NEVER
+        )
         call.placement = homes.placement.number
         reply = await shard.ask(call)
         if reply.status is Status.STALE:
             return
-        [result] = results_of(Method.ENQUEUE, [(shard, reply)])
-        if not isinstance(result, KeyedEnqueueResult):  # none of them has a key
-            result = KeyedEnqueueResult(cast("Sequence[str]", result), [False] * len(part))
-        for place, descriptor, existed in zip(part, *result, strict=True):
-            self._outcomes[place] = (descriptor, existed)
+        if reply.status is not Status.DONE:
+            results_of(Method.ENQUEUE, [(shard, reply)])
+        stored = codec.cut_keyed(reply.payload)
+        descriptors, existed = self._descriptors, self._existed
+        for place, descriptor, flag in zip(part, stored.descriptors, stored.existed, strict=True):
+            descriptors[place], existed[place] = descriptor, flag
 
-    def _result(self) -> KeyedEnqueueResult:
-        """Return the outcomes of all jobs. Raises what says which of them are stored, if some are
-        not."""
-        outcomes = [self._outcomes[place] for place in range(len(self._jobs))]
-        told = [one if isinstance(one, PinLaterError) else [one[0]] for one in outcomes]
-        descriptors = all_stored([1] * len(told), told)
-        existed = [one[1] for one in outcomes if not isinstance(one, PinLaterError)]
-        return KeyedEnqueueResult(descriptors, existed)
+    def _answer(self) -> codec.CutEnqueued:
+        return codec.CutEnqueued(self._descriptors, bytes(self._existed))
+
+    def _raise_errors(self) -> None:
+        """Raise what says which of the jobs are stored."""
+        told = [
+            self._errors.get(place) or [descriptor[_LENGTH_BYTES:].decode()]
+            for place, descriptor in enumerate(self._descriptors)
+        ]
+        all_stored([1] * len(told), told)
+
+
+def _keys_of(queue: str, jobs: Sequence[Job]) -> Sequence[QueueKey | None]:
+    """Return the key of each job."""
+    if isinstance(jobs, AlikeJobs) and jobs.keys is not None and jobs.alike.options:
+        scope = ALL_QUEUES if jobs.alike.options.key_of_all_queues else queue
+        return [new_record(QueueKey, (scope, key)) for key in jobs.keys]
+    return [key_of(queue, job.options) for job in jobs]
 
 
 def only_key(message: bytes, shared: Shared) -> QueueKey | None:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from pinlaterd.model import ClaimedJob, DequeueResult, Payload, defaults_behind, new_record
 from pinlaterd.rpc.interface import U32, headers, pack_u32
@@ -17,6 +17,8 @@ from pinlaterd.rpc.peek import Unusual
 from pinlaterd.rpc.structs import SHORT_TEXT, sized
 
 DESCRIPTORS: Final = b"\x0c\x00\x00\x0f\x00\x01\x0b"
+(_existed,) = headers("PinLaterEnqueueResponse", "existed")
+_EXISTED: Final = _existed + b"\x02"  # a list of booleans
 _JOBS: Final = b"\x0c\x00\x00\x0d\x00\x01\x0b\x0b"
 _METADATA: Final = b"\x0d\x00\x02\x0b\x0c"
 _IN_ORDER: Final = headers(
@@ -30,6 +32,40 @@ _BEFORE_CLAIM: Final = struct.Struct(">3si3si3s")
 _BEHIND_CLAIM: Final = struct.Struct(">3siB")
 _TAG5_U32: Final = struct.Struct(">5sI").unpack_from
 _END_ALL: Final = b"\0\0"  # of the response and of the result
+
+
+class CutEnqueued(NamedTuple):
+    """The answer to an enqueue in pieces: of each job its descriptor, with its length in front, and
+    1 if it existed, else 0."""
+
+    descriptors: Sequence[bytes]
+    existed: bytes
+
+
+def cut_enqueued(message: bytes, at: int) -> CutEnqueued:
+    """Cut the result struct of enqueueJobs."""
+    if not message.startswith(DESCRIPTORS, at):
+        raise Unusual
+    (count,) = U32(message, at + len(DESCRIPTORS))
+    at += len(DESCRIPTORS) + 4
+    descriptors = []
+    for _ in range(count):
+        end = at + 4 + U32(message, at)[0]
+        descriptors.append(message[at:end])
+        at = end
+    existed = bytes(count)  # no job has a key
+    if message.startswith(_EXISTED + pack_u32(count), at):
+        at += len(_EXISTED) + 4
+        existed, at = message[at : at + count], at + count
+    if message[at:] != _END_ALL or len(existed) != count:
+        raise Unusual
+    return CutEnqueued(descriptors, existed)
+
+
+def join_enqueued(cut: CutEnqueued) -> bytes:
+    """Write the result struct of enqueueJobs of jobs of which some have keys."""
+    count = pack_u32(len(cut.descriptors))
+    return b"".join((DESCRIPTORS, count, *cut.descriptors, _EXISTED, count, cut.existed, _END_ALL))
 
 
 class DequeueAnswer:

@@ -5,6 +5,7 @@
     encode_call     a request -> a call, for shards and servers
     encode_reply, encode_error, encode_unknown_method    the answer to a call, in the call's form
     encode_enqueued    an enqueue's answer, of jobs whose descriptors differ in their numbers
+    cut_keyed, encode_keyed    an enqueue's answer in pieces, one for each job
     DequeueAnswer, encode_dequeued    a dequeue's answer, as its jobs come in
     decode_reply    an answer -> its result, or the error that it carries, raised
     peek_error      the code of the error that an answer carries, without decoding it
@@ -58,9 +59,12 @@ from pinlaterd.model import (
 from pinlaterd.rpc import tuned
 from pinlaterd.rpc.answers import (
     DESCRIPTORS,
+    CutEnqueued,
     DequeueAnswer,
     count_dequeued,
     counted_text,
+    cut_enqueued,
+    join_enqueued,
     read_dequeue_result,
 )
 from pinlaterd.rpc.interface import (
@@ -98,11 +102,18 @@ from pinlaterd.rpc.structs import (
     Mismatch,
     problem,
     read_struct,
+    sized,
     struct_writer,
     texts_writer,
 )
 
-__all__ = ["DequeueAnswer", "Head", "Peek", "peek"]  # of other modules, for users of this one
+__all__ = [
+    "CutEnqueued",
+    "DequeueAnswer",
+    "Head",
+    "Peek",
+    "peek",
+]  # of other modules, for users of this one
 
 
 class Call(NamedTuple):
@@ -280,6 +291,23 @@ def encode_enqueued(head: Head, prefix: str, local_ids: Sequence[int]) -> bytes:
     keys = [text % local_id for local_id in local_ids]
     count = pack_u32(len(keys))
     return b"".join((reply_head(head), DESCRIPTORS, count, *keys, b"\0\0"))
+
+
+def encode_keyed(head: Head, cut: CutEnqueued) -> bytes:
+    """Write the answer to an enqueue of which some jobs have keys."""
+    return reply_head(head) + join_enqueued(cut)
+
+
+def cut_keyed(message: bytes) -> CutEnqueued:
+    """Cut the answer to an enqueue, which is no error."""
+    head = read_message_head(message)
+    try:
+        return cut_enqueued(message, head.at)
+    except UNUSUAL:
+        result = decode_reply(Method.ENQUEUE, message)
+    if not isinstance(result, KeyedEnqueueResult):
+        result = KeyedEnqueueResult(texts := cast("Sequence[str]", result), [False] * len(texts))
+    return CutEnqueued([sized(text) for text in result.descriptors], bytes(result.existed))
 
 
 def encode_dequeued(head: Head, answer: DequeueAnswer) -> bytes:

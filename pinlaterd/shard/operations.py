@@ -164,7 +164,9 @@ class Commit:
         for call in self.keyed[op.queue]:
             call.holders = list(islice(held, call.rows))
         is_new = [not holder.existed for holder in holders]
-        if any(is_new):
+        if all(is_new):
+            state.stored(op.queue, op.jobs, [holder.local_id for holder in holders], now_ms)
+        elif any(is_new):
             local_ids = [holder.local_id for holder in compress(holders, is_new)]
             state.stored(op.queue, list(compress(op.jobs, is_new)), local_ids, now_ms)
 

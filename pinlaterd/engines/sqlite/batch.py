@@ -44,7 +44,7 @@ from pinlaterd.engines.batches import (
     fitting_payloads,
     local_ids_of,
 )
-from pinlaterd.engines.sqlite.file import LIMITS, id_list
+from pinlaterd.engines.sqlite.file import LIMITS, id_list, insert_rows
 from pinlaterd.engines.sqlite.options import expired, note_expired, put_options
 from pinlaterd.engines.sqlite.runs import (
     FAILED,
@@ -328,6 +328,10 @@ def _release(tx: Transaction, op: ReleaseOp) -> list[Requeued]:
 # --- enqueues -------------------------------------------------------------------------------
 
 _Place = tuple[int, int, int]  # queue, priority and run-after
+_INSERT_JOBS = (
+    "INSERT INTO jobs (local_id, queue, priority, run_after, created_at, updated_at,"
+    " attempts_allowed, attempts_remaining, custom_status, body)"
+)
 
 
 def _enqueue(tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
@@ -352,14 +356,10 @@ def _enqueue(tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
         ids = local_ids[at] = tx.store.take_local_ids(len(bodies))
         queue_id, priority, run_after_ms = place
         runs.append(Run(ids.start, ids.stop - 1, queue_id, priority, PENDING, run_after_ms))
-        common = (*place, now_ms, job.attempts_allowed, job.custom_status[:most_chars])
-        rows += zip(ids, *map(repeat, common), bodies)  # noqa: B905 - repeat has no end
-    tx.db.executemany(
-        "INSERT INTO jobs (local_id, queue, priority, run_after, created_at, updated_at,"
-        " attempts_allowed, attempts_remaining, custom_status, body)"
-        " VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?6, ?7, ?8)",
-        rows,
-    )
+        attempts, text = job.attempts_allowed, job.custom_status[:most_chars]
+        common = map(repeat, (*place, now_ms, now_ms, attempts, attempts, text))
+        rows += zip(ids, *common, bodies)  # noqa: B905 - repeat has no end
+    insert_rows(tx.db, _INSERT_JOBS, rows)
     tx.replace((), runs if len(runs) == 1 else list(merged(runs)))
     return [
         local_ids[first] if end == first + 1 else list(chain.from_iterable(local_ids[first:end]))

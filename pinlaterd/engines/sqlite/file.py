@@ -59,8 +59,8 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _NEVER_COMMITTED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 
 
-# Of each of these sizes a statement is compiled once.
-_ROWS_OF_A_STATEMENT = (100, 10, 1)
+# Of each of these sizes, and of one row, a statement is compiled once.
+_ROWS_OF_A_STATEMENT = (100, 10)
 
 
 def insert_rows(db: sqlite3.Connection, head: str, rows: Sequence[tuple[object, ...]]) -> None:
@@ -72,6 +72,8 @@ def insert_rows(db: sqlite3.Connection, head: str, rows: Sequence[tuple[object, 
             statement = _insert(head, len(rows[at]), size)
             db.execute(statement, list(chain.from_iterable(rows[at : at + size])))
             at += size
+    if at < len(rows):
+        db.executemany(_insert(head, len(rows[at]), 1), rows[at:])
 
 
 @lru_cache(maxsize=64)

@@ -14,6 +14,7 @@ have removed does no harm, since each hash that is found is compared with `optio
 from __future__ import annotations
 
 import sqlite3
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
@@ -28,6 +29,7 @@ from pinlaterd.model import JobKey
 _IN_MEMORY = 200_000
 _CACHE_KIB = 32 * 1024  # holds the pages of a million hashes
 _HASH_BYTES = 8
+_HASH = struct.Struct(">q").unpack
 _BUCKETS = 1024
 _BUCKET_SHIFT = 8 * _HASH_BYTES - 10  # hashes have signs, and so have the numbers of buckets
 
@@ -71,7 +73,8 @@ class KeysOfScope(NamedTuple):
 def hash_of(scope: int, key: str) -> int:
     """Return the hash of a key within a scope."""
     digest = blake2b(f"{scope} {key}".encode(), digest_size=_HASH_BYTES).digest()
-    return int.from_bytes(digest, "big", signed=True)
+    hashed: int = _HASH(digest)[0]
+    return hashed
 
 
 class KeyIndex:
