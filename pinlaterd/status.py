@@ -473,12 +473,13 @@ def moment_of(sample: Sample) -> Moment:
 
 
 def _own_shards(sample: Sample) -> Sequence[ShardStatus]:
-    """List the shards whose figures the sample has to have."""
+    """List the shards whose figures the sample has to have: those of its server, or of all servers
+    that are in it. A standby here of another server's shard has none."""
     own = ("", sample.status.get("server", ""))
     return [
         shard
         for shard in sample.status["shards"]
-        if shard["server"] in own or program_of(shard, sample.stats) in sample.stats
+        if shard["server"] in own or program_of(shard, sample.stats) != shard_program(shard["name"])
     ]
 
 

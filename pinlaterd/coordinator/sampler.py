@@ -129,7 +129,8 @@ class Sampler:
         if now_ms - self._balanced_ms >= LONG_STEP_MS:
             self._balanced_ms = now_ms
             history.balance()
-            if not now.missing:
+            # A server that owns no shard for a while keeps what it knows.
+            if now.queues and not now.missing:
                 history.retain(QUEUE, now.queues)
 
 

@@ -182,9 +182,32 @@ def test_queues_keep_their_names_while_all_shards_are_unavailable(server):
     assert server.mail()["verdict"]["text"] == "Unreadable: shard 1, 2 does not answer"
 
 
+def test_a_standby_of_another_servers_shard_leaves_no_gap(clock):
+    server = Server(clock, "jobs-1", "1")
+    server.stats["shard-2"], server.uptimes["shard-2"] = Stats(), 1e6
+    server.sampler.step()
+    server.step()
+
+    assert server.ready()[-1] == 10
+
+
+def test_a_server_whose_shards_have_moved_keeps_their_history(clock):
+    server = Server(clock, "jobs-1", "1")
+    server.sampler.step()
+    server.step()
+    server.stats["shard-1"] = Stats()
+    server.name = "jobs-3"  # by now the owner is another one
+    for _ in range(70):
+        server.step()
+
+    now_ms = clock.now_ms()
+    assert 10 in server.history.read(QUEUE, "mail", now_ms - 600_000, now_ms).series["ready"]
+
+
 def test_servers_are_shown_as_one_service(clock):
     """By what goes over the wire: counts and rates add up, percentiles are of all jobs."""
     own, other = Server(clock, "jobs-1", "1"), Server(clock, "jobs-2", "2")
+    own.stats["shard-2"], own.uptimes["shard-2"] = Stats(), 1e6  # a standby
     for server in (own, other):
         server.sampler.step()
     own.work(99, wait_ms=10)
@@ -200,6 +223,7 @@ def test_servers_are_shown_as_one_service(clock):
     assert row["dequeue_delay_p50_ms"] == pytest.approx(10, rel=0.05)
     assert row["dequeue_delay_p99_ms"] == pytest.approx(10, rel=0.05)
     assert [shard["jobs"]["pending"] for shard in frame["shards"]] == [10, 10]
-    assert [one["name"] for one in frame["processes"]] == ["jobs-1/shard-1", "jobs-2/shard-2"]
+    names = [one["name"] for one in frame["processes"]]
+    assert names == ["jobs-1/shard-1", "jobs-1/shard-2", "jobs-2/shard-2"]
     assert frame["queues"][0]["verdict"]["text"] == "Paused by ada"
     assert (alone["pending"], alone["verdict"]["detail"]) == (10, "without shard 2")
