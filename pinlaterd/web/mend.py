@@ -17,6 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import re2
 from aiohttp import web
 from multidict import MultiMapping
 
@@ -30,6 +31,8 @@ from pinlaterd.model import QUEUE_NAME, JobChoice, JobRecord, JobState
 from pinlaterd.signature import signature
 from pinlaterd.web import text
 from pinlaterd.web.audit import AuditLog, Change
+from pinlaterd.web.bodies import redact
+from pinlaterd.web.job import hidden_pattern
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.operations import (
     FIRST_JOBS,
@@ -40,13 +43,14 @@ from pinlaterd.web.operations import (
     Selection,
     pages,
 )
+from pinlaterd.web.queue import time_of
 from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import FORM, USER, Site
 
 _TYPED_JOBS = 1_000  # to delete more, the queue's name has to be typed
 _MOST_COUNTED, _COUNT_SECONDS, _PAGE_JOBS = 10_000, 2.0, 1_000
 _NOTHING_SECONDS = 8.0  # for which it is looked in addition while nothing was found
-_SAMPLES = 5
+_SAMPLES, _SAID_CHARS = 5, 200
 _MOST_REASON_CHARS = 200
 # As queries and forms call the fields of a choice.
 _FIELDS = {
@@ -161,6 +165,7 @@ class MendPages:
             words=in_words(selection),
             effect=await self._effect(selection.queue, found.jobs) if what == "retry" else "",
             found=found,
+            samples=self._samples(request, found),
             fields=[*fields_of(selection), ("expected", found.jobs), ("bound", +found.is_bound)],
             first_jobs=FIRST_JOBS,
             typed=selection.queue if what == "delete" and _is_large(found) else "",
@@ -187,6 +192,15 @@ class MendPages:
             if count >= _MOST_COUNTED or clock.monotonic() >= until + patience:
                 return Preview(count, bool(page.place_behind), samples)
         return Preview(count, False, samples)
+
+    def _samples(self, request: web.Request, found: Preview) -> Sequence[JobRecord]:
+        """Return the samples with their last words, as far as this user may see those."""
+        pattern = hidden_pattern(self._site, request)
+        said = [job.custom_status[-_SAID_CHARS:].encode() for job in found.samples]
+        return [
+            job._replace(custom_status=redact(last, pattern).decode(errors="replace"))
+            for job, last in zip(found.samples, said, strict=True)
+        ]
 
     async def _effect(self, queue: str, count: int) -> str:
         """Say how long so many jobs take, and what goes first."""
@@ -446,19 +460,24 @@ def selection_of(given: MultiMapping[str], now_ms: int) -> Selection:
     if state.upper() not in JobState.__members__:
         raise _mistake(f"There is no state {state}.")
     selection = Selection(queue, state)
-    before_ms = _whole(given, "before") or now_ms or None
-    if descriptors := given.getall("descriptor", []):
+    before_ms = time_of(given.get("before", "")) or now_ms or None
+    if "descriptor" in given:
+        descriptors = list(filter(None, given.getall("descriptor")))
+        if not descriptors:
+            raise _mistake("No job was chosen.")
         choice = JobChoice(descriptors, before_ms if selection.has_ended else None)
         return Selection(queue, state, choice)
+    body = given.get("body") or None
+    body_regex = body if body is None or given.get("by") == "RE2" else re2.escape(body)
     choice = JobChoice(
         ended_before_ms=before_ms if selection.has_ended else None,
-        ended_since_ms=(_whole(given, "since") or None) if selection.has_ended else None,
+        ended_since_ms=time_of(given.get("since", "")) if selection.has_ended else None,
         status_regex=given.get("status") or None,
         message=given.get("message") or None,
         place=given.get("place") or None,
         worker=given.get("worker") or None,
     )
-    return Selection(queue, state, choice, given.get("regex") or None)
+    return Selection(queue, state, choice, body_regex)
 
 
 def fields_of(selection: Selection) -> list[tuple[str, object]]:
@@ -470,7 +489,7 @@ def fields_of(selection: Selection) -> list[tuple[str, object]]:
             fields.append((name, value))
     fields += [("descriptor", each) for each in choice.descriptors or ()]
     if selection.body_regex is not None:
-        fields.append(("regex", selection.body_regex))
+        fields += [("body", selection.body_regex), ("by", "RE2")]
     return fields
 
 

@@ -136,8 +136,8 @@ class JobsQuery(NamedTuple):
         if not scope.has_ended:
             given = {name: text for name, text in given.items() if name not in ("since", "before")}
         choice = JobChoice(
-            ended_since_ms=_time_of(given.get("since", "")),
-            ended_before_ms=_time_of(given.get("before", "")),
+            ended_since_ms=time_of(given.get("since", "")),
+            ended_before_ms=time_of(given.get("before", "")),
             status_regex=given.get("status"),
             message=given.get("message"),
             place=given.get("place"),
@@ -177,7 +177,7 @@ _PAGE_JOBS = 50
 _SEARCH_MS = 1_500  # after which the page shows what was found by then
 
 
-def _time_of(given: str) -> int | None:
+def time_of(given: str) -> int | None:
     """Return a time of a query in milliseconds: it is those, or a time in UTC. Raises
     PageProblem."""
     if not given or given.isdecimal():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -145,6 +146,20 @@ def test_ten_are_tried_then_it_asks_and_goes_on_with_those_of_the_preview(
     assert "smtp is back" in visitor.get("/audit").text
 
 
+def test_a_list_of_jobs_leads_to_a_mend_of_those_that_it_shows(client, visitor, queue, wait_until):
+    [named, *_] = fail(client, queue, "to: ada", "to: ada", "to: bob")
+    page = f"/q/{queue}?state=failed&body=ada&since=2020-01-01T00:00"
+    wait_until(lambda: "Retry all" in visitor.get(page).text)  # the queue is new
+    jobs = visitor.get(page)
+
+    [path] = re.findall(r'href="(/mend\?action=retry[^"]*body=ada[^"]*)"', jobs.body)
+    assert f"Retry 2 failed jobs of {queue}?" in visitor.get(html.unescape(path)).text
+    chosen = f"/mend?action=retry&queue={queue}&state=failed&descriptor="
+    assert f"Retry 1 failed job of {queue}?" in visitor.get(f"{chosen}&descriptor={named}").text
+    nothing = visitor.get(chosen)
+    assert (nothing.status, "No job was chosen" in nothing.text) == (400, True)
+
+
 def test_a_double_click_acts_once(client, visitor, queue, ended):
     fail(client, queue, "a", "b")
     form = fields_of(visitor.get(f"/mend?action=retry&queue={queue}")) | {"mode": "all"}
@@ -231,7 +246,9 @@ def test_a_pause_a_limit_and_a_shards_switch_are_made_and_undone(
         assert said not in queues.read_text()
 
     shards = mending.folder / "etc/shards.yaml"
-    switch = fields_of(visitor.get("/mend?action=dequeue_only&shard=1&value=on"))
+    path = "/mend?action=dequeue_only&amp;shard=1&amp;value=on"
+    assert path in visitor.get("/system").body
+    switch = fields_of(visitor.get(html.unescape(path)))
     assert visitor.post("/mend", switch).status == 400
     audit = visitor.follow(visitor.post("/mend", {**switch, "typed": "1"}))
     assert "dequeue_only: true" in shards.read_text()
