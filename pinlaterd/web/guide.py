@@ -118,7 +118,7 @@ def _table(lines: Sequence[str]) -> Markup:
         for number, row in enumerate(rows)
         if number != 1  # the line between head and rows
     ]
-    return Markup("<div class=wide><table>{}</table></div>").format(
+    return Markup('<div class="wide" tabindex="0"><table>{}</table></div>').format(
         Markup("").join(Markup("<tr>{}</tr>").format(row) for row in shown)
     )
 

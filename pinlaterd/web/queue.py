@@ -13,7 +13,7 @@ from aiohttp import web
 
 from pinlaterd.access import may
 from pinlaterd.client import calls
-from pinlaterd.config.schema import QueueSettings, UserSettings
+from pinlaterd.config.schema import Config, QueueSettings, UserSettings
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.model import (
     CONTINUATION_END,
@@ -26,6 +26,7 @@ from pinlaterd.model import (
 from pinlaterd.status import Facts
 from pinlaterd.web import history, text
 from pinlaterd.web.bodies import redact
+from pinlaterd.web.guide import what_to_do
 from pinlaterd.web.job import attempts_said, hidden_pattern, holder_of
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.overview import row_cells, rows_of
@@ -55,8 +56,9 @@ def figures_of(queue: Facts, settings: QueueSettings) -> Sequence[Figure]:
     ]
 
 
-def settings_of_queue(settings: QueueSettings) -> Mapping[str, str]:
-    """Return the queue's limits and times in words."""
+def settings_of_queue(config: Config, name: str) -> Mapping[str, str]:
+    """Return the queue's limits and times in words, its job type, and where its jobs are pushed."""
+    settings = config.queue(name)
     claim = text.duration(settings.job_claimed_timeout_seconds * 1000)
     found = {
         "dequeues": (settings.max_jobs_per_second, "at most {} jobs/s"),
@@ -68,7 +70,12 @@ def settings_of_queue(settings: QueueSettings) -> Mapping[str, str]:
         for name, (limit, words) in found.items()
         if limit is not None
     }
-    return {"claims end after": claim, **limits}
+    others: dict[str, str] = {}
+    if job_type := config.job_types.get(name):
+        others["job type"] = f"{job_type.name}, {job_type.delivery_strategy.replace('_', ' ')}"
+    if push := config.pushes.get(name):
+        others["pushed to"] = push.url
+    return {"claims end after": claim, **limits, **others}
 
 
 # --- its jobs -------------------------------------------------------------------------------
@@ -244,7 +251,8 @@ def routes(site: Site) -> list[web.RouteDef]:
             name=name,
             row=row,
             figures=figures_of(queue, settings),
-            settings=settings_of_queue(settings),
+            links=what_to_do(row.verdict["kind"]),
+            settings=settings_of_queue(site.config, name),
             **await jobs_values(request, name),
             **history.values_of(request, name),
         )

@@ -31,7 +31,7 @@ COLUMNS = (
     WorkerColumn("called", "asked", lambda one: _ago(one["dequeue_seconds"])),
     WorkerColumn("acked", "acked", lambda one: _ago(one["ack_seconds"])),
     WorkerColumn("rate", "jobs/s", lambda one: text.rate(one["jobs_per_second"])),
-    WorkerColumn("failing", "failed", lambda one: text.percent(one["failed_share"])),
+    WorkerColumn("failing", "failed", lambda one: _percent(one["failed_share"])),
     WorkerColumn("held", "holds", lambda one: text.number(one["held"])),
     WorkerColumn("renewed", "oldest renewal", lambda one: _ago(one["oldest_renewal_seconds"])),
     WorkerColumn("near", "near time-out", lambda one: text.number(one["near_time_out"])),
@@ -58,7 +58,7 @@ def row_of(worker: Facts) -> WorkerRow:
     if worker["near_time_out"]:
         state, words = "timing_out", "Claims near time-out"
     elif (worker["failed_share"] or 0) >= _MANY_FAILED:
-        state, words = "failing", f"Fails {text.percent(worker['failed_share'])}"
+        state, words = "failing", f"Fails {_percent(worker['failed_share'])}"
     elif silent is not None and silent >= _SILENT_SECONDS and worker["held"]:
         state, words = "behind", "Asks no more, holds jobs"
     elif silent is None or silent >= _SILENT_SECONDS:
@@ -98,6 +98,10 @@ def routes(site: Site) -> list[web.RouteDef]:
         )
 
     return [site.page("/workers", show)]
+
+
+def _percent(share: float | None) -> str:
+    return text.UNKNOWN if share is None else text.percent(100 * share)
 
 
 def _ago(seconds: float | None) -> str:
