@@ -38,7 +38,8 @@ class PauseBody(PreviewQuery, forbid_unknown_fields=True, frozen=True, kw_only=T
 class _ChangeBody(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The jobs to change: up to `limit`, of all priorities unless one is given; or those that meet
     all that is given: named by `descriptors`, with `text` in their bodies, ended since or before a
-    time, with `status_text` in their status, or that say `message` there."""
+    time, with `status_text` in their status, that say `message` there or failed in `place`, last
+    claimed by `worker`."""
 
     priority: Annotated[int, Meta(ge=1, le=127)] | None = None
     limit: _Positive = 1000
@@ -49,6 +50,8 @@ class _ChangeBody(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True)
     ended_since: Time | None = None
     status_text: _Text | None = None
     message: str | None = None
+    place: str | None = None
+    worker: str | None = None
 
     @property
     def choice(self) -> JobChoice | None:
@@ -56,7 +59,15 @@ class _ChangeBody(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True)
         times = (self.ended_before, self.ended_since)
         before_ms, since_ms = (None if time is None else milliseconds(time) for time in times)
         status_regex = self.status_text and literal(self.status_text)
-        choice = JobChoice(self.descriptors, before_ms, since_ms, status_regex, self.message)
+        choice = JobChoice(
+            self.descriptors,
+            before_ms,
+            since_ms,
+            status_regex,
+            self.message,
+            self.place,
+            self.worker,
+        )
         return None if choice == JobChoice() else choice
 
 
