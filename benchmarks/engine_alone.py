@@ -33,7 +33,7 @@ from pinlaterd.engines.base import (
     KeyedEnqueueOp,
     StorageEngine,
 )
-from pinlaterd.model import Job, JobOptions, Payload, PendingKey
+from pinlaterd.model import AlikeJobs, Job, JobOptions, Payload, PendingKey
 
 QUEUE = "bench"
 FILL_JOBS = 500
@@ -159,12 +159,12 @@ def _cycles(engine: StorageEngine, size: int) -> Iterator[Step]:
 
 
 def _enqueue(jobs: int) -> Batch:
-    return Batch(enqueues=[EnqueueOp(QUEUE, [Job(frames.body())] * jobs)])
+    return Batch(enqueues=[EnqueueOp(QUEUE, AlikeJobs(Job(b""), [frames.body()] * jobs))])
 
 
 def _enqueue_keyed(jobs: int) -> Batch:
-    body = frames.body()
-    keyed = [Job(body, options=JobOptions(str(uuid.uuid4()))) for _ in range(jobs)]
+    keys = [str(uuid.uuid4()) for _ in range(jobs)]
+    keyed = AlikeJobs(Job(b"", options=JobOptions()), [frames.body()] * jobs, keys)
     return Batch(keyed=[KeyedEnqueueOp(QUEUE, keyed)])
 
 

@@ -214,7 +214,8 @@ class EnqueueByKey:
             await self._validate(shards.homes)
         while self._left():
             homes = shards.homes
-            await self._for_each(self._ask_former, homes, self._by_former(homes))
+            if by_former := self._by_former(homes):
+                await self._for_each(self._ask_former, homes, by_former)
             by_shard = self._by_responsible(homes)
             await self._for_each(self._store, homes, by_shard)
             if self._left():

@@ -20,9 +20,12 @@ from pinlaterd.model import (
     EnqueueRequest,
     Job,
     JobOptions,
+    KeyedEnqueueResult,
     Method,
     Payload,
     Request,
+    joined,
+    runs_of,
 )
 from pinlaterd.rpc import codec, tuned
 from pinlaterd.rpc.answers import DequeueAnswer, read_dequeue_result
@@ -356,6 +359,40 @@ def test_descriptors_are_written_and_read_alike(descriptors):
     assert reply == write_message("enqueueJobs", body, kind=2, seqid=1)
     assert codec.decode_reply(Method.ENQUEUE, reply) == descriptors
     assert codec._decode_result(Method.ENQUEUE, reply, at) == descriptors
+
+
+@given(st.lists(st.tuples(TEXT, st.booleans()), max_size=5), st.booleans())
+def test_an_answer_with_keys_that_is_cut_is_joined_again(jobs, has_more):
+    """Also where a newer shard tells more of the jobs."""
+    result = KeyedEnqueueResult([name for name, _ in jobs], [existed for _, existed in jobs])
+    head = codec.Head("enqueueJobs", 1, False, True)
+    reply = codec.encode_reply(head, result)
+    new_field = b"\x02\x01\x2c\x01" if has_more else b""
+
+    cut = codec.cut_keyed(reply[:-2] + new_field + reply[-2:])
+
+    assert codec.encode_keyed(head, cut) == reply
+    plain = codec.cut_keyed(codec.encode_reply(head, result.descriptors))
+    assert plain == (cut.descriptors, bytes(len(jobs)))
+
+
+KEYS = st.sampled_from([None, "", "a", "b"])
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"", b"x"]), st.integers(1, 2), KEYS), max_size=6))
+def test_jobs_that_are_alike_are_those_of_a_list(jobs):
+    """As they are read, cut, put together and divided into runs."""
+    whole = [Job(body, p, options=None if k is None else JobOptions(k)) for body, p, k in jobs]
+    message = codec.encode_call(Method.ENQUEUE, 1, CONTEXT, EnqueueRequest("mail", whole))
+
+    read: Any = codec.decode_call(message).request
+
+    assert list(read.jobs) == whole
+    assert [read.jobs[at] for at in range(len(whole))] == whole
+    assert list(read.jobs[1:]) == whole[1:]
+    assert list(joined([read.jobs, read.jobs])) == whole * 2
+    bodies = [(job.priority, body) for job, bodies in runs_of(read.jobs) for body in bodies]
+    assert bodies == [(job.priority, job.body) for job in whole]
 
 
 CLAIMED = st.builds(ClaimedJob, TEXT, st.binary(max_size=20), I32, I32, TEXT, I32)
