@@ -173,6 +173,9 @@ class ShardLoop:
         received: Sequence[Received] = ()
         if len(service.backlog) < _MOST_BACKLOG:
             received = self._end.receive(_MOST_FRAMES, _MOST_BYTES)
+        if self._control_fileno in readable:
+            self._hear()
+            self._report_permits()  # that those are followed which were granted
         if received and self._unused_pulses:
             self._unused_pulses = 0
             self._next_pulse = min(self._next_pulse, self._clock.monotonic() + PULSE_SECONDS)
@@ -190,8 +193,6 @@ class ShardLoop:
             service.recover()
         if service.serving and service.incarnation != self._incarnation:
             self._welcome_all()
-        if self._control_fileno in readable:
-            self._hear()
         if bool(service.degraded) != self._told_degraded:
             self._next_pulse = self._next_report = 0.0
         if self._clock.monotonic() >= self._next_pulse:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -306,7 +307,8 @@ _IPC = "ipc://"
 HIGH_WATER_MESSAGES = 1000
 # How long the answers of a shard that stops are still being sent.
 _LINGER_MS = 1000
-_WAITS_BETWEEN_LOOKS = 20
+# How soon a watched descriptor is looked at while frames keep coming: by then a grant is taken up.
+_LOOK_SECONDS = 0.01
 # Plain numbers: arithmetic with pyzmq's enums costs as much as the calls that take them.
 NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -338,7 +340,7 @@ class ShardEnd:
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._endpoint = ""
         self._file: os.stat_result | None = None
-        self._waits = 0
+        self._look_at = 0.0  # monotonic
         self._readable = False  # as `wait` has just seen
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -388,14 +390,14 @@ class ShardEnd:
 
         Returns the watched descriptors that are readable. While frames keep coming, those are
         looked at only now and then: a look costs as much as taking a call."""
-        self._waits += 1
-        if self._waits % _WAITS_BETWEEN_LOOKS and (
+        if time.monotonic() < self._look_at and (
             self._socket.getsockopt(zmq.EVENTS) & READABLE  # type: ignore[operator]
         ):
             self._readable = True
             return _NONE_READABLE
         seconds = until()
         events = self._poller.poll(round(seconds * 1000 + 0.5) if seconds > 0 else 0)
+        self._look_at = time.monotonic() + _LOOK_SECONDS
         readable = frozenset([found for found, _ in events if isinstance(found, int)])
         self._readable = len(events) > len(readable)
         return readable

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pinlaterd.wire import envelope
 from pinlaterd.wire.envelope import (
     MALFORMED,
     CallEntry,
@@ -20,6 +25,7 @@ from pinlaterd.wire.envelope import (
     Replies,
     ReplyEntry,
     ShardCall,
+    ShardEnd,
     ShardFacts,
     Status,
     Welcome,
@@ -91,3 +97,24 @@ def test_a_call_that_says_nothing_else_arrives_with_the_defaults():
     call.call_id = 7
 
     assert unpack(pack_calls(3, [call])) == Calls(3, [CallEntry(7, 1.0, b"message")])
+
+
+def test_what_is_watched_is_looked_at_soon_while_frames_keep_coming(monkeypatch):
+    now = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(envelope, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+    watched, other = os.pipe()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as router:
+        end = ShardEnd(context)
+        end.bind("inproc://shard")
+        end.watch(watched)
+        router.connect("inproc://shard")
+        router.send(b"frame")
+        assert end.wait(lambda: 20.0) == frozenset()
+        os.write(other, b"x")
+
+        assert end.wait(lambda: 20.0) == frozenset()
+        now.seconds += 0.02
+        assert end.wait(lambda: 20.0) == {watched}
+        end.close()
+    for descriptor in (watched, other):
+        os.close(descriptor)
