@@ -154,6 +154,11 @@ class JobsQuery(NamedTuple):
         return cls(scope, given, chosen, query.get("cursor", CONTINUATION_START))
 
     @property
+    def reads_what_is_hidden(self) -> bool:
+        """Whether its answer tells what is left out of bodies and statuses for some users."""
+        return self.body_regex is not None or "status" in self.given
+
+    @property
     def body_regex(self) -> str | None:
         body = self.given.get("body")
         return body if body is None or self.given.get("by") == "RE2" else re2.escape(body)
@@ -181,6 +186,10 @@ _JOBS_PARAMETERS = (
     *("status", "message", "place", "worker"),
 )
 _PAGE_JOBS = 50
+_HIDDEN = (
+    "parts of bodies and statuses are hidden from you, so you can't search them; an operator can "
+    "give you the role bodies"
+)
 _SEARCH_MS = 1_500  # after which the page shows what was found by then
 
 
@@ -200,11 +209,13 @@ def time_of(given: str) -> int | None:
 async def find_jobs(site: Site, request: web.Request, queue: str, query: JobsQuery) -> JobsPage:
     """Return a page of jobs. What prevents it is said in its place: the rest is shown all the
     same."""
+    pattern, now_ms = hidden_pattern(site, request), site.clock.now_ms()
+    if pattern and query.reads_what_is_hidden:
+        return JobsPage(problem=_HIDDEN)
     try:
         found = await site.client.run(query.call(queue))
     except (ConnectionFailed, PinLaterError) as error:
         return JobsPage(problem=getattr(error, "message", "") or str(error))
-    pattern, now_ms = hidden_pattern(site, request), site.clock.now_ms()
     rows = [_job_row(job, query.scope, pattern, now_ms) for job in found.jobs]
     if found.continuation == CONTINUATION_END:
         return JobsPage(rows)

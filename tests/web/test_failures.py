@@ -12,6 +12,8 @@ from tests.deployment import Deployment
 from tests.web.conftest import PageAnswer, Visitor
 from tests.web.failing import fail
 
+pytestmark = pytest.mark.service
+
 TIMEOUTS = [f"ConnectTimeout: smtp{n} did not answer (mail.py:12 in send)" for n in range(3)]
 KEYS = ["KeyError: 'to' (mail.py:48 in parse)"]
 

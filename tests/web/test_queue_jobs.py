@@ -8,9 +8,12 @@ import re
 import pytest
 
 from pinlaterd.client import Job
+from pinlaterd.web.queue import JobsQuery
 from tests.deployment import Deployment
 from tests.web.conftest import PageAnswer, Visitor
 from tests.web.failing import fail
+
+pytestmark = pytest.mark.service
 
 QUEUE, FAILED = "listed", 120
 LATE_MS = 4_102_444_800_000  # in the year 2100
@@ -83,3 +86,15 @@ def test_mistakes_are_said_and_the_rest_of_the_page_is_there(visitor: Visitor, f
     assert page.cell("figure failed") == str(FAILED)
     assert visitor.get(f"/q/{QUEUE}?state=broken").status == 400
     assert visitor.get(f"/q/{QUEUE}?state=failed&since=noon").status == 400
+
+
+@pytest.mark.parametrize(
+    ("query", "reads"),
+    [
+        ({"state": "failed", "body": "card"}, True),
+        ({"status": "card"}, True),
+        ({"state": "failed", "message": "KeyError: #", "priority": "1"}, False),
+    ],
+)
+def test_searches_that_tell_what_is_hidden_are_known(query: dict[str, str], reads: bool):
+    assert JobsQuery.of(query).reads_what_is_hidden is reads

@@ -18,7 +18,10 @@ MOST_FIRST_LOAD_BYTES = 80 * 1024
 PAGES = (
     "/",
     "/q/mail",
+    "/q/mail?state=failed",
     "/q/mail/history?range=1h",
+    "/failures",
+    "/failures?queue=mail",
     "/j/{job}",
     "/j/{job}?as=hex",
     "/j/none:s1:p1:1",
