@@ -125,7 +125,7 @@ def _row(window: FailureWindow, by: Grouping, group: FailureGroup) -> GroupRow:
         group.first_ms,
         group.last_ms,
         shown_workers(group.workers) or text.UNKNOWN,
-        text.line_points(group.trend),
+        text.line(group.trend),
         f"/q/{window.queue}?{urlencode(of_queue)}#jobs" if is_named else "",
         f"/mend?{urlencode({'action': 'retry', **chosen})}" if is_named else "",
     )

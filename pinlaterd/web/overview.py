@@ -17,7 +17,6 @@ from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.site import USER, Site
 from pinlaterd.web.system import process_state, shard_state
 
-LINE_HEIGHT = 16
 _MOST_ROWS = 12  # that are shown as long as no more queues are unwell
 
 
@@ -64,22 +63,10 @@ def rows_of(frame: LiveFrame, user: UserSettings | None) -> list[Row]:
             queue["name"],
             queue["verdict"],
             [(one, one.value(queue)) for one in COLUMNS],
-            line_of(frame.outlines.get(queue["name"], ())),
+            text.line(frame.outlines.get(queue["name"], ())),
         )
         for queue in worst_first(queues)
     ]
-
-
-def line_of(values: Sequence[float | None]) -> str:
-    """Return a path through values, from left to right, with gaps where one is not known."""
-    most = max((value for value in values if value is not None), default=0) or 1
-    path, gap = "", True
-    for place, value in enumerate(values):
-        if value is not None:
-            height = round(LINE_HEIGHT * (1 - value / most)) + 1
-            path += f"{'M' if gap else 'L'}{2 * place} {height}"
-        gap = value is None
-    return path
 
 
 _SYSTEM = ("system", "/system")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from pinlaterd.verdict import span
+
 UNKNOWN = "–"
 _WORDS = (
     *("No", "One", "Two", "Three", "Four", "Five", "Six"),
     *("Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve"),
 )
-# Up to how many of each unit are shown in it, and how many of the unit before it has.
-_UNITS = (("s", 100, 1), ("min", 100, 60), ("h", 48, 3600))
-_DAY_SECONDS = 86_400
 _SHORT_FROM = 1_000_000
 
 
@@ -38,18 +37,12 @@ def rate(per_second: float | None) -> str:
 
 
 def duration(milliseconds: float | None) -> str:
-    """Return a time in the unit that leaves one to three digits."""
+    """Return a time in its largest unit."""
     if milliseconds is None:
         return UNKNOWN
-    seconds = milliseconds / 1000
-    if 0 < seconds < 1:
-        return f"{milliseconds:.0f} ms" if milliseconds >= 1 else "1 ms"
-    if 0 < seconds < 10:
-        return f"{seconds:.1f} s".replace(".0 ", " ")
-    for unit, limit, size in _UNITS:
-        if seconds < limit * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / _DAY_SECONDS:.0f} d"
+    if 0 < milliseconds < 1000:
+        return f"{max(1, milliseconds):.0f} ms"
+    return span(milliseconds / 1000)
 
 
 def percent(share: float) -> str:
@@ -57,13 +50,16 @@ def percent(share: float) -> str:
     return "< 1 %" if 0 < share < 1 else f"{share:.0f} %"
 
 
-def line_points(values: Sequence[float], width: int = 72, height: int = 16) -> str:
-    """Return the points of a small line through values, for SVG's polyline."""
-    most, step = max(values, default=0) or 1, width / max(1, len(values) - 1)
-    drawn = (
-        (step * at, height - 1 - (height - 2) * value / most) for at, value in enumerate(values)
-    )
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
+def line(values: Sequence[float | None]) -> str:
+    """Return the path of a small line through values, 72 wide and 16 high, for SVG; with a gap
+    where one is not known."""
+    most = max((value for value in values if value is not None), default=0) or 1
+    step, path, is_gap = 72 / max(1, len(values) - 1), "", True
+    for place, value in enumerate(values):
+        if value is not None:
+            path += f"{'M' if is_gap else 'L'}{step * place:.0f} {15 - 14 * value / most:.0f}"
+        is_gap = value is None
+    return path
 
 
 def size(count: float | None) -> str:
