@@ -577,10 +577,12 @@ class Dispatch:
         jobs, with_options = state.rules.enqueue(call.context, request, now_ms)
         if with_options and not entry.placement and have_keys(jobs):
             raise ForeignError
-        if entry.op is _VALIDATE or not jobs:
+        kind = KeyedEnqueue if with_options else Enqueue
+        operation = kind(entry, call.head, facts, state, jobs)
+        if entry.op is _VALIDATE or not operation.rows:
             self._replies.add(entry, Status.DONE, codec.encode_reply(call.head, []))
             return None
-        return (KeyedEnqueue if with_options else Enqueue)(entry, call.head, facts, state, jobs)
+        return operation
 
     def _ack(self, entry: CallEntry, call: Call, state: ShardState, now_ms: int) -> Operation:
         kind: type[Ack] = AckJobs if call.head.method_name == Method.ACK_JOBS else Ack

@@ -59,7 +59,6 @@ from pinlaterd.model import (
     defaults_behind,
     joined,
     new_record,
-    runs_of,
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, Head
@@ -273,12 +272,12 @@ class Enqueue(Operation):
         commit.enqueues.setdefault(self.queue, []).append(self)
 
     def reply(self, now_ms: int) -> bool:
-        prefix, priorities = self._prefix, {job.priority for job, _ in runs_of(self.jobs)}
-        if len(priorities) == 1:
-            prefix = f"{prefix}{priorities.pop()}:"
+        prefix, jobs = self._prefix, self.jobs
+        if isinstance(jobs, AlikeJobs):
+            prefix = f"{prefix}{jobs.alike.priority}:"
             payload = codec.encode_enqueued(self.head, prefix, self.local_ids)
         else:
-            pairs = zip(self.local_ids, self.jobs, strict=True)
+            pairs = zip(self.local_ids, jobs, strict=True)
             descriptors = [f"{prefix}{job.priority}:{local_id}" for local_id, job in pairs]
             payload = codec.encode_reply(self.head, descriptors)
         self.state.replies.add(self.call, Status.DONE, payload)
