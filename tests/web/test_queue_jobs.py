@@ -9,6 +9,7 @@ import pytest
 
 from pinlaterd.client import Job
 from pinlaterd.web.queue import JobsQuery
+from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.web.conftest import PageAnswer, Visitor
 from tests.web.failing import fail
@@ -20,13 +21,21 @@ LATE_MS = 4_102_444_800_000  # in the year 2100
 
 
 @pytest.fixture(scope="module")
-def failed(dashboard: Deployment) -> list[str]:
+def stored(dashboard: Deployment) -> list[str]:
     """Descriptors of jobs that failed, the last one first."""
     with dashboard.client("mailer:web3") as client:
         statuses = [f"KeyError: {n} (mail.py:{n % 2} in send)" for n in range(FAILED)]
         failed = fail(client, QUEUE, statuses)[::-1]
         client.enqueue(QUEUE, [Job(b"ready", 2), Job(b"later", run_after_ms=LATE_MS)])
     return failed
+
+
+@pytest.fixture
+def failed(stored: list[str], visitor: Visitor, wait_until: WaitUntil) -> list[str]:
+    """The same, once the dashboard's figures know the queue."""
+    wait_until(lambda: "figure failed" in visitor.get(f"/q/{QUEUE}").body)
+    wait_until(lambda: visitor.get(f"/q/{QUEUE}").cell("figure failed") == str(FAILED))
+    return stored
 
 
 def _listed(page: PageAnswer) -> list[str]:
