@@ -25,7 +25,7 @@ import quickstart_example
 from playwright.sync_api import Browser, sync_playwright
 
 from pinlaterd.client import Client, JobState
-from pinlaterd.coordinator.history import QUEUE, History
+from pinlaterd.coordinator.history import QUEUE, History, write_history
 from pinlaterd.stats import Histogram
 
 PICTURES = Path(__file__).parent.parent / "docs" / "dashboard"
@@ -96,7 +96,7 @@ def leave_example(folder: Path, port: int) -> None:
     it drops that of queues which it does not know."""
     quickstart_example.leave(lambda source: Client("127.0.0.1", port, source=source), folder)
     _pinlaterd("down", str(folder))
-    (folder / "data/history").write_bytes(b"".join(made_up_history().pack()))
+    write_history(folder / "data/history", made_up_history().pack())
     _pinlaterd("up", str(folder))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -62,6 +63,15 @@ class Tab:
 
 
 OpenTab = Callable[..., Tab]
+
+
+def wait_for(page: Any, expression: str, *, seconds: float = 60.0) -> None:
+    """Wait for a condition of the page. Playwright's own way evaluates text within the page, which
+    the dashboard's policy forbids."""
+    until = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < until, f"not within {seconds:g} s: {expression}"
+        page.wait_for_timeout(50)
 
 
 def package_file(path: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import WaitUntil
-from tests.web.browser.conftest import OpenTab
+from tests.web.browser.conftest import OpenTab, wait_for
 
 pytestmark = pytest.mark.service
 
@@ -18,14 +18,14 @@ def values(page, place: int) -> list[str]:
 def test_plots_show_the_newest_values_and_those_under_the_shared_cursor(open_tab: OpenTab):
     tab = open_tab()
     page = tab.open("/q/images?range=1h")
-    page.wait_for_function("document.querySelectorAll('.plots canvas').length === 4")
-    page.wait_for_function("document.querySelectorAll('.plots output')[3].textContent === '1,200'")
+    wait_for(page, "document.querySelectorAll('.plots canvas').length === 4")
+    wait_for(page, "document.querySelectorAll('.plots output')[3].textContent === '1,200'")
 
     # At the left end of one plot nothing is known yet, which the others say, too.
     canvas = page.locator(".plots .u-over").first
     canvas.hover(position={"x": 2, "y": 40})
 
-    page.wait_for_function("document.querySelectorAll('.plots output')[3].textContent === '–'")
+    wait_for(page, "document.querySelectorAll('.plots output')[3].textContent === '–'")
     assert values(page, 1) == ["–", "–", "–"]
     assert "UTC" in page.inner_text("#marks")
 

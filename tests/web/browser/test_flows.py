@@ -1,0 +1,197 @@
+"""What operators do in a real browser: figures that agree, hostile texts, mending and undoing it,
+processes that die meanwhile, hidden tabs."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from pinlaterd.client import AckInfo, Client, JobState
+from tests.conftest import WaitUntil
+from tests.deployment import Deployment
+from tests.web.browser.conftest import OpenTab, wait_for
+
+pytestmark = pytest.mark.service
+
+HOSTILE = [
+    b'{"x": "<script>document.title = \'owned\'</script><img src=x onerror=alert(1)>"}',
+    "\u202egnp.exe\u200b\x1b[31m".encode(),
+    bytes(range(256)) * 40,
+    b'"' + b"x" * 1_000_000 + b'"',
+    b"[" * 50_000,
+]
+
+
+@pytest.fixture
+def client(demonstration: Deployment):
+    with demonstration.client("mailer:web9") as client:
+        yield client
+
+
+def fail_all(client: Client, queue: str, bodies: list[bytes], status: str) -> list[str]:
+    """Enqueue jobs that fail for good."""
+    client.create_queue(queue)
+    client.enqueue(queue, bodies)
+    while jobs := client.dequeue(queue, limit=100):
+        acks = [
+            AckInfo(job.descriptor, status, claim_descriptor=job.claim_descriptor, retryable=False)
+            for job in jobs
+        ]
+        client.ack(queue, failed=acks)
+    return [job.descriptor for job in client.scan(queue, JobState.FAILED)]
+
+
+def figures(page: Any) -> dict[str, str]:
+    return {
+        found.get_attribute("data-cell").removeprefix("figure "): found.inner_text()
+        for found in page.locator("[data-cell^='figure ']").all()
+    }
+
+
+def test_figures_are_those_of_the_interface_and_change_while_one_looks(
+    open_tab: OpenTab, client: Client
+):
+    client.create_queue("parcels")
+    page = open_tab().open("/")
+    client.enqueue("parcels", [b"x"] * 1234)
+    client.dequeue("parcels", limit=4)
+    page = open_tab().open("/q/parcels?range=1h")
+
+    wait_for(page, "document.querySelector('[data-cell=\"figure running\"]').innerText == '4'")
+
+    assert figures(page)["ready"] == f"{client.count('parcels', JobState.PENDING):,}"
+    before = page.evaluate("performance.getEntriesByType('navigation').length")
+    client.enqueue("parcels", [b"x"] * 10)
+    wait_for(page, "document.querySelector('[data-cell=\"figure ready\"]').innerText == '1,240'")
+    assert page.evaluate("performance.getEntriesByType('navigation').length") == before
+
+
+@pytest.mark.parametrize("body", HOSTILE, ids=["script", "bidi", "bytes", "megabyte", "deep"])
+def test_a_hostile_body_is_shown_and_does_nothing(open_tab: OpenTab, client: Client, body):
+    client.create_queue("odd")
+    [descriptor] = client.enqueue("odd", [body])
+    tab = open_tab()
+
+    page = tab.open(f"/j/{descriptor}")
+
+    assert page.title().startswith(descriptor)
+    assert page.locator("img").count() == 0
+    shown = page.inner_text("pre.body >> nth=0")
+    assert not set("\u202e\u200b\x1b\x00") & set(shown)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="save").click()
+    assert saved.value.path().read_bytes() == body
+
+
+def test_a_search_shows_what_it_finds_and_text_beyond_ascii(open_tab: OpenTab, client: Client):
+    client.create_queue("words")
+    [descriptor] = client.enqueue("words", ['{"to": "grüße@example.com"}'.encode()])
+    page = open_tab().open("/")
+
+    page.keyboard.press("/")
+    page.keyboard.type("grüße@example")
+    page.keyboard.press("Enter")
+
+    page.wait_for_url("**/find?q=*")
+    page.get_by_role("link", name=descriptor).click()
+    page.wait_for_url(f"**/j/{descriptor}")
+    page.go_back()
+    assert page.locator("table.found tbody tr").count() == 1
+
+
+def test_a_group_is_retried_ten_first_then_the_others(
+    open_tab: OpenTab, client: Client, wait_until: WaitUntil
+):
+    fail_all(client, "letters", [b"%d" % n for n in range(25)], "Timeout: smtp1 (a.py:1 in b)")
+    page = open_tab().open("/failures?queue=letters")
+    page.locator("a[href^='/mend']").first.click()
+    assert "25" in page.inner_text("h1")
+
+    page.locator("form.mend button.primary").click()
+
+    page.wait_for_url("**/op/*")
+    wait_until(lambda: client.count("letters", JobState.PENDING) == 10)
+    client.ack("letters", succeeded=client.dequeue("letters", limit=10))
+    go_on = page.get_by_role("button", name=re.compile("Go on"))
+    wait_until(lambda: page.goto(page.url) and go_on.count())
+    assert "10 tried, 10 succeeded" in page.inner_text("main")
+    go_on.click()
+    wait_until(lambda: client.count("letters", JobState.PENDING) == 15)
+
+
+def test_deleted_jobs_are_put_back_as_they_were(
+    open_tab: OpenTab, client: Client, wait_until: WaitUntil
+):
+    bodies = [bytes([n]) * 20 for n in range(200, 208)]
+    fail_all(client, "stamps", bodies, "KeyError: 'x' (a.py:3 in c)")
+    page = open_tab().open("/mend?action=delete&queue=stamps&state=failed")
+    page.check("input[name=mode][value=all]")
+    page.locator("form.mend button.primary").click()
+    page.wait_for_url("**/op/*")
+    wait_until(lambda: client.count("stamps", JobState.FAILED) == 0)
+    wait_for(page, "document.body.innerText.includes('8')")
+
+    page.goto(page.url)
+    page.get_by_role("button", name=re.compile("put back", re.IGNORECASE)).first.click()
+
+    wait_until(lambda: client.count("stamps", JobState.PENDING) == len(bodies))
+    found = client.lookup(
+        [job.descriptor for job in client.scan("stamps", JobState.PENDING)], include_body=True
+    )
+    assert sorted(job.body or b"" for job in found.values()) == bodies
+
+
+def test_a_hidden_tab_closes_its_stream(open_tab: OpenTab):
+    page = open_tab().open("/")
+    wait_for(page, "document.getElementById('age').innerText.startsWith('live')")
+    page.evaluate("""() => {
+      Object.defineProperty(document, "hidden", { get: () => true, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange"));
+    }""")
+
+    wait_for(page, "document.body.classList.contains('stale')")
+
+    page.evaluate("""() => {
+      delete document.hidden;
+      document.dispatchEvent(new Event("visibilitychange"));
+    }""")
+    wait_for(page, "!document.body.classList.contains('stale')")
+
+
+@pytest.mark.parametrize("program", ["coordinator", "web"])
+def test_a_killed_process_is_told_and_the_page_goes_on_by_itself(
+    open_tab: OpenTab, demonstration: Deployment, program
+):
+    tab = open_tab()
+    page = tab.open("/q/images?range=1h")
+    wait_for(page, "document.getElementById('age').innerText.startsWith('live')")
+
+    demonstration.kill(program)
+
+    wait_for(page, "!document.getElementById('age').innerText.startsWith('live, 0')")
+    demonstration.wait_until_serving()
+    wait_for(page, "/^live, [01]/.test(document.getElementById('age').innerText)")
+    tab.complaints.clear()  # of the connection that broke
+
+
+def test_a_page_of_another_site_can_not_post(open_tab: OpenTab, demonstration: Deployment):
+    tab = open_tab()
+    foreign = tab.page
+    address = json.dumps(f"{tab.address}/find/cancel")
+    foreign.route("http://elsewhere.test/", lambda route: route.fulfill(body="<p>hello"))
+    foreign.goto("http://elsewhere.test/")
+    with foreign.expect_navigation():
+        foreign.evaluate(f"""() => {{
+          const form = document.createElement("form");
+          form.method = "post";
+          form.action = {address};
+          document.body.append(form);
+          form.submit();
+        }}""")
+
+    assert "may not call this server" in foreign.inner_text("h1")
+    tab.complaints.clear()  # the answer's status
