@@ -86,13 +86,14 @@ class PageQuery(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class PageAnswer(Struct, kw_only=True):
-    """`cursor`: of the next page; null after the last. At `looked_at` jobs the search for the page
-    has looked, of about `in_state`; null while these are being counted."""
+    """`cursor`: of the next page; null after the last. Where ends, statuses or workers choose jobs:
+    at `looked_at` jobs the search for the page has looked, of about `in_state`; null while these
+    are being counted."""
 
     jobs: Sequence[JobAnswer]
     cursor: str | None
-    looked_at: int = 0
-    in_state: int | None = None
+    looked_at: int | UnsetType = UNSET
+    in_state: int | UnsetType | None = UNSET
 
 
 class _Scan(NamedTuple):
@@ -207,6 +208,7 @@ class JobPages:
         is_search = query.body_regex is not None or query.choice is not None
         until = time.monotonic() + _SEARCH_SECONDS
         found: list[_Found] = []
+        looked_at = 0
         while place is not None:
             scan = place.scan
             wanted, left_ms = query.limit - len(found), round((until - time.monotonic()) * 1000)
@@ -224,7 +226,7 @@ class JobPages:
             assert going_on is not None
             result = await self._client.run(going_on)
             found += [_Found(record, _behind(scan, record)) for record in result.jobs]
-            answer.looked_at += result.looked_at
+            looked_at += result.looked_at
             counted[scan.state] = result.in_state
             is_over = result.continuation == CONTINUATION_END
             last = found[-1].behind if result.jobs else place
@@ -232,7 +234,9 @@ class JobPages:
             if len(found) >= query.limit or not is_over or time.monotonic() >= until:
                 break
         known = [jobs for jobs in counted.values() if jobs is not None]
-        answer.in_state = sum(known) if len(known) == len(counted) else None
+        if query.choice is not None:
+            answer.looked_at = looked_at
+            answer.in_state = sum(known) if len(known) == len(counted) else None
         return found, place
 
     async def _with_bodies(

@@ -147,6 +147,7 @@ def test_a_page_may_be_had_without_bodies_and_says_how_far_the_search_got(api, m
     assert (job["status"], "data" in job, "body" in job) == ("no", False, False)
     assert answer["in_state"] == 3
     assert answer["looked_at"] >= 2
+    assert api.get(f"{mail}/jobs?state=failed&text=o").body.keys() == {"jobs", "cursor"}
 
 
 @pytest.mark.parametrize(
