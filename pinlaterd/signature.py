@@ -47,7 +47,9 @@ def signature(status: str, *, failed: bool = False) -> Signature:
         return Signature(TIMED_OUT if status else UNSAID)
     said = (said or _last_attempt(status.removesuffix("; "))).strip("; ")
     opening = said.rfind("(")
-    place = _PLACE.fullmatch(said, opening) if opening >= 0 else None
+    # A match costs the square of the length if it meets a closing bracket before the end.
+    ends_there = opening >= 0 and said.find(")", opening) == len(said) - 1
+    place = _PLACE.fullmatch(said, opening) if ends_there else None
     if place is not None:
         said = said[:opening].rstrip()
     message = _VARYING.sub("#", said[:_READ_CHARS])[:MOST_CHARS]
@@ -59,7 +61,11 @@ def _last_attempt(status: str) -> str:
     end = len(status)
     while (close := status.rfind("); ", 0, end)) >= 0:
         opening = status.rfind("(", 0, close)
-        if opening >= 0 and _PLACE.fullmatch(status, opening, close + 1):
+        if opening < 0:
+            break
+        first = status.find(")", opening)
+        if first == close and _PLACE.fullmatch(status, opening, close + 1):
             return status[close + 3 :]
-        end = close + 2
+        # No part is looked at twice: whoever acks may send megabytes.
+        end = first + 3 if first < close else opening
     return status

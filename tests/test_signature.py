@@ -76,3 +76,13 @@ def test_hostile_statuses_take_no_longer_than_a_look_at_them(piece: str):
     signature(status, failed=True)
 
     assert time.process_time() - began < 0.02
+
+
+@pytest.mark.parametrize("piece", ["); ", ":1 in ", "(a; "])
+def test_what_a_worker_says_may_be_long(piece: str):
+    status = "(" + piece * 200_000
+    began = time.process_time()
+
+    signature(status)
+
+    assert time.process_time() - began < 0.5
