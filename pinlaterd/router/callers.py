@@ -16,7 +16,8 @@ from pinlaterd.wire.control import Details, SourceCalls
 
 MOST_SOURCES = 1_000
 _KEPT_SOURCES = MOST_SOURCES * 9 // 10  # once there are too many
-_MOST_SOURCE_BYTES = 120
+# Longer ones are of calls that shards refuse.
+_MOST_QUEUE_CHARS, _MOST_SOURCE_BYTES = 64, 120
 
 _Times = dict[tuple[str, bytes], float]
 
@@ -32,14 +33,14 @@ class Callers:
     def dequeues(self, queue: str, source: bytes, now: float) -> None:
         """Note a dequeue."""
         times = self._dequeues
-        times[queue, source] = now
+        times[queue[:_MOST_QUEUE_CHARS], source[:_MOST_SOURCE_BYTES]] = now
         if len(times) > MOST_SOURCES:
             self._dequeues = _newest(times)
 
     def acks(self, queue: str, source: bytes, now: float) -> None:
         """Note an ack, a checkpoint or a finish."""
         times = self._acks
-        times[queue, source] = now
+        times[queue[:_MOST_QUEUE_CHARS], source[:_MOST_SOURCE_BYTES]] = now
         if len(times) > MOST_SOURCES:
             self._acks = _newest(times)
 
@@ -67,7 +68,7 @@ class Callers:
         return [
             SourceCalls(
                 key[0],
-                key[1][:_MOST_SOURCE_BYTES].decode("utf-8", "replace"),
+                key[1].decode("utf-8", "replace"),
                 ago(self._dequeues, key),
                 ago(self._acks, key),
             )

@@ -40,6 +40,14 @@ def test_those_that_have_not_called_for_longest_are_forgotten():
     assert "1" not in known
 
 
+def test_of_long_names_no_more_is_kept_than_a_shard_would_take():
+    callers = Callers(0.0)
+    callers.dequeues("q" * 1_000, b"x" * 1_000, 0.0)
+    callers.acks("q" * 1_000, b"x" * 1_000, 0.0)
+
+    assert callers.sources(0.0) == [("q" * 64, "x" * 120, 0.0, 0.0)]
+
+
 @pytest.mark.parametrize("source", ["", "mailer:web3", "m\u00fcller", "x" * 300])
 def test_the_source_of_a_call_is_read_from_its_bytes(source):
     request = DequeueRequest("mail", 10)
