@@ -60,6 +60,7 @@ _Part = TypeVar("_Part")
 # Of each job: to cut it off costs as much as to decode so many bytes (see `aside`).
 _CUT_BYTES = 10
 _LENGTH_BYTES = 4  # in front of a descriptor
+_USUAL_MS = (2**31 - 1) * 1000  # up to which every table holds times
 
 
 class KeysFound(Exception):
@@ -239,13 +240,21 @@ class EnqueueByKey:
         """Return whether a shard hardly has anything against any of the jobs."""
         settings, jobs = self._shared.settings, self._jobs
         sizes = [len(key.key.encode()) for key in self._keys if key]
+        some = jobs[:1] if isinstance(jobs, AlikeJobs) else jobs
         return (
             min(sizes) > 0
             and max(sizes) <= MOST_KEY_BYTES
             and all(
+                0 <= (options.expires_at_ms or 0) <= _USUAL_MS
+                and (options.key is not None or not options.key_of_all_queues)
+                for job in some
+                if (options := job.options)
+            )
+            and all(
                 max(map(len, bodies)) <= settings.max_job_body_bytes
                 and 0 < job.priority <= settings.num_priority_levels
                 and job.attempts_allowed > 0
+                and 0 <= (job.run_after_ms or 0) <= _USUAL_MS
                 for job, bodies in runs_of(jobs)
             )
         )

@@ -24,6 +24,7 @@ from pinlaterd.engines.sqlite.engine import SqliteEngine
 from pinlaterd.errors import (
     DequeueRateLimited,
     EnqueuedInPart,
+    EnqueueRejected,
     ErrorCode,
     InvalidRequest,
     NoHealthyShards,
@@ -1202,6 +1203,22 @@ async def test_a_job_with_a_key_is_stored_by_no_other_shard_than_its_own(site: S
     stored = [descriptor for descriptor in in_part.value.descriptors if descriptor != "?"]
     assert found == KeyedEnqueueResult(stored, [True] * len(others))
     assert {shard_of(descriptor) for descriptor in stored} == {"1", "3"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Job(b"x", run_after_ms=-1),
+        Job(b"x", options=JobOptions("k", expires_at_ms=-1)),
+        Job(b"x", options=JobOptions(key_of_all_queues=True)),
+    ],
+)
+async def test_of_jobs_with_keys_none_is_stored_if_one_is_refused(site: Site, wrong: Job) -> None:
+    with pytest.raises(EnqueueRejected, match=r"jobs\[30\]"):
+        await site.enqueue(*map(keyed, range(30)), wrong, keyed(30))
+
+    keys = [QueueKey(QUEUE, f"k{number}") for number in range(31)]
+    assert await site.call(Method.LOOKUP, LookupRequest((), keys=keys)) == {}
 
 
 async def test_a_shard_that_follows_another_placement_is_waited_for(site: Site) -> None:
