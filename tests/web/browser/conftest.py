@@ -1,7 +1,8 @@
 """The dashboard in Debian's chromium, driven by playwright, over the queues of the quickstart.
 
-One deployment and one browser serve all tests of a process. A page that reports a violation of its
-policy, an error on its console, or a request that fails, fails the test that has opened it.
+One deployment serves all tests of a process, one browser those of a module. A page that reports a
+violation of its policy, an error on its console, or a request that fails, fails the test that has
+opened it.
 """
 
 from __future__ import annotations
@@ -82,9 +83,10 @@ def package_file(path: str) -> Path:
     return file
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(program_path: ProgramPath) -> Iterator[Any]:
-    """The browser."""
+    """The browser. While it is driven the thread has a running event loop, with which no test of
+    another module that starts one of its own could do."""
     program_path(CHROMIUM, debian_package="chromium")
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
