@@ -44,6 +44,10 @@ class AuditLog:
         self._last += 1
         return self._last
 
+    def skip_to(self, number: int) -> None:
+        """Give no number up to this one again: the log may have been moved away."""
+        self._last = max(self._last, number)
+
     def begin(self, number: int, who: str, what: str, facts: Mapping[str, Any]) -> None:
         """Store that a change is about to begin. Raises OSError."""
         self._append({"number": number, "who": who, "what": what, "facts": facts})
@@ -79,10 +83,8 @@ class AuditLog:
     def _append(self, entry: Mapping[str, Any]) -> None:
         line = msgspec.json.encode({"at_ms": self._clock.now_ms(), **entry})
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            # A line that a crash cut short ends before ours.
-            os.write(descriptor, b"\n" + line + b"\n")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        with os.fdopen(os.open(self._path, flags, 0o600), "ab") as file:
+            file.write(b"\n" + line + b"\n")  # a line that a crash cut short ends before ours
+            file.flush()
+            os.fsync(file.fileno())

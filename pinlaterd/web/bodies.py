@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -27,6 +28,8 @@ _INDENT = 2
 _BYTES_A_ROW = 16
 # A line of indented JSON: its indent, a key with its colon, the rest.
 _LINE = re.compile(r'( *)("(?:[^"\\]|\\.)*": )?(.*)', re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _NOT_PLAIN = re.compile(r"[^\n\t -~]")
 # Letters, by Unicode's classes, that are blank.
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
@@ -109,12 +112,19 @@ def _json_lines(body: bytes) -> list[JsonLine] | None:
     if not body or len(body) > MOST_JSON_BYTES:
         return None
     try:
+        # Deep JSON would be a thousand times as long with its indents.
+        if _depth(msgspec.json.format(body, indent=-1)) > MOST_JSON_DEPTH:
+            return None
         text = msgspec.json.format(body, indent=_INDENT).decode()
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
-    lines = [_json_line(line) for line in text.split("\n")]
-    deepest = max(len(line.indent) for line in lines) // _INDENT
-    return lines if deepest <= MOST_JSON_DEPTH else None
+    return [_json_line(line) for line in text.split("\n")]
+
+
+def _depth(body: bytes) -> int:
+    """Return how deep the brackets of JSON, which is valid, are nested."""
+    brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKETS)
+    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets), default=0)
 
 
 def _json_line(line: str) -> JsonLine:

@@ -116,7 +116,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             view=view,
             said=attempts_said(said),
             facts=_facts(job, named, site.config),
-            alike=_alike(job, named.queue),
+            alike=_alike(job, named.queue, hidden_pattern(site, request)),
             command=f"pinlater-admin job lookup {job.descriptor}",
         )
 
@@ -182,9 +182,11 @@ def _facts(job: JobRecord, named: JobDescriptor, config: Config) -> Mapping[str,
     return {name: value for name, value in facts.items() if value}
 
 
-def _alike(job: JobRecord, queue: str) -> str:
-    """Return the path of the list of jobs that failed as this one did; "" if it did not fail."""
-    if job.state is not JobState.FAILED:
+def _alike(job: JobRecord, queue: str, pattern: str) -> str:
+    """Return the path of the list of jobs that failed as this one did; "" if it did not fail, or if
+    the path would tell what is hidden."""
+    status = job.custom_status.encode()
+    if job.state is not JobState.FAILED or redact(status, pattern) != status:
         return ""
     message = signature(job.custom_status, failed=True).message
     return f"/q/{queue}?{urlencode({'state': 'failed', 'message': message})}#jobs"

@@ -134,14 +134,13 @@ class _Channel:
     def publish(self, frame: LiveFrame | None, age: float) -> None:
         """Send every viewer what has changed; end those who take nothing."""
         cells = self._cells_of(frame)
-        event: bytes | None
         event = _event(age, {k: text for k, text in cells.items() if self._cells.get(k) != text})
         self._cells = cells
         for viewer in self.viewers:
-            if viewer.full():
+            is_behind = viewer.full()
+            if is_behind:
                 viewer.get_nowait()
-                event = None
-            viewer.put_nowait(event)
+            viewer.put_nowait(None if is_behind else event)
 
     def end(self) -> None:
         """End every viewer's stream, which its browser opens again."""
@@ -195,8 +194,8 @@ class LiveStreams:
         channel.viewers.add(viewer)
         if self._sampling is None or self._sampling.done():
             self._sampling = asyncio.create_task(self._sample())
-        event: bytes | None = channel.all_cells(self._frames.last, self._age())
         try:
+            event: bytes | None = channel.all_cells(self._frames.last, self._age())
             # Rights may be taken away while a stream is open.
             while event is not None and self._user_of(request) == user:
                 await answer.write(event)

@@ -34,6 +34,8 @@ from pinlaterd.wire.process import ProcessStart, ReportingProcess, serve
 
 log = logging.getLogger(__name__)
 
+_MOST_FORM_BYTES = 256 * 1024  # read before anybody is logged in
+
 PAGES = (
     overview,
     queue,
@@ -64,7 +66,7 @@ class WebProcess(ReportingProcess):
         self._settings = config.server
         self._site = Site(start.etc, config, clock)
         application = web.Application(
-            middlewares=[self._site.explain], client_max_size=config.server.max_http_body_bytes
+            middlewares=[self._site.explain], client_max_size=_MOST_FORM_BYTES
         )
         application.add_routes(self._site.routes())
         for page in PAGES:

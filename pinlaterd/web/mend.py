@@ -52,6 +52,9 @@ _MOST_COUNTED, _COUNT_SECONDS, _PAGE_JOBS = 10_000, 2.0, 1_000
 _NOTHING_SECONDS = 8.0  # for which it is looked in addition while nothing was found
 _SAMPLES, _SAID_CHARS = 5, 200
 _MOST_REASON_CHARS = 200
+_MOST_DIGITS = 9  # of an operation's number
+_CLEAN_SECONDS = 3_600.0
+_EVERY_QUEUE = "*"  # what a shard's switch acts on: no pattern that bounds a user matches it
 # As queries and forms call the fields of a choice.
 _FIELDS = {
     "message": "message",
@@ -134,6 +137,7 @@ class MendPages:
         self._operations = Operations(site.client, layout.DATA, self._audit, site.clock)
         self._sent: set[str] = set()  # nonces of the forms that have set something
         site.live.add("op", self._cells)
+        self._clean_trash()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the pages and of their forms."""
@@ -147,6 +151,12 @@ class MendPages:
             site.action("/audit", self._undo),
         ]
 
+    def _clean_trash(self) -> None:
+        """Remove what is too old in the trash, now and each hour."""
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, self._operations.trash.clean)
+        loop.call_later(_CLEAN_SECONDS, self._clean_trash)
+
     # --- retry, delete -------------------------------------------------------------------------
 
     async def _preview(self, request: web.Request) -> web.StreamResponse:
@@ -154,8 +164,7 @@ class MendPages:
         what = given.get("action", "retry")
         if what not in ("retry", "delete"):
             return await self._preview_switch(request, switch_of(given))
-        selection = selection_of(given, self._site.clock.now_ms())
-        self._site.check_right(request, "view", selection.queue)
+        selection = self._selected(request, given, self._site.clock.now_ms(), "view")
         found = await self._look(selection)
         return self._site.render(
             request,
@@ -174,6 +183,20 @@ class MendPages:
             nonce=secrets.token_hex(16),
             cancel=f"/q/{selection.queue}",
         )
+
+    def _selected(
+        self, request: web.Request, given: MultiMapping[str], now_ms: int, role: str
+    ) -> Selection:
+        """Return the jobs that a query or a form chooses. Raises PageProblem, also if its user has
+        not this role for them, or would learn what is hidden by how many match."""
+        selection = selection_of(given, now_ms)
+        self._site.check_right(request, role, selection.queue)
+        is_search = selection.body_regex is not None or selection.choice.status_regex is not None
+        if is_search and hidden_pattern(self._site, request):
+            what = "Bodies and statuses have parts that you may not see, so you can't search them."
+            cure = "An operator can give you the role `bodies`."
+            raise PageProblem(HTTPStatus.FORBIDDEN, what, cure)
+        return selection
 
     async def _look(self, selection: Selection) -> Preview:
         """Count the jobs of a selection, for some time, and take some of them as samples."""
@@ -196,10 +219,11 @@ class MendPages:
     def _samples(self, request: web.Request, found: Preview) -> Sequence[JobRecord]:
         """Return the samples with their last words, as far as this user may see those."""
         pattern = hidden_pattern(self._site, request)
-        said = [job.custom_status[-_SAID_CHARS:].encode() for job in found.samples]
+        # Redacted before it is cut: half a secret matches no pattern.
+        said = [redact(job.custom_status.encode(), pattern).decode() for job in found.samples]
         return [
-            job._replace(custom_status=redact(last, pattern).decode(errors="replace"))
-            for job, last in zip(found.samples, said, strict=True)
+            job._replace(custom_status=whole[-_SAID_CHARS:])
+            for job, whole in zip(found.samples, said, strict=True)
         ]
 
     async def _effect(self, queue: str, count: int) -> str:
@@ -226,8 +250,7 @@ class MendPages:
             raise _mistake("The form has no nonce.")
         if what not in ("retry", "delete"):
             return await self._set(request, switch_of(form), nonce)
-        selection = selection_of(form, 0)
-        self._site.check_right(request, "operate", selection.queue)
+        selection = self._selected(request, form, 0, "operate")
         if selection.has_ended and not selection.choice.ended_before_ms:
             raise _mistake("The form has no cut-off.")
         expected, is_bound = _whole(form, "expected"), form.get("bound") == "1"
@@ -258,7 +281,7 @@ class MendPages:
         left = max(0, operation.expected - operation.done - operation.missed)
         if operation.phase is not Phase.DONE:
             more = "" if operation.is_bound or not left else f" with {left:,}"
-            if operation.phase is not Phase.RUNNING:
+            if operation.phase is not Phase.RUNNING and not self._operations.is_restored(operation):
                 buttons.append(("go_on", f"Go on{more}"))
             if operation.phase is not Phase.STOPPED:
                 buttons.append(("stop", "Stop"))
@@ -270,14 +293,17 @@ class MendPages:
             "op.html",
             op=operation,
             headline=await self._headline(operation),
-            words=in_words(selection),
+            words=redact(
+                in_words(selection).encode(), hidden_pattern(self._site, request)
+            ).decode(),
             seen=operation.done + operation.missed,
             buttons=buttons,
             queue=selection.queue,
         )
 
     def _cells(self, _frame: LiveFrame, name: str, user: UserSettings | None) -> Cells:
-        operation = self._operations.get(int(name)) if name.isdecimal() else None
+        is_number = name.isdecimal() and len(name) <= _MOST_DIGITS
+        operation = self._operations.get(int(name)) if is_number else None
         if operation is None or not may(user, "view", operation.selection.queue):
             return {}
         seen = text.number(operation.done + operation.missed)
@@ -308,6 +334,11 @@ class MendPages:
 
     async def _steer(self, request: web.Request) -> web.StreamResponse:
         operation, wanted = self._find(request, "operate"), request[FORM].get("do")
+        if wanted == "go_on" and self._operations.is_restored(operation):
+            raise _mistake("Its jobs were enqueued again: begin another delete.")
+        if wanted in ("go_on", "stop"):  # not by who has begun it, perhaps
+            said = f"{wanted} by {self._who(request)}"
+            await asyncio.to_thread(self._audit.end, operation.number, said)
         if wanted == "go_on":
             self._operations.go_on(operation)
         elif wanted == "stop":
@@ -364,7 +395,7 @@ class MendPages:
 
     async def _set(self, request: web.Request, switch: Switch, nonce: str) -> web.StreamResponse:
         """Set something once, with who and why; go to the audit page."""
-        self._site.check_right(request, "operate", switch.queue)
+        self._site.check_right(request, "operate", switch.queue or _EVERY_QUEUE)
         form = request[FORM]
         if switch.setting == "dequeue_only" and form.get("typed", "").strip() != switch.name:
             raise _mistake(f"Type the shard's name, {switch.name}.")
@@ -412,11 +443,7 @@ class MendPages:
 
     def _may_see(self, request: web.Request, change: Change) -> bool:
         queue = _switch_in(change.facts).queue if change.what == "set" else change.facts["queue"]
-        try:
-            self._site.check_right(request, "view", queue)
-        except PageProblem:
-            return False
-        return True
+        return may(request.get(USER), "view", queue)
 
     async def _undo(self, request: web.Request) -> web.StreamResponse:
         """Set the value that a change has replaced, or enqueue again what it has deleted."""
@@ -428,7 +455,7 @@ class MendPages:
             raise _mistake("There is no such change.")
         if change.what == "set":
             switch = _switch_in(change.facts)._replace(value=change.facts["before"])
-            self._site.check_right(request, "operate", switch.queue)
+            self._site.check_right(request, "operate", switch.queue or _EVERY_QUEUE)
             await self._make(request, switch, f"undoes change {number}")
             raise web.HTTPSeeOther("/audit")
         operation = self._operations.get(number)
@@ -465,6 +492,8 @@ def selection_of(given: MultiMapping[str], now_ms: int) -> Selection:
         descriptors = list(filter(None, given.getall("descriptor")))
         if not descriptors:
             raise _mistake("No job was chosen.")
+        if not all(each.startswith(f"{queue}:") for each in descriptors):
+            raise _mistake(f"Some of these are no jobs of {queue}.")
         choice = JobChoice(descriptors, before_ms if selection.has_ended else None)
         return Selection(queue, state, choice)
     body = given.get("body") or None

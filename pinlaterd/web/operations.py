@@ -25,7 +25,13 @@ from pinlaterd.client import calls
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.clock import Clock
 from pinlaterd.config.layout import replace_file
-from pinlaterd.errors import ConnectionFailed, OutcomeUnknown, PinLaterError, ShardConnectionFailed
+from pinlaterd.errors import (
+    ConnectionFailed,
+    InvalidRequest,
+    OutcomeUnknown,
+    PinLaterError,
+    ShardConnectionFailed,
+)
 from pinlaterd.model import JobChoice, JobRecord, JobState, ScanResult
 from pinlaterd.router_client import RouterClient
 from pinlaterd.web.audit import AuditLog
@@ -95,6 +101,10 @@ class Operation(msgspec.Struct):
     spread_from_ms: int = 0
     source: int = 0  # the delete that it restores
 
+    def is_stopped(self) -> bool:
+        """Return whether it has been told to end."""
+        return self.phase is Phase.STOPPED
+
     @property
     def outcome(self) -> str:
         """How it has ended, or stands."""
@@ -118,6 +128,7 @@ class Operations:
         self._folder = data / "operations"
         self.trash = Trash(data / "trash", clock)
         self._known = _load(self._folder)
+        audit.skip_to(max(self._known, default=0))
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._queues: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -150,9 +161,13 @@ class Operations:
         """Have an operation go on that asks, was stopped or interrupted."""
         if operation.phase is not Phase.DONE and operation.number not in self._tasks:
             operation.without_trash = operation.without_trash or operation.note == _FULL
-            operation.first_jobs = operation.spread_from_ms = 0
+            operation.first_jobs = 0
             operation.phase, operation.note = Phase.RUNNING, ""
             self._start(operation)
+
+    def is_restored(self, operation: Operation) -> bool:
+        """Return whether what an operation has deleted was enqueued again, which happens once."""
+        return any(known.source == operation.number for known in self._known.values())
 
     def stop(self, operation: Operation) -> None:
         """Have an operation end behind the batch that is under way."""
@@ -197,6 +212,8 @@ class Operations:
     async def _change(self, operation: Operation) -> None:
         """Retry or delete the jobs that scans find, batch by batch."""
         async for descriptors, place_behind in self._batches(operation):
+            if operation.is_stopped():  # while it looked for them
+                return
             if operation.what == "delete" and not operation.without_trash:
                 try:
                     await self._keep(operation, descriptors)
@@ -238,7 +255,7 @@ class Operations:
         if operation.what == "delete":
             return calls.delete_jobs(selection.queue, selection.job_state, **common)
         if operation.per_second and not dry_run:
-            begin_ms = operation.spread_from_ms or self._clock.now_ms()
+            begin_ms = max(operation.spread_from_ms, self._clock.now_ms())
             spread_ms = round(1000 / operation.per_second * len(descriptors))
             common |= {"run_after_ms": begin_ms, "spread_ms": spread_ms}
             operation.spread_from_ms = begin_ms + spread_ms
@@ -246,7 +263,15 @@ class Operations:
 
     async def _keep(self, operation: Operation, descriptors: Sequence[str]) -> None:
         """Write jobs into the trash before they are deleted. Raises TrashFull, OSError."""
-        records = await self._client.run(calls.lookup(descriptors, include_body=True))
+        try:
+            records = await self._client.run(calls.lookup(descriptors, include_body=True))
+        except InvalidRequest:  # their bodies are too much for one answer
+            half = len(descriptors) // 2
+            if not half:
+                raise
+            await self._keep(operation, descriptors[:half])
+            await self._keep(operation, descriptors[half:])
+            return
         state = operation.selection.job_state
         kept = [record for record in records.values() if record.state is state]
         await asyncio.to_thread(self.trash.add, operation.number, kept)

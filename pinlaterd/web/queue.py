@@ -190,13 +190,14 @@ _HIDDEN = (
     "parts of bodies and statuses are hidden from you, so you can't search them; an operator can "
     "give you the role bodies"
 )
+_TIME_DIGITS = 15  # of milliseconds: beyond, no calendar has it
 _SEARCH_MS = 1_500  # after which the page shows what was found by then
 
 
 def time_of(given: str) -> int | None:
     """Return a time of a query in milliseconds: it is those, or a time in UTC. Raises
     PageProblem."""
-    if not given or given.isdecimal():
+    if not given or (given.isdecimal() and len(given) < _TIME_DIGITS):
         return int(given) if given else None
     try:
         at = datetime.fromisoformat(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import logging
@@ -11,7 +12,13 @@ from aiohttp import web
 from multidict import MultiDict
 
 from pinlaterd.client.coordinator import CoordinatorAway
-from pinlaterd.errors import ConnectionFailed, PinLaterError, QueueNotFound, RequestError
+from pinlaterd.errors import (
+    ConfigError,
+    ConnectionFailed,
+    PinLaterError,
+    QueueNotFound,
+    RequestError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +53,11 @@ def problem_of(request: web.Request, error: Exception) -> PageProblem:
         case RequestError():
             cure = "Go back and change the request."
             return PageProblem(HTTPStatus.BAD_REQUEST, str(error), cure)
+        case ConfigError():
+            return PageProblem(HTTPStatus.CONFLICT, str(error), "Mend that, and repeat it.")
+        case OSError(errno=errno.ENOSPC):
+            cure = "Make room in the folder data, and repeat it."
+            return PageProblem(HTTPStatus.INSUFFICIENT_STORAGE, "The disk is full.", cure)
         case ConnectionFailed() | PinLaterError():
             cure = "`pinlaterd status` says what runs. Load this page again once it serves."
             return PageProblem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), cure)

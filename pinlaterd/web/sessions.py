@@ -60,7 +60,7 @@ class Sessions:
     def user_of(
         self, request: web.Request, users: Mapping[str, UserSettings]
     ) -> UserSettings | None:
-        """Return who has logged in, if that still holds. The stream of changes is no use of it."""
+        """Return who has logged in, if that still holds. What open pages load is no use of it."""
         key = _hash(request.cookies.get(self._cookie, ""))
         session = self._sessions.get(key)
         if session is None:
@@ -70,7 +70,7 @@ class Sessions:
         if user is None or is_over or session.password != _hash(user.password_hash):
             self._sessions.pop(key)
             return None
-        if request.path != "/live":
+        if request.path != "/live" and not request.path.endswith(".json"):
             session.used_ms = now_ms
             if now_ms > self._saved_ms + _SAVE_MS:
                 self.save()

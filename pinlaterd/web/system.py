@@ -18,6 +18,7 @@ from pinlaterd.web.site import USER, Site
 
 _SERVING = "serving"
 _MOST_EVENTS = 50
+_OF_QUEUES = ("config", "mend")  # kinds of events that name queues
 # Rickover's variable: a page that operators want to see here, too.
 _FRAME_VARIABLE = "HOMEPAGE_IFRAME_URL"
 
@@ -91,7 +92,11 @@ def routes(site: Site) -> list[web.RouteDef]:
     async def show(request: web.Request) -> web.StreamResponse:
         frame, user = await site.frames.now(), request.get(USER)
         status = await site.frames.ask("/status.json?servers=all") or {}
-        events = (await site.frames.ask("/events.json") or {"events": []})["events"]
+        events = [
+            one
+            for one in (await site.frames.ask("/events.json") or {"events": []})["events"]
+            if one["kind"] not in _OF_QUEUES or may(user, "view", one["about"])
+        ]
         frame_url = os.environ.get(_FRAME_VARIABLE, "")
         answer = site.render(
             request,

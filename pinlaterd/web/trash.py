@@ -11,15 +11,16 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from pinlaterd.clock import Clock
+from pinlaterd.config.layout import sync_folder
 from pinlaterd.model import Job, JobDescriptor, JobOptions, JobRecord
 
 MOST_BYTES = 256 << 20
 _KEPT_SECONDS = 24 * 3600
+_BATCH_BYTES = 16 << 20  # of lines: jobs that go into one call
 
 
 class TrashFull(Exception):
@@ -53,24 +54,30 @@ class Trash:
             file.write(b"\n" + data)  # a line that a crash cut short ends before ours
             file.flush()
             os.fsync(file.fileno())
+        sync_folder(self._folder)
 
     def holds(self, number: int) -> bool:
         """Return whether the jobs of a delete are kept still."""
         return self._is_young(self._file(number))
 
     def batches(self, number: int, begin: int, jobs: int) -> Iterator[list[KeptJob]]:
-        """Yield the jobs of a delete from place `begin` on, so many at a time, each with a key by
-        which a second enqueue of it stores nothing. Raises OSError."""
-        kept: dict[str, KeptJob] = {}
+        """Yield the jobs of a delete from place `begin` on, so many at a time or fewer, each with a
+        key by which a second enqueue of it stores nothing. Raises OSError."""
+        seen: set[str] = set()  # a batch that was sent again is there twice
+        batch: list[KeptJob] = []
+        size = 0
         with self._file(number).open("rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError, KeyError):  # a crash may have cut the last one
-                    job = _job(line, f"trash-{number}-")
-                    kept.setdefault(
-                        job.descriptor, job
-                    )  # a batch that was sent again is there twice
-        left = islice(kept.values(), begin, None)
-        while batch := list(islice(left, jobs)):
+                    kept = _job(line, f"trash-{number}-")
+                    if kept.descriptor not in seen and len(seen) >= begin:
+                        batch.append(kept)
+                        size += len(line)
+                    seen.add(kept.descriptor)
+                if len(batch) == jobs or size >= _BATCH_BYTES:
+                    yield batch
+                    batch, size = [], 0
+        if batch:
             yield batch
 
     def clean(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 
 import pytest
 
@@ -53,6 +54,23 @@ def test_text_that_is_no_json_is_text(body):
 @pytest.mark.parametrize(("depth", "form"), [(MOST_JSON_DEPTH, "json"), (100_000, "text")])
 def test_deep_json_is_text(depth, form):
     assert view_of(b"[" * depth + b"1" + b"]" * depth).form == form
+
+
+def test_deep_json_with_many_values_takes_no_more_room_than_others():
+    body = b"[" * 500 + b"1," * 60_000 + b"1" + b"]" * 500
+    tracemalloc.start()
+    try:
+        view = view_of(body)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert view.form == "text"
+    assert most_bytes < 10 * len(body)
+
+
+def test_brackets_in_texts_are_no_depth():
+    assert view_of(b'["\\"[[", {"' + b"[" * 100 + b'": "]"}]').form == "json"
 
 
 @pytest.mark.parametrize(

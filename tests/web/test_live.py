@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pinlaterd.web.live import LiveFrame, _Channel
 from tests.deployment import Deployment, frozen
 from tests.web.conftest import Visitor, serving_web
 
@@ -61,6 +63,29 @@ def test_a_cell_is_sent_when_it_changes_and_only_then(dashboard, visitor, wait_u
             overview.until("live_mail ready", "2")
             queue.until("figure ready", "2")
             assert "live_mail ready" not in overview.beat()["cells"]
+
+
+def test_a_name_that_is_no_operation_ends_nobodys_stream(dashboard, visitor):
+    visitor.get("/")
+    with (
+        stream(dashboard, "overview") as overview,
+        stream(dashboard, f"op&name={'9' * 5_000}") as hostile,
+    ):
+        assert hostile.beat()["cells"] == {}
+        for _ in range(3):
+            assert overview.beat()
+
+
+def test_a_viewer_that_takes_nothing_ends_no_other_stream():
+    channel = _Channel(lambda *_: {"ready": "1"}, "", None)
+    slow, *others = [asyncio.Queue[bytes | None](1) for _ in range(20)]
+    channel.viewers.update((slow, *others))
+    slow.put_nowait(b"before")
+
+    channel.publish(LiveFrame({}, 0), 0)
+
+    assert slow.get_nowait() is None
+    assert None not in [viewer.get_nowait() for viewer in others]
 
 
 def test_a_frozen_coordinator_is_said_and_its_figures_stay(dashboard, visitor, wait_until):

@@ -116,7 +116,7 @@ def test_a_preview_says_what_would_be_and_changes_nothing(client, visitor, queue
 
 
 def test_ten_are_tried_then_it_asks_and_goes_on_with_those_of_the_preview(
-    client, visitor, queue, ended, wait_until
+    mending, client, visitor, queue, ended, wait_until
 ):
     fail(client, queue, *[f"no {n}" for n in range(25)])
     form = fields_of(visitor.get(f"/mend?action=retry&queue={queue}&message=no+%23"))
@@ -145,6 +145,8 @@ def test_ten_are_tried_then_it_asks_and_goes_on_with_those_of_the_preview(
     left = {job.descriptor for job in client.scan(queue, JobState.FAILED)}
     assert left == {late, claimed[0].descriptor}
     assert "smtp is back" in visitor.get("/audit").text
+    told = f'"number":{number},"outcome":"go_on by somebody"'
+    assert told in (mending.folder / "data/audit.jsonl").read_text()
 
 
 def test_a_list_of_jobs_leads_to_a_mend_of_those_that_it_shows(client, visitor, queue, wait_until):
@@ -216,6 +218,20 @@ def test_deleted_jobs_are_restored_byte_for_byte_and_once(client, visitor, queue
         )
         assert f":p{job.priority}:" in one.descriptor
         assert job.options is None or one.options.key == job.options.key
+
+
+def test_a_delete_whose_jobs_were_enqueued_again_does_not_go_on(client, visitor, queue, ended):
+    client.enqueue(queue, [b"x"] * 12)
+    path = f"/mend?action=delete&queue={queue}&state=pending"
+    number = number_of(begin(visitor, path))
+    ended(number, "asking")
+
+    ended(number_of(visitor.follow(visitor.post(f"/op/{number}", {"do": "restore"}))))
+    refused = visitor.post(f"/op/{number}", {"do": "go_on"})
+
+    assert (refused.status, "begin another delete" in refused.text) == (400, True)
+    assert "Go on" not in visitor.get(f"/op/{number}").text
+    assert client.count(queue, JobState.PENDING) == 12
 
 
 def test_more_than_a_thousand_are_deleted_only_where_their_queue_is_typed(client, visitor, queue):
@@ -294,3 +310,14 @@ def test_a_killed_dashboard_says_interrupted_and_does_nothing_twice(
     named = [job.descriptor for job in client.scan(queue, JobState.PENDING, page_size=1_000)]
     found = client.lookup(named, include_body=True).values()
     assert {job.body for job in found} == {str(n).encode() for n in range(2_000)}
+
+
+def test_bodies_stay_in_the_trash_for_no_more_than_a_day(mending, wait_until):
+    old = mending.folder / "data/trash/999999.jsonl"
+    old.parent.mkdir(mode=0o700, exist_ok=True)
+    old.write_text("{}\n")
+    os.utime(old, (0, 0))
+
+    mending.kill("web")
+
+    wait_until(lambda: not old.exists())

@@ -5,14 +5,23 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from pinlaterd.client.calls import PreparedCall
-from pinlaterd.errors import OutcomeUnknown, PinLaterError
-from pinlaterd.model import JobChoice, JobRecord, JobState, LookupRequest, RetryFailedRequest
+from pinlaterd.errors import InvalidRequest, OutcomeUnknown, PinLaterError
+from pinlaterd.model import (
+    JobChoice,
+    JobRecord,
+    JobState,
+    LookupRequest,
+    RetryFailedRequest,
+    ScanRequest,
+    ScanResult,
+)
 from pinlaterd.router_client import RouterClient
 from pinlaterd.web import trash
 from pinlaterd.web.audit import AuditLog
@@ -146,6 +155,79 @@ async def test_a_full_trash_asks_before_more_is_deleted(
     await finish(operations, begun)
     assert (begun.phase, begun.done) == (Phase.DONE, 3)
     assert not operations.trash.holds(begun.number)
+
+
+@in_a_loop
+async def test_bodies_that_are_too_much_for_one_answer_are_kept_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trash, "_BATCH_BYTES", 2_500)
+
+    def answer(request: Any) -> Any:
+        if not isinstance(request, LookupRequest):
+            return jobs_of(request)
+        if len(request.descriptors) > 2:
+            raise InvalidRequest("look up fewer jobs at a time")
+        return {each: job(each, b"x" * 900) for each in request.descriptors}
+
+    operations = make(tmp_path, Service(answer))
+    begun = await operations.begin(operation("delete", jobs=7))
+    await finish(operations, begun)
+
+    assert (begun.phase, begun.done) == (Phase.DONE, 7)
+    batches = list(operations.trash.batches(begun.number, 1, 500))
+    assert [len(batch) for batch in batches] == [2, 2, 2]
+    kept = sorted(one.descriptor for batch in batches for one in batch)
+    assert kept == [f"mail:s1:p1:{n}" for n in range(2, 8)]
+
+
+@in_a_loop
+async def test_what_is_stopped_while_jobs_are_looked_for_changes_none_of_them(tmp_path: Path):
+    def answer(request: Any) -> Any:
+        assert isinstance(request, ScanRequest)
+        operations.stop(begun)
+        return ScanResult([job("mail:s1:p1:1")], "more")
+
+    operations = make(tmp_path, Service(answer))
+    begun = Operation("retry", "ada", "n", Selection("mail", "failed"))
+    await operations.begin(begun)
+    await finish(operations, begun)
+
+    assert (begun.phase, begun.done) == (Phase.STOPPED, 0)
+
+
+@in_a_loop
+async def test_a_spread_that_goes_on_begins_behind_what_was_sent(tmp_path: Path):
+    def answer(request: RetryFailedRequest) -> int:
+        if len(service.requests) == 2:
+            raise PinLaterError("all shards are down")
+        return jobs_of(request)
+
+    service = Service(answer)
+    operations = make(tmp_path, service)
+    begun = await operations.begin(operation(jobs=1_000, per_second=10.0))
+    await finish(operations, begun)
+    operations.go_on(begun)
+    await finish(operations, begun)
+
+    assert begun.done == 1_000
+    times = [request.run_after_ms for request in service.requests]
+    assert all(later - before == 50_000 for before, later in pairwise(times))
+
+
+@in_a_loop
+async def test_an_audit_log_that_was_moved_away_gives_no_number_twice(tmp_path: Path):
+    operations = make(tmp_path, Service(jobs_of))
+    first = await operations.begin(operation())
+    await finish(operations, first)
+    (tmp_path / "audit.jsonl").unlink()
+
+    again = make(tmp_path, Service(jobs_of))
+    second = await again.begin(operation(nonce="other"))
+    await finish(again, second)
+
+    assert (first.number, second.number) == (1, 2)
+    assert again.get(1) == first
 
 
 def test_lines_that_a_crash_cut_short_hide_no_others(tmp_path: Path):

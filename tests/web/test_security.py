@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from pinlaterd.client import JobState
 from pinlaterd.config.load import load_config
 from pinlaterd.deployment.files import write_deployment
 from pinlaterd.errors import ConfigError
+from pinlaterd.web.refusals import problem_of
 from tests.deployment import Deployment
 from tests.web.conftest import PageAnswer, Visitor, serving_web
 
@@ -109,6 +112,20 @@ def test_the_next_page_is_never_on_another_site(visitor):
         visitor.get("/")
         answer = visitor.post("/preferences", {"theme": "light", "next": path})
         assert answer.headers["Location"] == "/"
+
+
+def test_a_form_that_is_too_long_is_refused_before_it_is_read(visitor):
+    visitor.get("/")
+
+    assert visitor.post("/login", {"user": "a" * 300_000}).status == 413
+
+
+def test_a_mistake_in_files_and_a_full_disk_are_no_defects(visitor):
+    problem = problem_of(make_mocked_request("POST", "/mend"), OSError(errno.ENOSPC, "no space"))
+
+    assert (problem.status, problem.what) == (507, "The disk is full.")
+    page = visitor.get("/mend?action=dequeue_only&shard=nowhere")
+    assert (page.status, "there is no shard nowhere" in page.text) == (409, True)
 
 
 def test_with_users_every_page_leads_to_the_login(guarded):

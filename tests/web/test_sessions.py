@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from pinlaterd.config.schema import UserSettings
@@ -48,13 +49,14 @@ def test_a_session_ends_an_hour_after_its_last_use_and_after_twelve_in_any_case(
     assert sessions.user_of(request_with(secret), USERS) is None
 
 
-def test_an_open_page_does_not_keep_a_session_alive(clock, tmp_path):
+@pytest.mark.parametrize("path", ["/live", "/q/mail/history.json?range=6h", "/find.json?q=x"])
+def test_an_open_page_does_not_keep_a_session_alive(clock, tmp_path, path):
     sessions = Sessions(clock, "c", tmp_path / "sessions.json")
     secret = begin(sessions)
 
     for _ in range(3):
         clock.advance(25 * MINUTE)
-        found = sessions.user_of(request_with(secret, "/live"), USERS)
+        found = sessions.user_of(request_with(secret, path), USERS)
 
     assert found is None
 

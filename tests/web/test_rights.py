@@ -1,0 +1,103 @@
+"""What users with some of the rights see of jobs, and what they may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.deployment import PATIENT, Deployment
+from tests.web.conftest import Visitor
+from tests.web.failing import fail
+
+pytestmark = pytest.mark.service
+
+PASSWORD = "correct horse"
+HIDDEN = "a" * 250
+
+
+class Bounded(NamedTuple):
+    """A dashboard with an operator of all queues, and one of `mail` alone who sees no secrets; each
+    of the queues has a job that failed."""
+
+    deployment: Deployment
+    mail: str
+    pay: str
+
+    def log_in(self, name: str) -> Visitor:
+        visitor = Visitor(self.deployment.web_port)
+        visitor.get("/login")
+        fields = {"user": name, "password": PASSWORD, "next": "/audit"}
+        visitor.follow(visitor.post("/login", fields))
+        return visitor
+
+
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bounded]:
+    deployment = Deployment(tmp_path_factory.mktemp("bounded"))
+    settings = {**PATIENT, "web_writes": True, "web_redact": "secret[a-z]*"}
+    deployment.init(settings=settings, web=True)
+    for name, queue in (("ada", "*"), ("olga", "ma*")):
+        command = ("user", "add", name, "--role", "operate", "--queue", queue, "--password-stdin")
+        deployment.admin(*command, stdin=PASSWORD)
+    with deployment.running():
+        with deployment.client("mailer:web3") as client:
+            [mail] = fail(client, "mail", [f"ValueError: secret{HIDDEN} (a.py:1 in b)"])
+            [pay] = fail(client, "pay", ["paid by bob"])
+        yield Bounded(deployment, mail, pay)
+
+
+@pytest.fixture
+def olga(bounded: Bounded) -> Visitor:
+    return bounded.log_in("olga")
+
+
+def test_jobs_of_another_queue_are_neither_shown_nor_kept(bounded, olga):
+    chosen = {"queue": "mail", "state": "failed", "descriptor": bounded.pay}
+    preview = olga.get(f"/mend?action=delete&queue=mail&descriptor={bounded.pay}")
+    form = {"action": "delete", "nonce": "n", "mode": "all", "before": "4102444800000", **chosen}
+
+    assert (preview.status, "bob" in preview.text) == (400, False)
+    assert olga.post("/mend", form).status == 400
+    assert not (bounded.deployment.folder / "data/trash").exists()
+
+
+@pytest.mark.parametrize("search", ["body=x", "status=secret.*"])
+def test_what_is_hidden_is_not_searched_for_by_a_preview(olga, search):
+    assert olga.get(f"/mend?action=retry&queue=mail&{search}").status == 403
+    assert olga.get("/mend?action=retry&queue=mail").status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/j/{}", "/mend?queue=mail&descriptor={}", "/failures?queue=mail"]
+)
+def test_what_is_hidden_is_in_no_part_of_a_page(bounded, olga, path):
+    page = olga.get(path.format(bounded.mail))
+
+    assert (page.status, "[redacted]" in page.text) == (200, True)
+    assert HIDDEN[:40] not in page.body
+
+
+def test_a_shard_is_switched_by_those_only_who_may_operate_all_queues(bounded, olga):
+    form = {"action": "dequeue_only", "name": "1", "value": "on", "typed": "1", "nonce": "s"}
+    shards = bounded.deployment.folder / "etc/shards.yaml"
+
+    assert olga.post("/mend", form).status == 403
+    assert "dequeue_only: true" not in shards.read_text()
+    ada = bounded.log_in("ada")
+    assert ada.post("/mend", form).status == 303
+    assert "dequeue_only: true" in shards.read_text()
+    assert ada.post("/mend", {**form, "value": "off", "nonce": "t"}).status == 303
+
+
+def test_changes_of_other_queues_are_left_out_and_that_is_no_refusal(bounded, olga, wait_until):
+    ada = bounded.log_in("ada")
+    assert ada.post("/mend", {"action": "pause", "queue": "pay", "nonce": "p"}).status == 303
+
+    assert "pause pay" in ada.get("/audit").text
+    assert "pause pay" not in olga.get("/audit").text
+    wait_until(lambda: "pay: " in ada.get("/system").text)
+    assert "pay: " not in olga.get("/system").text
+    log = (bounded.deployment.folder / "run/log/web.log").read_text()
+    assert "refused: GET /audit" not in log
