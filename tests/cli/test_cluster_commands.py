@@ -32,7 +32,7 @@ class Site:
 
     def options(self, named: str, **changed: str) -> list[str]:
         given = {"name": self.cluster, "server": named, "zookeeper": self.hosts, **changed}
-        given = {"peer-host": "127.0.0.1", "http-port": "0", **given}
+        given = {"peer-host": "127.0.0.1", "http-port": "0", "web-port": "0", **given}
         return [text for key, value in given.items() for text in (f"--{key}", value)]
 
     def deployment(self, name: str, shards: str = SHARDS) -> Path:

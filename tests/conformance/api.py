@@ -472,6 +472,7 @@ class Deployment(deployment.Deployment):
         self.command(
             "init", str(folder), "--engine", backend.engine, "--shards", str(SHARDS),
             "--port", str(self.port), "--stats-port", str(self.stats_port), "--http-port", "0",
+            "--web-port", "0",
         )  # fmt: skip
         transport = SupervisorTransport(None, None, f"unix://{folder}/run/supervisor.sock")
         self._supervisor: Any = xmlrpc.client.ServerProxy(

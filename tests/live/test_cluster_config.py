@@ -90,7 +90,8 @@ def servers(shared_zookeeper: Ensemble) -> Iterator[tuple[Server, Server]]:
             given = {"name": cluster, "server": name, "zookeeper": shared_zookeeper.hosts}
             given["peer-host"] = "127.0.0.1"
             ports = ("port", "stats-port", "peer-port", "shard-ports")
-            given |= {port: str(unused_port()) for port in ports} | {"http-port": "0"}
+            given |= {port: str(unused_port()) for port in ports}
+            given |= {"http-port": "0", "web-port": "0"}
             return [text for key, value in given.items() for text in (f"--{key}", value)]
 
         try:

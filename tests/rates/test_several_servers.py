@@ -79,7 +79,7 @@ def servers(shared_zookeeper: Ensemble, wait_until: WaitUntil) -> Iterator[Seque
                 given = {"name": cluster, "server": name, "zookeeper": shared_zookeeper.hosts}
                 given |= {"peer-host": "127.0.0.1", "port": str(server.port)}
                 given |= {p: str(unused_port()) for p in ("stats-port", "peer-port", "shard-ports")}
-                given["http-port"] = "0"
+                given["http-port"] = given["web-port"] = "0"
                 options = [text for key, value in given.items() for text in (f"--{key}", value)]
                 if server is made[0]:
                     pinlaterd.output("init", server.folder)

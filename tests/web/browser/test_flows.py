@@ -13,6 +13,7 @@ from pinlaterd.client import AckInfo, Client, JobState
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.web.browser.conftest import OpenTab, wait_for
+from tests.web.conftest import Visitor
 
 pytestmark = pytest.mark.service
 
@@ -52,12 +53,14 @@ def figures(page: Any) -> dict[str, str]:
 
 
 def test_figures_are_those_of_the_interface_and_change_while_one_looks(
-    open_tab: OpenTab, client: Client
+    open_tab: OpenTab, client: Client, demonstration: Deployment, wait_until: WaitUntil
 ):
     client.create_queue("parcels")
     page = open_tab().open("/")
     client.enqueue("parcels", [b"x"] * 1234)
     client.dequeue("parcels", limit=4)
+    visitor = Visitor(demonstration.web_port)
+    wait_until(lambda: 'data-cell="figure running"' in visitor.get("/q/parcels").body)
     page = open_tab().open("/q/parcels?range=1h")
 
     wait_for(page, "document.querySelector('[data-cell=\"figure running\"]').innerText == '4'")
