@@ -7,7 +7,7 @@ kept, and stay in the file of the history.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -22,10 +22,12 @@ from pinlaterd.wire.control import Mend
 MOST_EVENTS = 500
 _TOGETHER_MS = 60_000
 _MOST_TEXT_CHARS = 300
+_MOST_QUEUES = 20  # with a mark each of one configuration, which leaves room for other marks
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A mark. `kind`: process, shard, config or mend; `about`: the process, shard or queue."""
+    """A mark. `kind`: process, shard, config or mend; `about`: the process, shard or
+    queue; of a configuration "" where it is about no queue."""
 
     at_ms: int
     kind: str
@@ -108,8 +110,9 @@ class Events:
             )
 
 
-def changes_between(before: Config, after: Config) -> str:
-    """Say what differs between two configurations; of settings that may be secret their names."""
+def changes_between(before: Config, after: Config) -> Mapping[str, str]:
+    """Say what differs between two configurations, by queue, "" for none; of settings that may be
+    secret their names."""
     texts = [*_differing(before.server, after.server)]
     for name in sorted(before.shards.keys() | after.shards.keys()):
         old, new = before.shards.get(name), after.shards.get(name)
@@ -117,18 +120,23 @@ def changes_between(before: Config, after: Config) -> str:
             texts.append(f"shard {name} {'added' if old is None else 'removed'}")
         else:
             texts += [f"shard {name}: {setting}" for setting in _differing(old, new)]
-    for queue in sorted(before.queues.keys() | after.queues.keys()):
-        settings = after.queue(queue)
-        texts += [
-            f"{queue}: {setting} {_said(getattr(settings, setting))}"
-            for setting in _differing(before.queue(queue), settings)
-        ]
     texts += [
         part
         for part in ("users", "job_types", "pushes")
         if getattr(before, part) != getattr(after, part)
     ]
-    return ", ".join(texts)[:_MOST_TEXT_CHARS] or "the files"
+    found: dict[str, str] = {}
+    for queue in sorted(before.queues.keys() | after.queues.keys()):
+        settings = after.queue(queue)
+        if differing := _differing(before.queue(queue), settings):
+            said = [f"{queue}: {one} {_said(getattr(settings, one))}" for one in differing]
+            found[queue] = ", ".join(said)[:_MOST_TEXT_CHARS]
+    if len(found) > _MOST_QUEUES:
+        texts.append(f"settings of {how_many(len(found), 'queue')}")
+        found.clear()
+    if texts or not found:
+        found[""] = ", ".join(texts)[:_MOST_TEXT_CHARS] or "the files"
+    return found
 
 
 def _differing(before: Any, after: Any) -> Sequence[str]:

@@ -176,8 +176,8 @@ class Coordinator:
 
     def _take_on(self, active: ActiveConfig) -> None:
         config = active.config
-        text = changes_between(self._config, config)
-        self._overview.events.add(self._clock.now_ms(), "config", str(active.version), text)
+        for queue, text in changes_between(self._config, config).items():
+            self._overview.events.add(self._clock.now_ms(), "config", queue, text)
         newcomers = config.shards.keys() - self._config.shards.keys()
         self._joining = (self._joining | newcomers) & config.shards.keys()
         self._config, self._config_version = config, active.version

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -20,7 +19,7 @@ from pinlaterd.web.site import Site
 
 RANGES: Mapping[str, str] = {"1h": "1 h", "6h": "6 h", "24h": "24 h", "7d": "7 d"}
 _USUAL_RANGE = "6h"
-_MOST_ROWS = 60  # of the table
+_ROW_MINUTES: Mapping[str, int] = {"1h": 1, "6h": 10, "24h": 30, "7d": 180}  # of the table
 
 
 class Plot(NamedTuple):
@@ -65,13 +64,16 @@ def routes(site: Site) -> list[web.RouteDef]:
 
     async def table(request: web.Request) -> web.StreamResponse:
         found, queue = await _fetch(request), request.match_info["queue"]
+        values = values_of(request, queue)
+        row_ms = max(found["step_ms"], _ROW_MINUTES[values["range"]] * 60_000)
         return site.render(
             request,
             "history.html",
             name=queue,
-            rows=_rows(found),
+            rows=table_rows(found, row_ms),
+            row_ms=row_ms,
             marks=list(reversed(found["events"])),
-            **values_of(request, queue),
+            **values,
         )
 
     path = "/q/{queue}/history"
@@ -86,23 +88,35 @@ async def _fetch(request: web.Request) -> Any:
         raise PageProblem(HTTPStatus.BAD_REQUEST, f"There is no range {asked[:20]!r}.", cure)
     path = f"/history.json?queue={quote(queue)}&since={asked}"
     found = await asyncio.to_thread(fetch_json, path, directory=Path(), url=None)
-    # Operations on other queues are no matter of this one.
+    # What was done to other queues is no matter of this one.
     found["events"] = [
-        mark for mark in found["events"] if mark["kind"] != "mend" or mark["about"] == queue
+        mark
+        for mark in found["events"]
+        if mark["kind"] not in ("config", "mend") or mark["about"] in ("", queue)
     ]
     return found
 
 
-def _rows(found: Any) -> Sequence[tuple[int, Sequence[str]]]:
-    """Return points of the history as words, the newest first: all, or one in so many."""
+def table_rows(found: Any, row_ms: int) -> Sequence[tuple[int, Sequence[str]]]:
+    """Return a history as words, the newest first, in rows of so many milliseconds: of rates their
+    mean, of all else the greatest."""
     series, step_ms = found["series"], found["step_ms"]
-    lines = [(line, _WORDS[plot.unit]) for plot in PLOTS for line in plot.lines]
-    points = max(map(len, series.values()), default=0)
-    stride = max(1, math.ceil(points / _MOST_ROWS))
+    lines = [(series[line], plot.unit) for plot in PLOTS for line in plot.lines]
+    places: dict[int, list[int]] = {}  # of a row's points, by its time
+    for place in range(max(map(len, series.values()), default=0)):
+        at_ms = found["from_ms"] + place * step_ms
+        places.setdefault(at_ms - at_ms % row_ms, []).append(place)
     rows = [
-        (found["from_ms"] + at * step_ms, [words(series[line][at]) for line, words in lines])
-        for at in range(points - 1, -1, -stride)
+        (at_ms, [_whole([values[place] for place in of_row], unit) for values, unit in lines])
+        for at_ms, of_row in reversed(places.items())
     ]
     while rows and set(rows[-1][1]) == {text.UNKNOWN}:  # before the first that is known
         rows.pop()
     return rows
+
+
+def _whole(values: Sequence[float | None], unit: str) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return text.UNKNOWN
+    return _WORDS[unit](sum(known) / len(known) if unit == "rate" else max(known))

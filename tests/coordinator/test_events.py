@@ -78,11 +78,15 @@ def test_a_configuration_says_what_it_changes_and_no_secret():
         queues={"mail": limited},
     )
 
-    text = changes_between(before, after)
+    changes = changes_between(before, after)
 
+    assert changes.keys() == {"", "mail"}
+    text = changes[""]
     assert text.startswith("admin_password_hash, shard 1: dequeue_only, shard 1: passwd, ")
     assert "shard 2 removed, shard 3 added" in text
-    assert "mail: max_jobs_per_second 5," in text
-    assert "mail: paused on, mail: paused_by ada" in text
-    assert "secret" not in text
-    assert changes_between(after, after) == "the files"
+    assert "mail: max_jobs_per_second 5," in changes["mail"]
+    assert "mail: paused on, mail: paused_by ada" in changes["mail"]
+    assert "secret" not in str(changes)
+    assert changes_between(after, after) == {"": "the files"}
+    many = Config(queues={f"q{number}": limited for number in range(30)})
+    assert changes_between(Config(), many) == {"": "settings of 30 queues"}

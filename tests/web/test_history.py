@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from pinlaterd.web.history import table_rows
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.web.conftest import Visitor
@@ -26,6 +28,7 @@ def known(dashboard: Deployment, wait_until: WaitUntil) -> str:
         return [value for value in found["series"].get("ready", ()) if value]
 
     wait_until(ready)
+    wait_until(lambda: "data-history" in visitor.get("/q/letters").body)
     return "letters"
 
 
@@ -44,6 +47,34 @@ def test_the_table_has_the_same_figures_without_what_is_not_known(known, visitor
     assert page.status == 200
     assert "1,500" in page.text
     assert page.body.count("<tr>") < 10
+
+
+def test_a_row_of_the_table_has_what_happened_at_any_of_its_points():
+    series: dict[str, Any] = dict.fromkeys(
+        ("in", "out", "failed_attempts", "ready", "scheduled", "running"), [0.0] * 24
+    )
+    series |= dict.fromkeys(
+        ("wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "oldest_ms"), [None] * 20 + [5_000.0, 0, 0, 0]
+    )
+    series["in"] = [0.0] * 3 + [240.0] + [0.0] * 20  # 1,200 jobs came within one point
+    found = {"from_ms": 600_000, "step_ms": 5_000, "series": series}
+
+    newer, older = table_rows(found, 60_000)
+
+    assert older == (600_000, ["20", *["0"] * 5, *["–"] * 4])
+    assert newer == (660_000, ["0"] * 6 + ["5.0 s"] * 4)
+
+
+def test_marks_are_those_of_the_queue_and_of_no_queue(known, dashboard, visitor, wait_until):
+    dashboard.admin("queue", "limit", "parcels", "7")
+    dashboard.admin("queue", "limit", known, "900")
+
+    def marks() -> list[str]:
+        found = json.loads(visitor.get(f"/q/{known}/history.json?range=1h").body)
+        return [mark["text"] for mark in found["events"]]
+
+    wait_until(lambda: f"{known}: max_jobs_per_second 900" in marks())
+    assert not [mark for mark in marks() if "parcels" in mark]
 
 
 def test_the_page_of_the_queue_keeps_the_range_in_its_address(known, visitor):
