@@ -74,6 +74,8 @@ class ServiceFrames:
         patience = self._patience(age)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self._ask())
+            # It may fail when nobody waits for it any more; `problem` says so then.
+            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.wait({self._asking}, timeout=patience)
         if not self._asking.done():
             if patience != _SHORT_PATIENCE_SECONDS:
