@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from tests.conftest import WaitUntil
 from tests.deployment import CALL_SECONDS, PATIENT, Deployment, serving
 
 _TOKEN = re.compile(r'name="token" value="([^"]+)"')
@@ -103,6 +104,21 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("web")
     with serving_web(folder, shards=2, web_writes="true", web_label="TEST") as deployment:
         yield deployment
+
+
+def wait_until_answering(deployment: Deployment, wait_until: WaitUntil) -> None:
+    """Wait until a dashboard that was killed answers again, and all is well. The coordinator alone
+    calls it well until it misses a report."""
+
+    def is_answered() -> bool:
+        try:
+            Visitor(deployment.web_port).get("/login")
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
+
+    wait_until(is_answered)
+    deployment.wait_until_serving()
 
 
 @pytest.fixture

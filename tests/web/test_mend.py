@@ -16,7 +16,7 @@ import pytest
 from pinlaterd.client import AckInfo, ClaimedJob, Client, Job, JobOptions, JobState
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
-from tests.web.conftest import PageAnswer, Visitor, serving_web
+from tests.web.conftest import PageAnswer, Visitor, serving_web, wait_until_answering
 
 pytestmark = pytest.mark.service
 
@@ -321,3 +321,4 @@ def test_bodies_stay_in_the_trash_for_no_more_than_a_day(mending, wait_until):
     mending.kill("web")
 
     wait_until(lambda: not old.exists())
+    wait_until_answering(mending, wait_until)

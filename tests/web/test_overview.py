@@ -48,20 +48,20 @@ def test_a_queue_that_does_not_exist_is_said_with_what_to_do(visitor: Visitor):
 
 def test_the_worst_queue_is_first_with_its_reason_and_what_to_do(dashboard, visitor, wait_until):
     with dashboard.client() as client:
-        client.create_queue("failing")
+        client.create_queue("shaky")
 
         def is_said() -> bool:
-            client.enqueue("failing", [b"x"] * 4)
-            jobs = client.dequeue("failing", limit=4)
+            client.enqueue("shaky", [b"x"] * 4)
+            jobs = client.dequeue("shaky", limit=4)
             failed = [AckInfo(job.descriptor, append_custom_status="no answer") for job in jobs[:2]]
-            client.ack("failing", failed=failed, succeeded=jobs[2:])
+            client.ack("shaky", failed=failed, succeeded=jobs[2:])
             page = visitor.get("/").text
-            return "failing: failing" in page and "no answer" in page
+            return "shaky: failing" in page and "no answer" in page
 
         wait_until(is_said)
         page = visitor.get("/")
         assert re.search(r"One queue needs you|\w+ queues need you", page.text)
-        assert page.body.index('href="/q/failing"') < page.body.index("Queues, worst first")
+        assert page.body.index('href="/q/shaky"') < page.body.index("Queues, worst first")
         assert 'href="/help#jobs-fail"' in page.body
 
 

@@ -14,7 +14,7 @@ from pinlaterd.deployment.files import write_deployment
 from pinlaterd.errors import ConfigError
 from pinlaterd.web.refusals import problem_of
 from tests.deployment import Deployment
-from tests.web.conftest import PageAnswer, Visitor, serving_web
+from tests.web.conftest import PageAnswer, Visitor, serving_web, wait_until_answering
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -137,7 +137,7 @@ def test_with_users_every_page_leads_to_the_login(guarded):
     assert "pinlater-admin user add" in visitor.follow(answer).text
 
 
-def test_a_login_is_a_cookie_that_scripts_and_other_sites_do_not_get(guarded):
+def test_a_login_is_a_cookie_that_scripts_and_other_sites_do_not_get(guarded, wait_until):
     visitor, answer = log_in(guarded, "ada")
 
     assert answer.status == 303
@@ -151,7 +151,7 @@ def test_a_login_is_a_cookie_that_scripts_and_other_sites_do_not_get(guarded):
     assert secret not in (guarded.folder / "data/web_sessions.json").read_text()
 
     guarded.kill("web")
-    guarded.wait_until_serving()
+    wait_until_answering(guarded, wait_until)
     assert visitor.get("/").status == 200
     assert visitor.post("/logout", {}).status == 303
     assert visitor.get("/").status == 303

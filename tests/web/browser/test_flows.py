@@ -13,7 +13,7 @@ from pinlaterd.client import AckInfo, Client, JobState
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.web.browser.conftest import OpenTab, wait_for
-from tests.web.conftest import Visitor
+from tests.web.conftest import Visitor, wait_until_answering
 
 pytestmark = pytest.mark.service
 
@@ -167,7 +167,7 @@ def test_a_hidden_tab_closes_its_stream(open_tab: OpenTab):
 
 @pytest.mark.parametrize("program", ["coordinator", "web"])
 def test_a_killed_process_is_told_and_the_page_goes_on_by_itself(
-    open_tab: OpenTab, demonstration: Deployment, program
+    open_tab: OpenTab, demonstration: Deployment, wait_until: WaitUntil, program
 ):
     tab = open_tab()
     page = tab.open("/q/images?range=1h")
@@ -176,8 +176,8 @@ def test_a_killed_process_is_told_and_the_page_goes_on_by_itself(
     demonstration.kill(program)
 
     wait_for(page, "!document.getElementById('age').innerText.startsWith('live, 0')")
-    demonstration.wait_until_serving()
-    wait_for(page, "/^live, [01]/.test(document.getElementById('age').innerText)")
+    wait_until_answering(demonstration, wait_until)
+    wait_for(page, "/^live, [01][.]/.test(document.getElementById('age').innerText)")
     tab.complaints.clear()  # of the connection that broke
 
 

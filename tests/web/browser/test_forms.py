@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pinlaterd.client import JobState
@@ -10,6 +12,16 @@ from tests.deployment import Deployment
 from tests.web.browser.conftest import OpenTab
 
 pytestmark = pytest.mark.service
+
+
+def says(page: Any, text: str) -> bool:
+    """Load a page again, and tell whether it says so now."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    try:
+        page.reload()
+    except playwright.Error:  # the page before it has not gone yet
+        return False
+    return text in page.content()
 
 
 @pytest.mark.parametrize("java_script_enabled", [True, False])
@@ -25,8 +37,8 @@ def test_a_few_failed_jobs_are_tried_and_the_page_asks(
     page.get_by_role("button", name="Retry 10 of").click()
 
     page.wait_for_url("**/op/*")
-    wait_until(lambda: page.reload() and "Go on with" in page.content())
+    wait_until(lambda: says(page, "Go on with"))
     with demonstration.client() as client:
         assert client.count("mail", JobState.FAILED) == before - 10
     page.get_by_role("button", name="Stop").click()
-    wait_until(lambda: page.reload() and "stopped: 10 retried" in page.content())
+    wait_until(lambda: says(page, "stopped: 10 retried"))
