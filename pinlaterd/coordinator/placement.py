@@ -157,7 +157,7 @@ class Placement:
         seconds = _MISSED_SECONDS if health == "unreached" else _PATIENCE_SECONDS
         if health == "failing" and has_served:
             seconds = _LOST_SECONDS
-        patience = _doubled(seconds, tried, self._served_at.get(name))
+        patience = _doubled(seconds, tried, self._served_at.get(name, -math.inf))
         takes_over = entry.planned and not has_served
         impatient = lasted >= patience + (_HANDOVER_SECONDS if takes_over else 0)
         others = [candidate for candidate in candidates if candidate != server]
@@ -169,7 +169,7 @@ class Placement:
         elif entry.next:
             self._go_on(name, entry, others, next_lasted)
         elif server not in candidates:
-            pause = _doubled(_PATIENCE_SECONDS, tried, self._settled_at.get(name))
+            pause = _doubled(_PATIENCE_SECONDS, tried, self._settled_at.get(name, -math.inf))
             is_due = pause == _PATIENCE_SECONDS or next_lasted >= pause
             if is_due and others and self._moves() < _MOVES_AT_ONCE:
                 self._prepare(name, self._choose(name, others))
@@ -281,9 +281,7 @@ class Placement:
         return f"tcp://{self._live[server].host}:{self._live[server].shard_ports + slot}"
 
 
-def _doubled(
-    seconds: float, tried: Mapping[tuple[str, int], float], served_at: float | None
-) -> float:
-    """Return `seconds`, doubled for each try since `served_at` (None: never)."""
-    tries = sum(at > (served_at or -math.inf) for at in tried.values())
+def _doubled(seconds: float, tried: Mapping[tuple[str, int], float], since: float) -> float:
+    """Return `seconds`, doubled for each try since then, up to the longest patience."""
+    tries = sum(at > since for at in tried.values())
     return min(seconds * float(2 ** min(tries, 9)), _LONGEST_PATIENCE_SECONDS)

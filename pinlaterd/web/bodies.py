@@ -86,6 +86,11 @@ def redact(body: bytes, pattern: str) -> bytes:
     return redacted
 
 
+def redacted_text(said: str, pattern: str) -> str:
+    """Return a status, or other words, with what the RE2 `pattern` matches left out."""
+    return redact(said.encode(), pattern).decode()
+
+
 def view_of(body: bytes, wanted: str = "", at: int = 0) -> BodyView:
     """Return a body in the form that is wanted, or else in the one that says most."""
     lines, text = _json_lines(body), _text_of(body)

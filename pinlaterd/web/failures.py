@@ -14,7 +14,7 @@ from pinlaterd.access import may
 from pinlaterd.client.failures import FailureGroup, FailureWindow, Grouping, shown_workers
 from pinlaterd.signature import TIMED_OUT, UNSAID
 from pinlaterd.web import text
-from pinlaterd.web.bodies import redact
+from pinlaterd.web.bodies import redacted_text
 from pinlaterd.web.job import hidden_pattern
 from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import USER, Site
@@ -189,7 +189,7 @@ def routes(site: Site) -> list[web.RouteDef]:
 
 def _redacted(row: GroupRow, pattern: str) -> GroupRow:
     """Return a row without what its viewer may not see, nor links that would tell it."""
-    title, below = (redact(part.encode(), pattern).decode() for part in (row.title, row.below))
+    title, below = (redacted_text(part, pattern) for part in (row.title, row.below))
     if (title, below) == (row.title, row.below):
         return row
     return row._replace(title=title, below=below, jobs_path="", mend_path="")

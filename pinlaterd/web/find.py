@@ -33,8 +33,7 @@ from pinlaterd.model import (
     claim_source,
 )
 from pinlaterd.router_client import RouterClient
-from pinlaterd.web.bodies import redact
-from pinlaterd.web.job import attempts_said, hidden_pattern, look_of
+from pinlaterd.web.job import hidden_pattern, last_said, look_of
 from pinlaterd.web.queue import SCOPES, Scope
 from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import FORM, USER, Site
@@ -301,7 +300,7 @@ def _shown(site: Site, request: web.Request, jobs: Sequence[JobRecord]) -> Seque
             look.state,
             look.word,
             job.updated_at_ms,
-            (attempts_said(redact(job.custom_status.encode(), pattern).decode()) or [""])[-1],
+            last_said(job, pattern),
         )
         for job, look in looks
     ]

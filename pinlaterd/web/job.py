@@ -16,7 +16,7 @@ from pinlaterd.config.schema import Config
 from pinlaterd.model import EXPIRED, JobDescriptor, JobRecord, JobState, claim_source
 from pinlaterd.signature import signature
 from pinlaterd.web import text
-from pinlaterd.web.bodies import redact, view_of
+from pinlaterd.web.bodies import redact, redacted_text, view_of
 from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import USER, Site
 
@@ -96,6 +96,12 @@ def attempts_said(status: str) -> Sequence[str]:
     return [said.removesuffix("; ") for said in _BETWEEN_ATTEMPTS.split(status) if said]
 
 
+def last_said(job: JobRecord, pattern: str) -> str:
+    """Return what a job's last attempt had to say, without what `pattern` hides; "": nothing."""
+    said = attempts_said(redacted_text(job.custom_status, pattern))
+    return said[-1] if said else ""
+
+
 def routes(site: Site) -> list[web.RouteDef]:
     """Return the routes of the page, and of the body as a file."""
 
@@ -104,7 +110,7 @@ def routes(site: Site) -> list[web.RouteDef]:
         now_ms = site.clock.now_ms()
         at = request.query.get("at", "")
         view = view_of(body, request.query.get("as", ""), int(at) if at.isdecimal() else 0)
-        said = redact(job.custom_status.encode(), hidden_pattern(site, request)).decode()
+        pattern = hidden_pattern(site, request)
         return site.render(
             request,
             "job.html",
@@ -114,9 +120,9 @@ def routes(site: Site) -> list[web.RouteDef]:
             summary=_summary(job, site.config, named.queue),
             steps=steps_of(job),
             view=view,
-            said=attempts_said(said),
+            said=attempts_said(redacted_text(job.custom_status, pattern)),
             facts=_facts(job, named, site.config),
-            alike=_alike(job, named.queue, hidden_pattern(site, request)),
+            alike=_alike(job, named.queue, pattern),
             command=f"pinlater-admin job lookup {job.descriptor}",
         )
 
@@ -185,8 +191,8 @@ def _facts(job: JobRecord, named: JobDescriptor, config: Config) -> Mapping[str,
 def _alike(job: JobRecord, queue: str, pattern: str) -> str:
     """Return the path of the list of jobs that failed as this one did; "" if it did not fail, or if
     the path would tell what is hidden."""
-    status = job.custom_status.encode()
-    if job.state is not JobState.FAILED or redact(status, pattern) != status:
+    status = job.custom_status
+    if job.state is not JobState.FAILED or redacted_text(status, pattern) != status:
         return ""
-    message = signature(job.custom_status, failed=True).message
+    message = signature(status, failed=True).message
     return f"/q/{queue}?{urlencode({'state': 'failed', 'message': message})}#jobs"

@@ -31,7 +31,7 @@ from pinlaterd.model import QUEUE_NAME, JobChoice, JobRecord, JobState
 from pinlaterd.signature import signature
 from pinlaterd.web import text
 from pinlaterd.web.audit import AuditLog, Change
-from pinlaterd.web.bodies import redact
+from pinlaterd.web.bodies import redacted_text
 from pinlaterd.web.job import hidden_pattern
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.operations import (
@@ -43,7 +43,7 @@ from pinlaterd.web.operations import (
     Selection,
     pages,
 )
-from pinlaterd.web.queue import time_of
+from pinlaterd.web.queue import queue_in, time_of
 from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import FORM, USER, Site
 
@@ -220,10 +220,9 @@ class MendPages:
         """Return the samples with their last words, as far as this user may see those."""
         pattern = hidden_pattern(self._site, request)
         # Redacted before it is cut: half a secret matches no pattern.
-        said = [redact(job.custom_status.encode(), pattern).decode() for job in found.samples]
         return [
-            job._replace(custom_status=whole[-_SAID_CHARS:])
-            for job, whole in zip(found.samples, said, strict=True)
+            job._replace(custom_status=redacted_text(job.custom_status, pattern)[-_SAID_CHARS:])
+            for job in found.samples
         ]
 
     async def _effect(self, queue: str, count: int) -> str:
@@ -232,7 +231,7 @@ class MendPages:
             facts = (await self._site.frames.now()).facts
         except ConnectionFailed:
             return "How busy the queue is, is not known now."
-        found = next((one for one in facts["queues"] if one["name"] == queue), None)
+        found = queue_in(facts, queue)
         if found is None:
             return ""
         ready, rate = found["pending"], found["dequeues_per_second"]
@@ -278,7 +277,7 @@ class MendPages:
     async def _show(self, request: web.Request) -> web.StreamResponse:
         operation = self._find(request, "view")
         selection, buttons = operation.selection, []
-        left = max(0, operation.expected - operation.done - operation.missed)
+        left = max(0, operation.expected - operation.seen)
         if operation.phase is not Phase.DONE:
             more = "" if operation.is_bound or not left else f" with {left:,}"
             if operation.phase is not Phase.RUNNING and not self._operations.is_restored(operation):
@@ -293,10 +292,8 @@ class MendPages:
             "op.html",
             op=operation,
             headline=await self._headline(operation),
-            words=redact(
-                in_words(selection).encode(), hidden_pattern(self._site, request)
-            ).decode(),
-            seen=operation.done + operation.missed,
+            words=redacted_text(in_words(selection), hidden_pattern(self._site, request)),
+            seen=operation.seen,
             buttons=buttons,
             queue=selection.queue,
         )
@@ -306,8 +303,7 @@ class MendPages:
         operation = self._operations.get(int(name)) if is_number else None
         if operation is None or not may(user, "view", operation.selection.queue):
             return {}
-        seen = text.number(operation.done + operation.missed)
-        return {"op outcome": operation.outcome, "op seen": seen}
+        return {"op outcome": operation.outcome, "op seen": text.number(operation.seen)}
 
     async def _headline(self, operation: Operation) -> str:
         """Say how an operation stands; while it asks, how its first jobs went."""

@@ -106,8 +106,13 @@ class Operation(msgspec.Struct):
         return self.phase is Phase.STOPPED
 
     @property
+    def seen(self) -> int:
+        """Return how many of its jobs it is done with."""
+        return self.done + self.missed
+
+    @property
     def outcome(self) -> str:
-        """How it has ended, or stands."""
+        """Say how it has ended, or stands."""
         verb = {"retry": "retried", "delete": "deleted"}.get(self.what, "enqueued again")
         parts = [f"{self.done:,} {verb}"]
         if self.missed:
@@ -278,8 +283,7 @@ class Operations:
 
     async def _restore(self, operation: Operation) -> None:
         """Enqueue the jobs of a delete again; each has a key, so that none is stored twice."""
-        begin = operation.done + operation.missed
-        batches = self.trash.batches(operation.source, begin, _BATCH_JOBS)
+        batches = self.trash.batches(operation.source, operation.seen, _BATCH_JOBS)
         while batch := await asyncio.to_thread(next, batches, None):
             if operation.phase is not Phase.RUNNING:
                 return
@@ -296,7 +300,7 @@ class Operations:
         """Yield what is left to be changed, and where the scan goes on behind each batch."""
         selection, jobs = operation.selection, operation.first_jobs or _BATCH_JOBS
         if selection.choice.descriptors is not None:
-            left = iter(selection.choice.descriptors[operation.done + operation.missed :])
+            left = iter(selection.choice.descriptors[operation.seen :])
             while named := list(islice(left, jobs)):
                 yield named, ""
             return

@@ -25,9 +25,8 @@ from pinlaterd.model import (
 )
 from pinlaterd.status import Facts
 from pinlaterd.web import history, text
-from pinlaterd.web.bodies import redact
 from pinlaterd.web.guide import what_to_do
-from pinlaterd.web.job import attempts_said, hidden_pattern, holder_of
+from pinlaterd.web.job import hidden_pattern, holder_of, last_said
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.overview import row_cells, rows_of
 from pinlaterd.web.refusals import PageProblem
@@ -231,13 +230,12 @@ async def find_jobs(site: Site, request: web.Request, queue: str, query: JobsQue
 def _job_row(job: JobRecord, scope: Scope, pattern: str, now_ms: int) -> JobRow:
     at_ms = job.run_after_ms if scope.state is JobState.PENDING else job.updated_at_ms
     ago = text.duration(abs(now_ms - at_ms))
-    said = attempts_said(redact(job.custom_status.encode(), pattern).decode())
     return JobRow(
         job.descriptor,
         at_ms,
         f"in {ago}" if at_ms > now_ms else f"{ago} ago",
         f"{job.attempts_remaining} of {job.attempts_allowed}",
-        said[-1] if said else "",
+        last_said(job, pattern),
         holder_of(job),
     )
 
@@ -248,7 +246,7 @@ def routes(site: Site) -> list[web.RouteDef]:
     async def show(request: web.Request) -> web.StreamResponse:
         name = request.match_info["queue"]
         frame = await site.frames.now()
-        queue = _find(frame.facts, name)
+        queue = queue_in(frame.facts, name)
         if queue is None:
             # It may be newer than the last figures, or hold nothing yet.
             if name not in await site.client.run(calls.queue_names()):
@@ -281,7 +279,7 @@ def routes(site: Site) -> list[web.RouteDef]:
         }
 
     def cells(frame: LiveFrame, name: str, user: UserSettings | None) -> Cells:
-        found = _find(frame.facts, name)
+        found = queue_in(frame.facts, name)
         if found is None or not may(user, "view", name):
             return {}
         rows = rows_of(frame._replace(facts={"queues": [found]}), None)
@@ -294,5 +292,6 @@ def routes(site: Site) -> list[web.RouteDef]:
     return [site.page("/q/{queue}", show)]
 
 
-def _find(facts: Facts, name: str) -> Facts | None:
+def queue_in(facts: Facts, name: str) -> Facts | None:
+    """Return the row of a queue in a frame; None if the frame has none."""
     return next((queue for queue in facts["queues"] if queue["name"] == name), None)
