@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 _SNAPSHOTS = 100  # the last, of which it is known who follows them
 _ANSWER_SECONDS = 2.0
 _LOOK_SECONDS = 1.0  # at what time alone changes; reports and ZooKeeper wake it up
+_TOGETHER_SECONDS = 0.02  # processes report at full seconds: one look at all of them
 
 T = TypeVar("T")
 
@@ -108,6 +109,7 @@ class MemberCoordinator(Coordinator):
             with contextlib.suppress(TimeoutError):
                 seconds = until_full(_LOOK_SECONDS, self._clock.monotonic())
                 await asyncio.wait_for(self._woken.wait(), seconds)
+                await asyncio.sleep(_TOGETHER_SECONDS)
             self._woken.clear()
             config, views = self._config, self._registry.views()
             cluster.leaving, cluster.weight = LEAVING.exists(), config.server.weight

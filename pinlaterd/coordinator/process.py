@@ -19,7 +19,7 @@ from typing import TypeVar
 from pinlaterd.clock import Clock
 from pinlaterd.config import kinds, layout
 from pinlaterd.config.active import ActiveConfig, ConfigSuperseded, activate, load_active
-from pinlaterd.config.kinds import ROUTER, reporting
+from pinlaterd.config.kinds import ROUTER
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.events import changes_between
 from pinlaterd.coordinator.overview import Overview
@@ -221,7 +221,7 @@ class Coordinator:
             for view in self._registry.views()
             if view.report.kind == ROUTER.name and view.state != STOPPED
         ]
-        expected = {one.program for one in reporting(self._config) if one.kind is ROUTER}
+        expected = set(ROUTER.programs(self._config))
         if not (
             closed.isdisjoint(self._snapshot.keys.enqueueable)
             and expected <= {router.process for router in routers}
