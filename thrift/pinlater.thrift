@@ -749,7 +749,8 @@ service PinLater {
    * continuation resumes right after its last job, stable while jobs come and go. A scan that
    * takes longer than four fifths of request_timeout_ms is answered with the jobs found by then,
    * perhaps none, and a continuation: only CONTINUATION_END means that nothing is left. So is one
-   * whose jobs have more than 2 MiB of custom statuses on a shard, with those that fit. Of
+   * whose jobs have more than 2 MiB of custom statuses on a shard, with those that fit, and one of
+   * more than 1,000 jobs by their ends where these are unequally divided over shards. Of
    * scans that ran out of time each shard keeps up to 16 for a minute. The same call from the same
    * source, with that continuation, goes on with one; any other begins a search of its own behind
    * the continuation. With maxMillis the answer comes after so long. What was looked at need not be

@@ -18,7 +18,7 @@ from pinlaterd.signature import signature
 from pinlaterd.stats import natural
 
 NEWEST: Final = 10_000  # jobs that are grouped
-_PAGE_JOBS: Final = 2_500
+_PAGE_JOBS: Final = 2_000
 _POINTS: Final = 24  # of a group's trend
 _NUMBERED: Final = re.compile(r"(.*?)(\d+)\Z")
 

@@ -89,6 +89,10 @@ _CarryOut = Callable[[Query, Any], Coroutine[Any, Any, Result]]
 _MILLIS = struct.Struct(">q")
 # Ages of as many jobs are read, of each shard at once.
 _RETRIED_AT_A_TIME = 2_000
+# Shorter pages are full wherever there are enough jobs; of a longer one shards are asked for their
+# shares, and an eighth more, since the page ends where the first of them does.
+_FULL_PAGE_JOBS = 1_000
+_MORE_THAN_SHARE = 8
 # A part that begins then may use four fifths of what is left (shard/bulk.py), and be answered.
 _USABLE_TIME = 0.5
 
@@ -342,7 +346,9 @@ class FanOut:
         ):
             raise ContinuationInvalid(request.continuation)
         limit = min(request.limit, self._shared.settings.scan_limit)
-        results = await query.ask(zip(self._every(), repeat(request._replace(limit=limit))))
+        shards = self._every()
+        share = share_of_page(limit, len(shards)) if request.newest_end_first else limit
+        results = await query.ask(zip(shards, repeat(request._replace(limit=share))))
         merge = partial(merge_scans, by_end=request.newest_end_first)
         return await begin_aside(merge, cast("list[ScanResult]", results), limit)
 
@@ -618,6 +624,15 @@ def share_of_oldest(candidates: Mapping[S, Sequence[int]], limit: int) -> dict[S
             break
         shares[shards[index]] += 1
     return shares
+
+
+def share_of_page(limit: int, shards: int) -> int:
+    """Return how many jobs of a page each shard is asked for: all that it reads beyond the merged
+    page it reads again for the next one."""
+    if limit <= _FULL_PAGE_JOBS:
+        return limit
+    share = -(-limit // shards)
+    return min(limit, share + share // _MORE_THAN_SHARE)
 
 
 def _scan_key(job: JobRecord, *, by_end: bool) -> ScanKey:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 from typing import cast
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pinlaterd.model import (
+    CONTINUATION_END,
     AckInfo,
     AckRequest,
     JobRecord,
@@ -18,8 +19,9 @@ from pinlaterd.model import (
     ScanKey,
     ScanResult,
 )
+from pinlaterd.router import fan_out
 from pinlaterd.router.enqueue import split_evenly
-from pinlaterd.router.fan_out import acks_by_shard, merge_scans, share_of_oldest
+from pinlaterd.router.fan_out import acks_by_shard, merge_scans, share_of_oldest, share_of_page
 from pinlaterd.router.shards import cover, less_loaded, plan_round
 from pinlaterd.wire.link import ShardLink
 
@@ -136,3 +138,45 @@ def test_a_scan_ends_where_a_shard_that_has_not_finished_does():
 
     assert [job.run_after_ms for job in merged.jobs] == [40, 30]
     assert merged.continuation == unfinished.continuation
+
+
+def test_shards_read_little_more_of_a_long_page_than_it_holds():
+    assert [share_of_page(1_000, shards) for shards in (1, 2, 20)] == [1_000] * 3
+    assert [share_of_page(2_000, shards) for shards in (1, 2, 20)] == [2_000, 1_125, 112]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 30)), min_size=1, max_size=4),
+    st.integers(1, 12),
+)
+def test_long_pages_meet_each_job_once_and_in_order(times, limit):
+    held = {
+        str(shard): sorted((record(at, str(shard), 1, n) for n, at in enumerate(of)), key=_place)
+        for shard, of in enumerate(times, 1)
+    }
+    found: list[JobRecord] = []
+    after = None
+    while after is None or after != CONTINUATION_END:
+        with patch.object(fan_out, "_FULL_PAGE_JOBS", 3):
+            share = share_of_page(limit, len(held))
+        page = merge_scans([_part(jobs, share, after) for jobs in held.values()], limit)
+        assert len(page.jobs) <= limit
+        found += page.jobs
+        after = page.continuation
+
+    assert found == sorted((job for jobs in held.values() for job in jobs), key=_place)
+
+
+def _place(job: JobRecord) -> tuple[int, str, int, int]:
+    _, shard, priority, local_id = job.descriptor.split(":")
+    return ScanKey(job.run_after_ms, shard[1:], int(priority[1:]), int(local_id)).sort_key()
+
+
+def _part(jobs: Sequence[JobRecord], most: int, after: str | None) -> ScanResult:
+    """A shard's answer to one call of a scan."""
+    key = ScanKey.parse_token(after) if after else None
+    left = [job for job in jobs if key is None or _place(job) > key.sort_key()]
+    if len(left) <= most:
+        return ScanResult(left)
+    age, shard, priority, local_id = _place(left[most - 1])
+    return ScanResult(left[:most], ScanKey(-age, shard, priority, local_id).token())
