@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from benchmarks import frames
-from benchmarks.deployment import Deployment
+from benchmarks.deployment import Deployment, cpu_seconds_between
 from benchmarks.interference import BUSY, CONNECTIONS, JOBS_A_CALL, measure
 from benchmarks.load import Window
 from benchmarks.report import Case, Measurement
@@ -55,7 +55,7 @@ def failures(bench: Bench, run: int) -> None:
                 bench.measure(
                     run, PAGE, service, partial(frames.SameCall, Method.SCAN, request, 50)
                 )
-                bench.report.add(_grouped(client, run))
+                bench.report.add(_grouped(service, client, run))
             measure(bench, run, QUIET, service)
             window = bench.window()
             searches = [
@@ -69,9 +69,10 @@ def failures(bench: Bench, run: int) -> None:
         bench.store.clear()
 
 
-def _grouped(client: Client, run: int) -> Measurement:
-    """Measure how long it takes until the newest jobs are in groups."""
-    seconds = []
+def _grouped(service: Deployment, client: Client, run: int) -> Measurement:
+    """Measure how long it takes until the newest jobs are in groups, and what that costs."""
+    seconds: list[float] = []
+    before, own_before = service.usage(), time.process_time()
     for _ in range(_GROUPED_TIMES):
         began = time.monotonic()
         window = FailureWindow(QUEUE)
@@ -79,9 +80,16 @@ def _grouped(client: Client, run: int) -> Measurement:
             window.take(client.run(window.call))
         window.groups("message", round(time.time() * 1000))
         seconds.append(time.monotonic() - began)
+    used = {"client": time.process_time() - own_before}
+    used |= cpu_seconds_between(before, service.usage())
+    jobs = len(window.failures) * _GROUPED_TIMES
     ordered = sorted(seconds)
     return Measurement(
-        GROUPS, run, p50_ms=ordered[_GROUPED_TIMES // 2] * 1000, p99_ms=ordered[-1] * 1000
+        GROUPS,
+        run,
+        p50_ms=ordered[_GROUPED_TIMES // 2] * 1000,
+        p99_ms=ordered[-1] * 1000,
+        cpu_seconds_per_1000_jobs={name: cpu / jobs * 1000 for name, cpu in used.items()},
     )
 
 
@@ -106,12 +114,13 @@ def search(port: int, window: Window, number: int) -> int:
 
 
 def _store_failed(jobs: int) -> None:
-    """Have each shard of the deployment in this folder hold an equal part of so many failed
-    jobs."""
+    """Have each shard of the deployment in this folder hold an equal part of so many failed jobs,
+    of the same times."""
     config = load_config(ETC)
     DATA.mkdir(exist_ok=True)
+    began_ms = int(time.time() * 1000) - 3_600_000
     for shard in config.shards.values():
-        now_ms = int(time.time() * 1000) - 3_600_000
+        now_ms = began_ms
         engine = make_engine(shard, config.server)
         engine.open(now_ms)
         try:
