@@ -2,13 +2,15 @@
 
 Pure. A worker appends to the custom status what each failed attempt had to say, such as
 `ValueError: no address in 'x' (mail.py:12 in send < queue.py:3 in run); `, without the `; ` at its
-end if no attempt follows. (In a Redis store the last attempt's text takes the place of the earlier
-ones.) The signature is that of the last attempt: jobs that failed alike have equal ones.
+end if no attempt follows. Of a job that was retried after its last one, what the next says follows
+directly. (In a Redis store the last attempt's text takes the place of the earlier ones.) The
+signature is that of the last attempt: jobs that failed alike have equal ones.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 MOST_CHARS: Final = 200  # of a message, and of a place
@@ -25,6 +27,9 @@ _VARYING: Final = re.compile(
     r"|(?<!\w)'[^']*(?:'(?!\w)|\Z)"
     r"|\d++(?![^()]*+\))"
 )
+_BETWEEN: Final = re.compile(r"(?<=\)); ")
+# The end of an attempt of a job that was retried after it.
+_RETRIED: Final = re.compile(r"(\([^()]*:\d+ in [^()]*\))(?=[^\W\d_])")
 
 
 class Signature(NamedTuple):
@@ -52,20 +57,32 @@ def signature(status: str, *, failed: bool = False) -> Signature:
     place = _PLACE.fullmatch(said, opening) if ends_there else None
     if place is not None:
         said = said[:opening].rstrip()
-    message = _VARYING.sub("#", said[:_READ_CHARS])[:MOST_CHARS]
+    message = _VARYING.sub("#", said[:_READ_CHARS])
+    # Attempts of a retried job that name no place, and failed alike: nothing is between them.
+    message = message[: (message + message).find(message, 1)][:MOST_CHARS]
     return Signature(message, place[1][:MOST_CHARS] if place is not None else "")
+
+
+def attempts_of(status: str) -> Sequence[str]:
+    """Return what each attempt had to say that named a place or was the last one, in order."""
+    parts = _BETWEEN.split(_RETRIED.sub(r"\1; ", status))
+    return [said.removesuffix("; ") for said in parts if said]
 
 
 def _last_attempt(status: str) -> str:
     """Return what follows the last attempt that another one follows."""
     end = len(status)
-    while (close := status.rfind("); ", 0, end)) >= 0:
+    while (close := status.rfind(")", 0, end)) >= 0:
+        behind = status[close + 1 : close + 3]
+        if behind != "; " and not behind[:1].isalpha():  # of a retried job, directly
+            end = close
+            continue
         opening = status.rfind("(", 0, close)
         if opening < 0:
             break
         first = status.find(")", opening)
         if first == close and _PLACE.fullmatch(status, opening, close + 1):
-            return status[close + 3 :]
+            return status[close + 3 :] if behind == "; " else status[close + 1 :]
         # No part is looked at twice: whoever acks may send megabytes.
-        end = first + 3 if first < close else opening
+        end = first + 1 if first < close else opening
     return status

@@ -86,7 +86,8 @@ class QueueView(NamedTuple):
 
 
 class QueueVerdict(NamedTuple):
-    """`word` and `detail` for a row, `text` for both in one line, `sentence` for a banner."""
+    """`word` and `detail` for a row, `text` for both in one line, `sentence` for a banner.
+    `top_failure`: the words of jobs that these quote; "": none."""
 
     kind: VerdictKind
     level: VerdictLevel
@@ -94,6 +95,7 @@ class QueueVerdict(NamedTuple):
     detail: str
     text: str
     sentence: str
+    top_failure: str = ""
 
 
 class _Words(NamedTuple):
@@ -112,7 +114,8 @@ def judge(view: QueueView) -> QueueVerdict:
         detail = f"{detail}; {missing}" if detail else missing
     text = f"{words.word}{words.between}{detail}" if detail else words.word
     sentence = words.sentence or text
-    return QueueVerdict(kind, _LEVELS[kind], words.word, detail, text, sentence)
+    top = view.top_failure if kind is VerdictKind.FAILING else ""
+    return QueueVerdict(kind, _LEVELS[kind], words.word, detail, text, sentence, top)
 
 
 # --- the rules --------------------------------------------------------------------------------

@@ -57,10 +57,17 @@ class FailureWindow:
         while window.call is not None:
             window.take(client.run(window.call))
 
-    `call`: what has to be answered next; None once the window is full."""
+    `call`: what has to be answered next; None once the window is full. `redact` leaves out of a
+    status what is not to be seen."""
 
-    def __init__(self, queue: str, since_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        queue: str,
+        since_ms: int | None = None,
+        redact: Callable[[str], str] | None = None,
+    ) -> None:
         self.queue = queue
+        self._redact = redact
         self.since_ms = since_ms
         self.failures: list[Failure] = []
         self.failed: int | None = None  # jobs of the queue, whenever they failed; None: not known
@@ -86,7 +93,8 @@ class FailureWindow:
             self.call = None
 
     def _failure(self, job: JobRecord) -> Failure:
-        said = signature(job.custom_status, failed=True)
+        status = job.custom_status if self._redact is None else self._redact(job.custom_status)
+        said = signature(status, failed=True)
         worker = claim_source(job.claim_descriptor or "") or ""
         texts = [self._shared.setdefault(text, text) for text in (*said, worker)]
         return Failure(job.updated_at_ms, *texts)

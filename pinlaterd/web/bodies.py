@@ -16,6 +16,8 @@ import msgspec
 import re2
 from markupsafe import Markup, escape
 
+from pinlaterd.signature import MOST_CHARS
+
 Form = Literal["json", "text", "hex"]
 FORMS: Sequence[Form] = get_args(Form)
 
@@ -66,16 +68,22 @@ class BodyView(NamedTuple):
 
 def visible(text: str) -> Markup:
     """Return text as HTML in which each character can be seen, those that can't as \\uXXXX."""
-    return Markup(_NOT_PLAIN.sub(_number_of, str(escape(text))))  # noqa: S704 - it was escaped
+    marked = _NOT_PLAIN.sub(lambda found: _number_of(found, mark=True), str(escape(text)))
+    return Markup(marked)  # noqa: S704 - it was escaped
 
 
-def _number_of(found: re.Match[str]) -> str:
+def visible_text(text: str) -> str:
+    """Return the same as plain text, for what is not shown as HTML."""
+    return _NOT_PLAIN.sub(_number_of, text)
+
+
+def _number_of(found: re.Match[str], *, mark: bool = False) -> str:
     character = found[0]
     if character.isprintable() and character not in _BLANK:
         return character
     code = ord(character)
     number = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    return f'<b class="escape">{number}</b>'
+    return f'<b class="escape">{number}</b>' if mark else number
 
 
 def redact(body: bytes, pattern: str) -> bytes:
@@ -89,6 +97,14 @@ def redact(body: bytes, pattern: str) -> bytes:
 def redacted_text(said: str, pattern: str) -> str:
     """Return a status, or other words, with what the RE2 `pattern` matches left out."""
     return redact(said.encode(), pattern).decode()
+
+
+def redacted_message(message: str, pattern: str) -> str:
+    """Return a signature's message with what the pattern matches left out. What it leaves out of a
+    status, or cuts off, the pattern may need to match: then all of it is left out."""
+    if pattern and ("#" in message or len(message) >= MOST_CHARS):
+        return REDACTED.decode()
+    return redacted_text(message, pattern)
 
 
 def view_of(body: bytes, wanted: str = "", at: int = 0) -> BodyView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple, cast, get_args
 from urllib.parse import urlencode
@@ -14,8 +15,9 @@ from pinlaterd.access import may
 from pinlaterd.client.failures import FailureGroup, FailureWindow, Grouping, shown_workers
 from pinlaterd.signature import TIMED_OUT, UNSAID
 from pinlaterd.web import text
-from pinlaterd.web.bodies import redacted_text
+from pinlaterd.web.bodies import REDACTED, redacted_text
 from pinlaterd.web.job import hidden_pattern
+from pinlaterd.web.overview import verdict_of
 from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import USER, Site
 
@@ -48,26 +50,27 @@ class FailureWindows:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._kept: dict[tuple[str, str], tuple[float, asyncio.Task[FailureWindow]]] = {}
+        self._kept: dict[tuple[str, str, str], tuple[float, asyncio.Task[FailureWindow]]] = {}
 
-    async def of(self, queue: str, within: str) -> FailureWindow:
-        """Return the failures of a queue within a range, no older than some seconds. Viewers who
-        ask at the same time wait for the same search."""
-        now, key = self._site.clock.monotonic(), (queue, within)
+    async def of(self, queue: str, within: str, hidden: str) -> FailureWindow:
+        """Return the failures of a queue within a range, without what the pattern `hidden` hides,
+        no older than some seconds. Viewers who ask at the same time wait for the same search."""
+        now, key = self._site.clock.monotonic(), (queue, within, hidden)
         at, task = self._kept.get(key, (0.0, None))
         failed = task is not None and task.done() and (task.cancelled() or task.exception())
         if task is None or failed or now - at > _FRESH_SECONDS:
             self._kept.pop(key, None)
             while len(self._kept) >= _MOST_WINDOWS:
                 del self._kept[next(iter(self._kept))]
-            task = asyncio.ensure_future(self._search(queue, within))
+            task = asyncio.ensure_future(self._search(*key))
             self._kept[key] = now, task
         return await asyncio.shield(task)
 
-    async def _search(self, queue: str, within: str) -> FailureWindow:
+    async def _search(self, queue: str, within: str, hidden: str) -> FailureWindow:
         range_ms = RANGES.get(within)
         since_ms = None if range_ms is None else self._site.clock.now_ms() - range_ms
-        window = FailureWindow(queue, since_ms)
+        redact = partial(redacted_text, pattern=hidden) if hidden else None
+        window = FailureWindow(queue, since_ms, redact)
         while window.call is not None:
             window.take(await self._site.client.run(window.call))
         return window
@@ -115,8 +118,8 @@ def _row(window: FailureWindow, by: Grouping, group: FailureGroup) -> GroupRow:
         chosen["since"] = window.since_ms
     chosen["before"] = group.last_ms + 1
     of_queue = {name: value for name, value in chosen.items() if name != "queue"}
-    # An empty text would choose all jobs.
-    is_named = bool(group.key)
+    # An empty text would choose all jobs; no job has one of which a part was left out.
+    is_named = bool(group.key) and REDACTED.decode() not in title + below
     return GroupRow(
         title,
         f"{below} and {text.many(more, 'other')}" if more else below,
@@ -152,12 +155,9 @@ def routes(site: Site) -> list[web.RouteDef]:
         if by not in GROUPINGS or within not in ("", *RANGES):
             cure = "Choose a grouping and a range on the page."
             raise PageProblem(HTTPStatus.BAD_REQUEST, "There is no such grouping or range.", cure)
-        window = await windows.of(queue, within)
+        window = await windows.of(queue, within, hidden_pattern(site, request))
         grouping = cast("Grouping", by)
         rows = await asyncio.to_thread(rows_of, window, grouping, site.clock.now_ms())
-        pattern = hidden_pattern(site, request)
-        if pattern:
-            rows = [_redacted(row, pattern) for row in rows]
         message = request.query.get("message")
         return site.render(
             request,
@@ -176,8 +176,9 @@ def routes(site: Site) -> list[web.RouteDef]:
 
     async def show_queues(request: web.Request) -> web.StreamResponse:
         facts, user = (await site.frames.now()).facts, request.get(USER)
+        hidden = site.hidden_from(user)
         failed = [
-            queue
+            {**queue, "verdict": verdict_of(queue, hidden)}
             for queue in facts["queues"]
             if queue["failed"] and may(user, "view", queue["name"])
         ]
@@ -185,11 +186,3 @@ def routes(site: Site) -> list[web.RouteDef]:
         return site.render(request, "failures_of_all.html", queues=failed)
 
     return [site.page("/failures", show)]
-
-
-def _redacted(row: GroupRow, pattern: str) -> GroupRow:
-    """Return a row without what its viewer may not see, nor links that would tell it."""
-    title, below = (redacted_text(part, pattern) for part in (row.title, row.below))
-    if (title, below) == (row.title, row.below):
-        return row
-    return row._replace(title=title, below=below, jobs_path="", mend_path="")

@@ -33,6 +33,7 @@ from pinlaterd.model import (
     claim_source,
 )
 from pinlaterd.router_client import RouterClient
+from pinlaterd.web.bodies import visible_text
 from pinlaterd.web.job import hidden_pattern, last_said, look_of
 from pinlaterd.web.queue import SCOPES, Scope
 from pinlaterd.web.refusals import PageProblem
@@ -220,7 +221,8 @@ def routes(site: Site) -> list[web.RouteDef]:
         search = await search_of(request)
         seen = request.query.get("seen", "0")
         behind = search.found[int(seen) if seen.isdecimal() else 0 :]
-        jobs = [job._asdict() for job in _shown(site, request, behind)]
+        shown = _shown(site, request, behind)
+        jobs = [job._replace(said=visible_text(job.said))._asdict() for job in shown]
         return web.json_response({**search.progress(site.clock.monotonic()), "jobs": jobs})
 
     async def cancel(request: web.Request) -> web.StreamResponse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import NamedTuple
@@ -10,18 +9,15 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from pinlaterd.access import may
 from pinlaterd.client import calls
 from pinlaterd.config.schema import Config
 from pinlaterd.model import EXPIRED, JobDescriptor, JobRecord, JobState, claim_source
-from pinlaterd.signature import signature
+from pinlaterd.signature import attempts_of, signature
 from pinlaterd.web import text
 from pinlaterd.web.bodies import redact, redacted_text, view_of
 from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import USER, Site
 
-# What follows the place of an attempt that another one follows.
-_BETWEEN_ATTEMPTS = re.compile(r"(?<=\)); ")
 _AT_ONCE_MS = 1000  # a run-after within this of the enqueue asks for no delay
 _HOUR_MS = 3_600_000
 _SUFFIXES = {"json": "json", "text": "txt", "hex": "bin"}
@@ -91,14 +87,9 @@ def steps_of(job: JobRecord) -> Sequence[LifeStep]:
     return steps
 
 
-def attempts_said(status: str) -> Sequence[str]:
-    """Return what each attempt had to say, the first one first."""
-    return [said.removesuffix("; ") for said in _BETWEEN_ATTEMPTS.split(status) if said]
-
-
 def last_said(job: JobRecord, pattern: str) -> str:
     """Return what a job's last attempt had to say, without what `pattern` hides; "": nothing."""
-    said = attempts_said(redacted_text(job.custom_status, pattern))
+    said = attempts_of(redacted_text(job.custom_status, pattern))
     return said[-1] if said else ""
 
 
@@ -120,7 +111,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             summary=_summary(job, site.config, named.queue),
             steps=steps_of(job),
             view=view,
-            said=attempts_said(redacted_text(job.custom_status, pattern)),
+            said=attempts_of(redacted_text(job.custom_status, pattern)),
             facts=_facts(job, named, site.config),
             alike=_alike(job, named.queue, pattern),
             command=f"pinlater-admin job lookup {job.descriptor}",
@@ -152,8 +143,7 @@ async def _find(site: Site, request: web.Request) -> tuple[JobRecord, JobDescrip
 
 def hidden_pattern(site: Site, request: web.Request) -> str:
     """Return the pattern of what this user may not see of bodies and statuses; "": sees all."""
-    user = request.get(USER)
-    return "" if user is None or may(user, "bodies") else site.config.server.web_redact
+    return site.hidden_from(request.get(USER))
 
 
 def _summary(job: JobRecord, config: Config, queue: str) -> str:

@@ -174,7 +174,7 @@ class LiveStreams:
         self._user_of = user_of
         self._began = clock.monotonic()
         self._sources: dict[str, CellSource] = {"nothing": lambda *_: {}}
-        self._channels: dict[tuple[str, str, tuple[str, ...]], _Channel] = {}
+        self._channels: dict[object, _Channel] = {}
         self._sampling: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -190,7 +190,7 @@ class LiveStreams:
             raise web.HTTPNotFound
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
-        key = (page, name, user.queues if user is not None else ())
+        key = (page, name, user and (user.queues, user.roles))
         channel = self._channels.setdefault(key, _Channel(source, name, user))
         viewer: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_BEHIND)
         channel.viewers.add(viewer)

@@ -31,7 +31,7 @@ from pinlaterd.model import QUEUE_NAME, JobChoice, JobRecord, JobState
 from pinlaterd.signature import signature
 from pinlaterd.web import text
 from pinlaterd.web.audit import AuditLog, Change
-from pinlaterd.web.bodies import redacted_text
+from pinlaterd.web.bodies import redacted_message, redacted_text
 from pinlaterd.web.job import hidden_pattern
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.operations import (
@@ -292,7 +292,7 @@ class MendPages:
             "op.html",
             op=operation,
             headline=await self._headline(operation),
-            words=redacted_text(in_words(selection), hidden_pattern(self._site, request)),
+            words=in_words(selection, hidden_pattern(self._site, request)),
             seen=operation.seen,
             buttons=buttons,
             queue=selection.queue,
@@ -518,11 +518,11 @@ def fields_of(selection: Selection) -> list[tuple[str, object]]:
     return fields
 
 
-def in_words(selection: Selection) -> str:
-    """Say which jobs a selection is for."""
+def in_words(selection: Selection, hidden: str = "") -> str:
+    """Say which jobs a selection is for, without what the pattern `hidden` hides."""
     choice, told = selection.choice, []
     if choice.message is not None:
-        told.append(f"“{choice.message}”")
+        told.append(f"“{redacted_message(choice.message, hidden)}”")
     for what, value in (("in", choice.place), ("claimed by", choice.worker)):
         if value is not None:
             told.append(f"{what} {value}")
@@ -537,7 +537,7 @@ def in_words(selection: Selection) -> str:
     if choice.ended_before_ms is not None:
         ended = "failed" if selection.job_state is JobState.FAILED else "ended"
         told.append(f"{ended} before {text.clock_time(choice.ended_before_ms)}; later ones stay")
-    return ", ".join(told)
+    return redacted_text(", ".join(told), hidden)
 
 
 def command_of(what: str, selection: Selection, first_jobs: int) -> str:

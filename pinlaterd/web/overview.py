@@ -12,6 +12,7 @@ from pinlaterd.config.schema import UserSettings
 from pinlaterd.status import Facts, worst_first
 from pinlaterd.verdict import VerdictKind, VerdictLevel
 from pinlaterd.web import text
+from pinlaterd.web.bodies import redacted_message, visible_text
 from pinlaterd.web.guide import what_to_do
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.site import USER, Site
@@ -55,18 +56,29 @@ class Row(NamedTuple):
         return bool(self.verdict["level"] == VerdictLevel.BAD)
 
 
-def rows_of(frame: LiveFrame, user: UserSettings | None) -> list[Row]:
-    """Return the queues that the user may see, the worst first."""
+def rows_of(frame: LiveFrame, user: UserSettings | None, hidden: str) -> list[Row]:
+    """Return the queues that the user may see, the worst first, without what the pattern `hidden`
+    hides."""
     queues = [queue for queue in frame.facts["queues"] if may(user, "view", queue["name"])]
     return [
         Row(
             queue["name"],
-            queue["verdict"],
+            verdict_of(queue, hidden),
             [(one, one.value(queue)) for one in COLUMNS],
             text.line(frame.outlines.get(queue["name"], ())),
         )
         for queue in worst_first(queues)
     ]
+
+
+def verdict_of(queue: Facts, hidden: str) -> Facts:
+    """Return the verdict of a queue with every character visible, and the words of its jobs without
+    what the pattern `hidden` hides."""
+    verdict, said = queue["verdict"], queue["verdict"]["top_failure"]
+    if (seen := redacted_message(said, hidden)) != said:
+        quoting = ("detail", "text", "sentence", "top_failure")
+        verdict = verdict | {name: verdict[name].replace(said, seen) for name in quoting}
+    return {name: visible_text(words) for name, words in verdict.items()}
 
 
 _SYSTEM = ("system", "/system")
@@ -129,9 +141,8 @@ def summary(facts: Facts, rows: Sequence[Row]) -> str:
     return f"{sizes}. {text.rate(coming)} jobs/s in, {text.rate(done)} out."
 
 
-def cells_of(frame: LiveFrame, _name: str, user: UserSettings | None) -> Cells:
+def cells_of(frame: LiveFrame, rows: Sequence[Row]) -> Cells:
     """Return the texts of the page that change."""
-    rows = rows_of(frame, user)
     cells = {"headline": headline(frame.facts, rows), "summary": summary(frame.facts, rows)}
     cells["problems"] = "; ".join(one.title for one in banners_of(frame.facts, rows))
     for row in rows:
@@ -156,8 +167,8 @@ def routes(site: Site) -> list[web.RouteDef]:
     """Return the route of the page."""
 
     async def show(request: web.Request) -> web.StreamResponse:
-        frame = await site.frames.now()
-        facts, rows = frame.facts, rows_of(frame, request.get(USER))
+        frame, user = await site.frames.now(), request.get(USER)
+        facts, rows = frame.facts, rows_of(frame, user, site.hidden_from(user))
         shown = rows if "all" in request.query else rows[: _most_shown(rows)]
         return site.render(
             request,
@@ -172,7 +183,10 @@ def routes(site: Site) -> list[web.RouteDef]:
             processes=_parts(facts["processes"], "process", "processes", process_state),
         )
 
-    site.live.add("overview", cells_of)
+    def cells(frame: LiveFrame, _name: str, user: UserSettings | None) -> Cells:
+        return cells_of(frame, rows_of(frame, user, site.hidden_from(user)))
+
+    site.live.add("overview", cells)
     return [site.page("/", show)]
 
 

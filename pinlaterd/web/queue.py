@@ -254,7 +254,8 @@ def routes(site: Site) -> list[web.RouteDef]:
                 raise PageProblem(HTTPStatus.NOT_FOUND, f"There is no queue {name}.", cure)
             return site.render(request, "queue_unknown.html", name=name)
         settings = site.config.queue(name)
-        [row] = rows_of(frame._replace(facts={"queues": [queue]}), None)
+        hidden = hidden_pattern(site, request)
+        [row] = rows_of(frame._replace(facts={"queues": [queue]}), None, hidden)
         return site.render(
             request,
             "queue.html",
@@ -282,7 +283,8 @@ def routes(site: Site) -> list[web.RouteDef]:
         found = queue_in(frame.facts, name)
         if found is None or not may(user, "view", name):
             return {}
-        rows = rows_of(frame._replace(facts={"queues": [found]}), None)
+        hidden = site.hidden_from(user)
+        rows = rows_of(frame._replace(facts={"queues": [found]}), None, hidden)
         figures = figures_of(found, site.config.queue(name))
         numbers = {f"figure {one.key}": one.value for one in figures}
         labels = {f"label {one.key}": one.label for one in figures}

@@ -128,6 +128,10 @@ class Site:
             cure = f"An operator can give it: `pinlater-admin user add {user.name} --role {role}`."
             raise refusal(request, f"you have no role {role}{of_queue}", cure, user.name)
 
+    def hidden_from(self, user: UserSettings | None) -> str:
+        """Return the pattern of what a user may not see of bodies and statuses; "": sees all."""
+        return "" if user is None or may(user, "bodies") else self.config.server.web_redact
+
     def _current_user(self, request: web.Request) -> UserSettings | None:
         return self.sessions.user_of(request, self.config.users)
 

@@ -48,6 +48,10 @@ class Visitor:
         self.cookies: SimpleCookie = SimpleCookie()
         self._token = ""
 
+    @property
+    def sent_cookies(self) -> str:
+        return "; ".join(f"{name}={one.value}" for name, one in self.cookies.items())
+
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> PageAnswer:
         return self.call("GET", path, headers=headers)
 
@@ -68,9 +72,8 @@ class Visitor:
         headers: Mapping[str, str] | None = None,
     ) -> PageAnswer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=CALL_SECONDS)
-        cookies = "; ".join(f"{name}={one.value}" for name, one in self.cookies.items())
         try:
-            connection.request(method, path, body, {"Cookie": cookies, **(headers or {})})
+            connection.request(method, path, body, {"Cookie": self.sent_cookies, **(headers or {})})
             answer = connection.getresponse()
             received = answer.read()
         finally:

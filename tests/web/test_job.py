@@ -9,7 +9,8 @@ import pytest
 from pinlaterd.client import AckInfo, Client, Job
 from pinlaterd.clock import Clock
 from pinlaterd.model import EXPIRED, JobOptions, JobRecord, JobState
-from pinlaterd.web.job import attempts_said, steps_of
+from pinlaterd.signature import attempts_of
+from pinlaterd.web.job import steps_of
 from tests.deployment import CALL_SECONDS, Deployment
 
 HOSTILE = b'{"a": "<script>alert(1)</script>\xe2\x80\xae", "n": 12345678901234567890}'
@@ -138,7 +139,7 @@ def test_a_time_that_no_store_keeps_is_not_made_up():
 
 
 def test_what_attempts_said_is_told_apart_where_the_place_ends():
-    said = attempts_said("a; b (x.py:1 in f); c (y.py:2 in g < x.py:3 in h); d")
+    said = attempts_of("a; b (x.py:1 in f); c (y.py:2 in g < x.py:3 in h); d")
 
     assert said == ["a; b (x.py:1 in f)", "c (y.py:2 in g < x.py:3 in h)", "d"]
-    assert attempts_said("") == []
+    assert attempts_of("") == []

@@ -41,9 +41,10 @@ class Stream:
 
 
 @contextmanager
-def stream(deployment: Deployment, of: str) -> Iterator[Stream]:
+def stream(deployment: Deployment, of: str, visitor: Visitor | None = None) -> Iterator[Stream]:
     connection = http.client.HTTPConnection("127.0.0.1", deployment.web_port, timeout=SECONDS)
-    connection.request("GET", f"/live?of={of}")
+    cookies = visitor.sent_cookies if visitor is not None else ""
+    connection.request("GET", f"/live?of={of}", headers={"Cookie": cookies})
     try:
         yield Stream(connection)
     finally:

@@ -10,6 +10,7 @@ import pytest
 from tests.deployment import PATIENT, Deployment
 from tests.web.conftest import Visitor
 from tests.web.failing import fail
+from tests.web.test_live import stream
 
 pytestmark = pytest.mark.service
 
@@ -18,8 +19,8 @@ HIDDEN = "a" * 250
 
 
 class Bounded(NamedTuple):
-    """A dashboard with an operator of all queues, and one of `mail` alone who sees no secrets; each
-    of the queues has a job that failed."""
+    """A dashboard with an operator of all queues, and one of `mail` alone, who see no secrets, and
+    one who does; each of the queues has a job that failed."""
 
     deployment: Deployment
     mail: str
@@ -38,8 +39,12 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bounded]:
     deployment = Deployment(tmp_path_factory.mktemp("bounded"))
     settings = {**PATIENT, "web_writes": True, "web_redact": "secret[a-z]*"}
     deployment.init(settings=settings, web=True)
-    for name, queue in (("ada", "*"), ("olga", "ma*")):
-        command = ("user", "add", name, "--role", "operate", "--queue", queue, "--password-stdin")
+    for name, role, queue in (
+        ("ada", "operate", "*"),
+        ("olga", "operate", "ma*"),
+        ("bea", "bodies", "*"),
+    ):
+        command = ("user", "add", name, "--role", role, "--queue", queue, "--password-stdin")
         deployment.admin(*command, stdin=PASSWORD)
     with deployment.running():
         with deployment.client("mailer:web3") as client:
@@ -77,6 +82,40 @@ def test_what_is_hidden_is_in_no_part_of_a_page(bounded, olga, path):
 
     assert (page.status, "[redacted]" in page.text) == (200, True)
     assert HIDDEN[:40] not in page.body
+
+
+@pytest.mark.parametrize(
+    ("says", "seen", "shown"),
+    [
+        ("no secretkey\u202e\0", "no secretkey\\u202e\\u0000", "no [redacted]\\u202e\\u0000"),
+        # The pattern would leave the end of what the message has of it.
+        ("no secretkey7key", "no secretkey#key", "[redacted]"),
+    ],
+)
+def test_a_verdict_says_what_its_viewer_may_see(bounded, olga, wait_until, says, seen, shown):
+    bea = bounded.log_in("bea")
+
+    def is_said() -> bool:
+        with bounded.deployment.client("mailer:web3") as client:
+            fail(client, "mail", [says] * 5)
+        return seen in bea.get("/").text and shown in olga.get("/").text
+
+    wait_until(is_said)
+    for path in ("/", "/q/mail", "/failures"):
+        page, whole = (visitor.get(path) for visitor in (olga, bea))
+        assert (shown in page.text, seen in whole.text) == (True, True)
+        assert not any(hidden in page.body for hidden in ("key#", "secret", "\u202e"))
+        assert "\u202e" not in whole.body
+    for of in ("overview", "queue&name=mail"):
+        # Viewers who see more have a channel of their own.
+        with (
+            stream(bounded.deployment, of, bea) as all_of_it,
+            stream(bounded.deployment, of, olga) as part,
+        ):
+            assert all_of_it.beat()["cells"]["mail detail"] == seen
+            cells = part.beat()["cells"]
+            assert cells["mail detail"] == shown
+            assert "secret" not in "".join(cells.values())
 
 
 def test_a_shard_is_switched_by_those_only_who_may_operate_all_queues(bounded, olga):

@@ -15,9 +15,6 @@ function cell(kind, text, name = "") {
   return made;
 }
 
-// The server writes what can't be seen as numbers; here only the text of a status may hold it.
-const visible = (text) => text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (hidden) => `\\u${hidden.codePointAt(0).toString(16).padStart(4, "0")}`);
-
 function row(job) {
   const link = cell("a", job.descriptor, "code");
   link.href = `/j/${job.descriptor}`;
@@ -27,7 +24,7 @@ function row(job) {
   state.dataset.state = job.state;
   const changed = cell("td", new Date(job.at_ms).toISOString().slice(0, 19).replace("T", " "));
   const made = document.createElement("tr");
-  made.append(name, state, changed, cell("td", visible(job.said.slice(-200)), "soft"));
+  made.append(name, state, changed, cell("td", job.said.slice(-200), "soft"));
   return made;
 }
 
