@@ -223,9 +223,11 @@ class WalkingSearcher(Searcher):
         (from_ms, to_ms), matches, chosen = search.times_ms, self._matches, self._chosen
         for job in jobs:
             at_ms = search.time_of(job)
-            found = from_ms <= at_ms <= to_ms and (chosen is None or job in chosen)
+            found = from_ms <= at_ms <= to_ms
+            if found and (chosen is not None or matches is not None):
+                self._next_slice(search)  # a large body or status may take as long as a slice
+            found = found and (chosen is None or job in chosen)
             if found and matches is not None:
-                self._next_slice(search)  # a large body may take as long as a slice
                 body = job.body or b""
                 with self.aside() if matches.steps(body) > _LONG_STEPS else nullcontext():
                     found = matches(body)

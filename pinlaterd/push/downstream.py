@@ -1,18 +1,26 @@
-"""A downstream: the HTTP server that jobs are posted to, and what its answers mean."""
+"""A downstream: the HTTP server that jobs are posted to, as an HTTP/1.1 client speaks with it.
+
+Of HTTP as much is read as the answer to a POST needs, within bounds: nothing that a downstream
+sends takes more memory than they say, or more than linear time. Relies on asyncio (any event loop).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
+import re
 import socket
-from collections.abc import Mapping
+import ssl
+from collections.abc import Generator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, cast
+from urllib.parse import quote, urlsplit
 
-import aiohttp
 import msgspec
-from aiohttp.abc import ResolveResult
 
 from pinlaterd import __version__
 from pinlaterd.config.push_hosts import PushHosts
@@ -26,7 +34,17 @@ _ANSWER_SECONDS = 6.5
 _CONNECT_SECONDS = 5.0
 # Below what servers close idle connections after, mostly: a request must not meet that.
 _IDLE_SECONDS = 4.0
-_MOST_ANSWER_BYTES = 64 * 1024
+MOST_ANSWER_BYTES = 64 * 1024  # of its head, and of its body
+_MOST_RECEIVED_BYTES = 4 * MOST_ANSWER_BYTES  # with all that frames them
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_LINE_END = re.compile(rb"\r?\n")
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?\r?\n")
+_FIELD = re.compile(
+    rb"^(content-length|transfer-encoding|connection):[ \t]*([^\r\n]*?)[ \t]*\r?$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_BODILESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 _MOST_REASON_CHARS = 200
 _UNAVAILABLE = "service_unavailable"
 # Of a server, not of the job.
@@ -55,21 +73,212 @@ class _Problem(msgspec.Struct):
     title: str = ""
 
 
-class _Resolver(aiohttp.ThreadedResolver):
-    """Resolves names to the addresses at which their hosts may be pushed to."""
+# --- what is read of HTTP ---------------------------------------------------------------------
 
-    def __init__(self, hosts: PushHosts) -> None:
-        super().__init__()
-        self.hosts = hosts
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = await super().resolve(host, port, family)
-        admitted = [one for one in found if self.hosts.admits(host, one["host"])]
-        if not admitted:
-            raise OSError(errno.EACCES, "push_hosts does not list its address")
-        return admitted
+class BadAnswer(Exception):
+    """An answer that is no HTTP, or ends before it is whole."""
+
+
+class HttpAnswer(NamedTuple):
+    """An answer. `body` None: it is longer than answers are."""
+
+    status: int
+    body: bytes | None
+    may_go_on: bool  # whether the connection takes another request
+
+
+class _TooLong(Exception): ...
+
+
+class AnswerReader:
+    """Reads one answer, as its bytes come."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._total = 0
+        self._has_ended = False
+        self._looked = 0  # so many bytes hold no end of a line
+        self._reading = self._read()
+
+    def feed(self, data: bytes) -> HttpAnswer | None:
+        """Return the answer once it is whole. Raises BadAnswer."""
+        self._received += data
+        self._total += len(data)
+        if self._total > _MOST_RECEIVED_BYTES:
+            raise BadAnswer
+        return self._go_on()
+
+    def end(self) -> HttpAnswer | None:
+        """Return the answer if the end of its connection ends it. Raises BadAnswer."""
+        self._has_ended = True
+        return self._go_on()
+
+    def _go_on(self) -> HttpAnswer | None:
+        try:
+            next(self._reading)
+        except StopIteration as end:
+            return cast("HttpAnswer", end.value)
+        return None
+
+    # Each yields while what it is to return has not come.
+
+    def _read(self) -> Generator[None, None, HttpAnswer]:
+        status, is_recent = HTTPStatus.CONTINUE.value, False
+        while status < HTTPStatus.OK:  # answers before the last one
+            head = yield from self._until(_HEAD_END)
+            found = _STATUS.match(head)
+            if found is None or int(found[2]) == HTTPStatus.SWITCHING_PROTOCOLS:
+                raise BadAnswer
+            status, is_recent = int(found[2]), found[1] == b"1"
+        fields: dict[bytes, set[bytes]] = {}
+        for name, value in _FIELD.findall(head):
+            fields.setdefault(name.lower(), set()).add(value.lower())
+        lengths = fields.get(b"content-length", set())
+        codings = fields.get(b"transfer-encoding", set())
+        may_go_on = is_recent and not b",".join(fields.get(b"connection", ())).count(b"close")
+        try:
+            if status in _BODILESS:
+                body = b""
+            elif codings:
+                if codings != {b"chunked"}:
+                    raise BadAnswer
+                body = yield from self._chunks()
+                may_go_on = may_go_on and not lengths
+            elif lengths:
+                length = lengths.pop()
+                if lengths or not length.isdigit():
+                    raise BadAnswer
+                body = yield from self._take(int(length[:20]))
+            else:
+                body, may_go_on = (yield from self._rest()), False
+        except _TooLong:
+            return HttpAnswer(status, None, may_go_on=False)
+        return HttpAnswer(status, body, may_go_on and not self._received)
+
+    def _until(self, end: re.Pattern[bytes]) -> Generator[None, None, bytes]:
+        while (found := end.search(self._received, max(0, self._looked - 3))) is None:
+            self._looked = len(self._received)
+            if self._looked > MOST_ANSWER_BYTES:
+                raise BadAnswer
+            yield from self._more()
+        self._looked = 0
+        return (yield from self._take(found.end()))
+
+    def _take(self, size: int) -> Generator[None, None, bytes]:
+        if size > MOST_ANSWER_BYTES:
+            raise _TooLong
+        while len(self._received) < size:
+            yield from self._more()
+        taken = bytes(self._received[:size])
+        del self._received[:size]
+        return taken
+
+    def _chunks(self) -> Generator[None, None, bytes]:
+        body = bytearray()
+        while True:
+            line = yield from self._until(_LINE_END)
+            found = _CHUNK_SIZE.fullmatch(line)
+            if found is None:
+                raise BadAnswer
+            size = int(found[1], 16)
+            if not size:
+                break
+            body += yield from self._take(size)
+            if len(body) > MOST_ANSWER_BYTES:
+                raise _TooLong
+            if (yield from self._take(2)) != b"\r\n":
+                raise BadAnswer
+        while (yield from self._until(_LINE_END)).strip():
+            pass  # a trailer
+        return bytes(body)
+
+    def _rest(self) -> Generator[None, None, bytes]:
+        while not self._has_ended:
+            if len(self._received) > MOST_ANSWER_BYTES:
+                raise _TooLong
+            yield
+        return (yield from self._take(len(self._received)))
+
+    def _more(self) -> Generator[None, None, None]:
+        if self._has_ended:
+            raise BadAnswer
+        yield
+
+
+class DownstreamConnection(asyncio.Protocol):
+    """A connection, which `ask` uses. `idle_since`: when its last answer had come."""
+
+    _reader: AnswerReader
+    _answer: asyncio.Future[HttpAnswer] | None = None
+    idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close it at once."""
+        self._transport.abort()
+
+    async def ask(self, request: bytes, seconds: float) -> HttpAnswer:
+        """Send a request and return its answer. Raises TimeoutError after so many seconds, OSError
+        if the connection breaks, and BadAnswer."""
+        loop = asyncio.get_running_loop()
+        self._reader, self._answer = AnswerReader(), loop.create_future()
+        timer = loop.call_later(seconds, self._fail, TimeoutError())
+        self._transport.write(request)
+        try:
+            answer = await self._answer
+        except BaseException:
+            self.close()  # the answer may still come
+            raise
+        finally:
+            timer.cancel()
+            self._answer = None
+        if not answer.may_go_on:
+            self.close()
+        self.idle_since = loop.time()
+        return answer
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+    def _take(self, answer: HttpAnswer | None) -> None:
+        if answer is not None and self._answer is not None and not self._answer.done():
+            self._answer.set_result(answer)
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None or self._answer.done():
+            self.close()  # nobody has asked for it
+            return
+        try:
+            self._take(self._reader.feed(data))
+        except BadAnswer as error:
+            self._fail(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._answer is None or self._answer.done():
+            return
+        with suppress(BadAnswer):
+            self._take(None if error else self._reader.end())
+        self._fail(ConnectionResetError())
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+class _Origin(NamedTuple):
+    """Where the requests to a URL go."""
+
+    authority: str  # as the URL has it
+    host: str
+    port: int
+    is_tls: bool
 
 
 class Downstreams:
@@ -77,58 +286,149 @@ class Downstreams:
 
     def __init__(self, hosts: PushHosts | None) -> None:
         self._is_traced = os.environ.get("DEBUG_HTTP_TRAFFIC") == "true"
-        self._resolver = None if hosts is None else _Resolver(hosts)
-        self._connector = connector = aiohttp.TCPConnector(
-            limit=0, keepalive_timeout=_IDLE_SECONDS, resolver=self._resolver
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            # A small answer could become gigabytes otherwise.
-            auto_decompress=False,
-            skip_auto_headers=("Accept-Encoding",),
-            headers={"Accept": "application/json", "Content-Type": "application/json"},
-        )
+        self._hosts = hosts
+        self._idle: dict[_Origin, list[DownstreamConnection]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> DownstreamAnswer:
         """Send a job, once, and say what became of it. It follows no redirects."""
         if self._is_traced:
             log.info("POST %s %r", url, body)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _ANSWER_SECONDS
+        origin, target = _parts_of(url)
+        request = b"POST %b HTTP/1.1\r\n%b%d\r\n\r\n%b" % (
+            target,
+            _head(origin.authority, tuple(headers.items())),
+            len(body),
+            body,
+        )
         try:
-            async with self._session.post(
-                url, data=body, headers=headers, allow_redirects=False
-            ) as response:
-                received = await _read(response)
-                if self._is_traced:
-                    log.info("%s answered %d %r", url, response.status, received)
-                return _judge(response.status, received)
-        except aiohttp.ConnectionTimeoutError:
-            return DownstreamAnswer("can't be connected to: no answer", is_down=True)
+            connection = self._take_idle(origin) or await self._connect(origin)
+        except OSError as error:
+            return DownstreamAnswer(f"can't be connected to: {_reason_of(error)}", is_down=True)
+        try:
+            answer = await connection.ask(request, until - loop.time())
         except TimeoutError:
             return DownstreamAnswer(is_down=True)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return DownstreamAnswer(_explain(error), is_down=True)
+        except OSError:
+            return DownstreamAnswer("the connection was dropped", is_down=True)
+        except BadAnswer:
+            return DownstreamAnswer("answered what is no HTTP", is_down=True)
+        if connection.is_open:
+            self._idle.setdefault(origin, []).append(connection)
+            if self._sweep is None:
+                self._sweep = loop.call_later(_IDLE_SECONDS, self._close_idle)
+        if self._is_traced:
+            log.info("%s answered %d %r", url, answer.status, answer.body)
+        return _judge(answer.status, answer.body)
+
+    def _take_idle(self, origin: _Origin) -> DownstreamConnection | None:
+        """Return the connection that was used last, if it may be used again."""
+        idle = self._idle.get(origin)
+        while idle:
+            connection = idle.pop()
+            now = asyncio.get_running_loop().time()
+            if connection.is_open and now < connection.idle_since + _IDLE_SECONDS:
+                return connection
+            connection.close()
+        return None
+
+    def _close_idle(self) -> None:
+        """Close the connections that were not used lately; look again while there are others."""
+        loop = asyncio.get_running_loop()
+        before = self._idle
+        self._idle = {}
+        for origin, connections in before.items():
+            for connection in connections:
+                if connection.is_open and loop.time() < connection.idle_since + _IDLE_SECONDS:
+                    self._idle.setdefault(origin, []).append(connection)
+                else:
+                    connection.close()
+        self._sweep = loop.call_later(_IDLE_SECONDS, self._close_idle) if self._idle else None
+
+    async def _connect(self, origin: _Origin) -> DownstreamConnection:
+        """Connect to the first of a host's addresses that answers; each has its part of the time.
+        Raises OSError."""
+        loop = asyncio.get_running_loop()
+        _, host, port, is_tls = origin
+        until = loop.time() + _CONNECT_SECONDS
+        async with asyncio.timeout_at(until):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = dict.fromkeys(str(where[0]) for *_, where in found)
+        admitted = [
+            one for one in addresses if self._hosts is None or self._hosts.admits(host, one)
+        ]
+        failure = OSError(errno.EACCES, "push_hosts does not list its address")
+        for place, address in enumerate(admitted):
+            seconds = (until - loop.time()) / (len(admitted) - place)
+            try:
+                async with asyncio.timeout(seconds):
+                    _, connection = await loop.create_connection(
+                        DownstreamConnection,
+                        address,
+                        port,
+                        ssl=_verifying() if is_tls else None,
+                        server_hostname=host if is_tls else None,
+                    )
+                    return connection
+            except OSError as error:
+                failure = error
+        raise failure
 
     def follow(self, hosts: PushHosts) -> None:
         """Connect to these hosts only from now on."""
-        assert self._resolver is not None, "not one that may connect to any"
-        self._resolver.hosts = hosts
-        self._connector.clear_dns_cache()
+        self._hosts = hosts
 
     async def close(self) -> None:
-        await self._session.close()
+        """Close the connections that are not used."""
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes | None:
-    """Return the answer's body; None if it is longer than answers are."""
-    received = bytearray()
-    while chunk := await response.content.read(_MOST_ANSWER_BYTES):
-        received += chunk
-        if len(received) > _MOST_ANSWER_BYTES:
-            response.close()
-            return None
-    return bytes(received)
+@lru_cache(1)
+def _verifying() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _parts_of(url: str) -> tuple[_Origin, bytes]:
+    """Return where the requests to a URL go, and what they name there."""
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.partition("/")
+    if not path.isascii():
+        path = quote(path, safe="%/:@!$&'()*+,;=~")
+    return _origin_of(scheme, authority), b"/" + path.encode()
+
+
+@lru_cache(1024)
+def _origin_of(scheme: str, authority: str) -> _Origin:
+    parts, is_tls = urlsplit(f"//{authority}"), scheme == "https"
+    return _Origin(authority, parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls)
+
+
+@lru_cache(1024)
+def _head(authority: str, headers: tuple[tuple[str, str], ...]) -> bytes:
+    """Return the head of a request behind its first line, up to the length of its body. Raises
+    ValueError for a header that would begin another one."""
+    given = {name.lower() for name, _ in headers}
+    usual = [
+        ("Host", authority),
+        ("Accept", "application/json"),
+        ("Content-Type", "application/json"),
+    ]
+    lines = [
+        f"{name}: {value}\r\n"
+        for name, value in (*(one for one in usual if one[0].lower() not in given), *headers)
+    ]
+    if any(len(line.splitlines()) > 1 for line in lines):
+        raise ValueError("a header has more than one line")
+    return "".join(lines).encode() + b"Content-Length: "
+
+
+# --- what answers mean ------------------------------------------------------------------------
 
 
 def _judge(status: int, body: bytes | None) -> DownstreamAnswer:
@@ -159,12 +459,12 @@ def _is_object_or_null(body: bytes) -> bool:
         return False
 
 
-def _explain(error: Exception) -> str:
-    """Say why a request failed, without its URL and what is in that."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        if isinstance(error.os_error, ConnectionRefusedError):
-            return "can't be connected to: connection refused"
-        return f"can't be connected to: {error.os_error.strerror or error.os_error}"
-    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError | OSError):
-        return "the connection was dropped"
-    return f"can't be asked: {type(error).__name__}"
+def _reason_of(error: OSError) -> str:
+    """Say why no connection could be had, without the URL and what is in that."""
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was refused: {error.verify_message}"
+    return error.strerror or str(error)

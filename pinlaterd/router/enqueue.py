@@ -63,10 +63,6 @@ _LENGTH_BYTES = 4  # in front of a descriptor
 _USUAL_MS = (2**31 - 1) * 1000  # up to which every table holds times
 
 
-class KeysFound(Exception):
-    """Some jobs have keys, by which they are to be divided. Nothing was stored."""
-
-
 class SplitEnqueue:
     """One enqueue that goes to several shards.
 
@@ -85,7 +81,7 @@ class SplitEnqueue:
         self._shards: Sequence[ShardLink] = shared.shards.enqueueable()
 
     async def run(self) -> None:
-        """Carry it out and answer it. Raises KeysFound."""
+        """Carry it out and answer it."""
         if not self._shards:
             raise no_place_to_enqueue(self._shared.shards, {})
         descriptors = await self._carry_out()
@@ -139,8 +135,6 @@ class SplitEnqueue:
                     if parts or place >= len(shards):
                         await self._raise_as_a_whole(shard)
                     results_of(Method.ENQUEUE, [(shard, reply)])
-                elif reply.status is Status.FOREIGN:
-                    raise KeysFound
                 elif reply.status is not Status.DONE:
                     refusals[shard.name] = reason_of(reply) or "did not answer"
             shards = [shard for shard in shards if shard.name not in refusals]
@@ -204,26 +198,27 @@ class EnqueueByKey:
         call, shards = self._call, self._shards
         self._cut = await self._read()
         queue, self._jobs = self._cut.request
-        self._keys = _keys_of(queue, self._jobs)
+        size = len(self._jobs) * _CUT_BYTES
+        self._keys = await aside(size, _keys_of, queue, self._jobs)
         self._descriptors, self._existed = [b""] * len(self._jobs), bytearray(len(self._jobs))
         if not any(self._keys):
             await SplitEnqueue(call, self._shared).run()
             return
         if not shards.homes.placement.enqueueable:
             raise no_place_to_enqueue(shards, {})
-        if not self._are_usual():
+        if not await aside(size, self._are_usual):
             await self._validate(shards.homes)
         while self._left():
             homes = shards.homes
-            if by_former := self._by_former(homes):
+            if by_former := await aside(size, self._by_former, homes):
                 await self._for_each(self._ask_former, homes, by_former)
-            by_shard = self._by_responsible(homes)
+            by_shard = await aside(size, self._by_responsible, homes)
             await self._for_each(self._store, homes, by_shard)
             if self._left():
                 await shards.try_keys_again(call.deadline, by_shard)
         if self._errors:
             self._raise_errors()
-        call.reply(codec.encode_keyed(call.peek.head, self._answer()))
+        call.reply(await aside(size, codec.encode_keyed, call.peek.head, self._answer()))
 
     async def _read(self) -> CutEnqueue:
         message, defaults, peek = self._call.message, self._shared.job_defaults, self._call.peek

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 
 from pinlaterd.errors import PinLaterError
+from pinlaterd.lifecycle import aside
 from pinlaterd.model import Method
 from pinlaterd.router.call import (
     DEQUEUE,
@@ -27,7 +28,6 @@ from pinlaterd.router.callers import Callers
 from pinlaterd.router.dequeue import Dequeuer
 from pinlaterd.router.enqueue import (
     EnqueueByKey,
-    KeysFound,
     SplitEnqueue,
     no_place_to_enqueue,
     only_key,
@@ -36,7 +36,7 @@ from pinlaterd.router.fan_out import FanOut
 from pinlaterd.router.shards import less_loaded
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.connection import Answer, Connection
-from pinlaterd.rpc.peek import may_have_keys, may_wait, names_one_shard, source_of
+from pinlaterd.rpc.peek import holds_key, may_have_keys, may_wait, names_one_shard, source_of
 from pinlaterd.wire.envelope import DONE, GiveUp, ReplyEntry, Status
 from pinlaterd.wire.link import ShardLink
 
@@ -142,6 +142,9 @@ class RouterService:
             call.fail(no_place_to_enqueue(self._shards, call.refusals))
             return
         shard = self._last_enqueued = less_loaded(shards, self._shared.rng)
+        if not shard.knows_keys and holds_key(call.message):  # it would store the job without
+            self._run(call, EnqueueByKey(call, self._shared).run())
+            return
         # Others may take it if this one goes. One that has gone was chosen for want of another.
         call.patient = not shard.healthy and shard.returning
         call.give_up = _NEVER
@@ -284,13 +287,8 @@ class RouterService:
             call.on_gone = task.cancel  # what changes jobs goes on
 
     async def _enqueue_in_parts(self, call: Call) -> None:
-        if not may_have_keys(call.message):
-            try:
-                await SplitEnqueue(call, self._shared).run()
-                return
-            except KeysFound:
-                pass
-        await EnqueueByKey(call, self._shared).run()
+        has_keys = await aside(len(call.message), holds_key, call.message)
+        await (EnqueueByKey if has_keys else SplitEnqueue)(call, self._shared).run()
 
     def _run(self, call: Call, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

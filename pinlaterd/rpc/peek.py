@@ -321,6 +321,11 @@ def may_have_keys(enqueue: bytes) -> bool:
     return enqueue.find(KEY, -_LAST_JOB_BYTES) >= 0
 
 
+def holds_key(enqueue: bytes) -> bool:
+    """Tell whether any job of an enqueue may have a key: a body may look like one."""
+    return KEY in enqueue
+
+
 def most_scanned(message: bytes, most: int) -> int:
     """Return how many jobs a scan may ask for, at most `most`."""
     found = _SCAN_LIMITS(message) if len(message) <= _SEARCHED_BYTES else [_LARGEST_I32]

@@ -138,7 +138,7 @@ class ShardLink:
         self._in_flight: dict[int, ShardCall] = {}
         self._next_call_id = 0
         self._silent_sweeps = 0
-        self._knows_keys = True
+        self.knows_keys = True  # whether it is of a release that does
         self._loop = asyncio.get_running_loop()
         self._swept_at = clock.monotonic()
         self._sweep_seconds = PULSE_SECONDS
@@ -249,7 +249,7 @@ class ShardLink:
         if self.incarnation == 0 or not self.unsent:
             return
         calls, self.unsent = self.unsent, []
-        if not self._knows_keys:
+        if not self.knows_keys:
             calls = self._known_to_earlier(calls)
         if not self._connection.send(pack_calls(self.incarnation, calls, self._ahead)):
             for call in calls:
@@ -349,7 +349,7 @@ class ShardLink:
             self._leave(_LOST)
         kept, self.unsent = self.unsent, []
         self.incarnation, self.facts = welcome.incarnation, welcome.facts
-        self._knows_keys = welcome.version >= KEYS_WIRE_VERSION
+        self.knows_keys = welcome.version >= KEYS_WIRE_VERSION
         self._connection.complaint = ""
         self._measure(welcome.now)
         self._assess()

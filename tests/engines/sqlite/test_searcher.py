@@ -11,7 +11,7 @@ import pytest
 from pinlaterd.engines.base import Checkpoint, Search
 from pinlaterd.engines.sqlite import searcher as searching
 from pinlaterd.engines.sqlite.searcher import SqliteSearcher
-from pinlaterd.model import Job, JobState
+from pinlaterd.model import Job, JobChoice, JobState
 from tests.clocks import FakeClock
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 
@@ -40,19 +40,30 @@ def searcher(store: EngineHarness, path: Path, ticking: TickingClock) -> Iterato
     opened.close()
 
 
-def _count(searcher: SqliteSearcher, deadline: float, regex: str | None = None) -> int:
-    return searcher.count(Search(QUEUE, JobState.PENDING, body_regex=regex, deadline=deadline))
+WANTED = Search(QUEUE, JobState.PENDING)
+OF_EMPTY_STATUS = WANTED._replace(choice=JobChoice(status_regex="^$"))
 
 
-@pytest.mark.parametrize("regex", [None, "body"])
+@pytest.mark.parametrize("wanted", [WANTED, WANTED._replace(body_regex="body"), OF_EMPTY_STATUS])
 def test_a_search_ends_in_its_midst(
-    searcher: SqliteSearcher, ticking: TickingClock, regex: str | None
+    searcher: SqliteSearcher, ticking: TickingClock, wanted: Search
 ):
     with pytest.raises(TimeoutError):
-        _count(searcher, deadline=ticking.monotonic() + 3, regex=regex)
+        searcher.count(wanted._replace(deadline=ticking.monotonic() + 3))
 
     assert ticking.looks < 10
-    assert _count(searcher, deadline=float("inf"), regex=regex) == 20_000
+    assert searcher.count(wanted._replace(deadline=float("inf"))) == 20_000
+
+
+def test_jobs_are_chosen_by_status_with_others_in_between(store: EngineHarness, path: Path):
+    store.enqueue(*[b"job"] * 10)
+    looks = list[int]()
+    opened = SqliteSearcher(path, lambda: looks.append(opened.looked_at))
+
+    opened.count(OF_EMPTY_STATUS)
+    opened.close()
+
+    assert set(range(10)) <= set(looks), "before each job, as its status may be long"
 
 
 def test_a_search_holds_no_snapshot_between_slices(
