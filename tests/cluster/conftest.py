@@ -32,6 +32,7 @@ def network_here() -> Callable[[], Network]:
 
 @pytest.fixture(scope="session")
 def shared_site(
+    request: pytest.FixtureRequest,
     network_here: Callable[[], Network],
     program_path: ProgramPath,
     tmp_path_factory: pytest.TempPathFactory,
@@ -41,7 +42,8 @@ def shared_site(
     java = java_path(program_path)
     network = network_here()
     try:
-        site = Site(network, tmp_path_factory.mktemp("c"), java)
+        before = request.config.getoption("--before")
+        site = Site(network, tmp_path_factory.mktemp("c"), java, knows_http=not before)
         site.start()
         yield site
     finally:

@@ -115,9 +115,16 @@ class Site:
     """Everything that runs; it ends with the network."""
 
     def __init__(
-        self, network: Network, folder: Path, java: str, *, clocks_step: bool = False
+        self,
+        network: Network,
+        folder: Path,
+        java: str,
+        *,
+        clocks_step: bool = False,
+        knows_http: bool = True,
     ) -> None:
-        """`clocks_step`: servers' wall clocks can be changed, by `control_shim(server.folder)`."""
+        """`clocks_step`: servers' wall clocks can be changed, by `control_shim(server.folder)`.
+        `knows_http`: all releases that are to run here have an HTTP interface to switch off."""
         self.network = network
         self.folder = folder
         self.clients = network.machine("clients")  # whose clock is ours
@@ -136,6 +143,7 @@ class Site:
                 server.environment = load_shim(server.folder)
                 control_shim(server.folder)
         self.redis = ClusterRedis(self.store, folder / "r")
+        self._knows_http = knows_http
         self.shards = SHARDS
         self.python = sys.executable
         self.writers = Writers()
@@ -168,8 +176,12 @@ class Site:
         write_deployment(first.folder, "sqlite", 1, ports)
         etc = first.folder / "etc"
         (etc / "shards.yaml").write_text(json.dumps({"shards": self._shards()}))
-        with (etc / "pinlaterd.yaml").open("a") as file:
-            file.writelines(f"{key}: {value}\n" for key, value in self._settings().items())
+        settings = etc / "pinlaterd.yaml"
+        lines = settings.read_text().splitlines()
+        if not self._knows_http:
+            lines = [line for line in lines if not line.startswith(("http_port:", "web_port:"))]
+        lines += [f"{key}: {value}" for key, value in self._settings().items()]
+        settings.write_text("\n".join([*lines, ""]))
         claim_seconds = {**CLAIM_SECONDS, PROBE: PROBE_CLAIM_SECONDS, **PUSHED_CLAIM_SECONDS}
         queues = {
             queue: {"job_claimed_timeout_seconds": seconds}
