@@ -32,7 +32,6 @@ from pinlaterd.deployment.files import write_deployment
 COMMAND_SECONDS = 90.0
 POLL_SECONDS = 0.05
 CALL_SECONDS = 10.0
-_STOP_SECONDS = 30.0
 # A store that a busy machine holds up for a second does not ail by that: a dequeue right after an
 # enqueue would pass it over.
 PATIENT = {"health_slow_ms": 60_000}
@@ -179,15 +178,7 @@ class Deployment:
         return done.stdout
 
     def destroy(self) -> None:
-        """supervisord stops its programs; what does not stop in time, or has none, is killed."""
-        with suppress(OSError, ValueError, psutil.NoSuchProcess):
-            running = self.processes()
-            for process in running:
-                process.send_signal(signal.SIGCONT)  # what a failed test left frozen
-            pid = self.supervisord_pid()
-            for supervisord in [process for process in running if process.pid == pid]:
-                supervisord.terminate()
-                psutil.wait_procs(running, timeout=_STOP_SECONDS)
+        """Kill everything: supervisord would stop one program after the other, in seconds."""
         self.kill_all()
 
     # --- processes ------------------------------------------------------------------------
