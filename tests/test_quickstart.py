@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.client import Client, JobState
+from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.model import claim_source
 from tests.deployment import Deployment
@@ -59,6 +60,7 @@ def test_it_does_what_it_says_and_a_second_run_reuses_what_is_there(deployment):
     assert re.search(r"enqueueJobs +\d+ calls  p50 +[\d.]+ ms  p99 +[\d.]+ ms", first.stdout)
     for way in ("supervisorctl", "pinlater-admin status", "/stats.txt", "pinlaterd down"):
         assert way in first.stdout
+    assert "retry jobs there" in first.stdout
     assert "\r" not in first.stdout  # no progress in a pipe
 
     with deployment.client() as client:
@@ -90,7 +92,8 @@ def assert_example(deployment: Deployment, client: Client) -> None:
     }
     assert client.count("images", JobState.PENDING) == 1_200
     assert client.count("invoices", JobState.PENDING, future=True) == 96
-    assert "paused: true" in (deployment.folder / "etc/queues.yaml").read_text()
+    paused = load_config(deployment.folder / "etc").queues["reports"]
+    assert (paused.paused_by, paused.pause_reason) == ("quickstart", "an example of a pause")
     failed = list(client.scan("mail", JobState.FAILED))
     statuses = [job.custom_status for job in failed]
     assert len({status.partition(":")[0] for status in statuses}) == 3

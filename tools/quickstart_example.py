@@ -60,7 +60,9 @@ def leave(client_of: Callable[[str], Client], directory: Path) -> bool:
         _fill_mail(client, client_of)
         client.enqueue(IMAGES, [_body(image=f"{n}.png", width=320) for n in range(READY_IMAGES)])
         client.enqueue(REPORTS, [_body(report="daily", day=n) for n in range(PAUSED_REPORTS)])
-        edit.set_paused(directory / ETC, REPORTS, paused=True)
+        edit.set_paused(
+            directory / ETC, REPORTS, paused=True, by="quickstart", reason="an example of a pause"
+        )
         first_ms = time.time_ns() // 1_000_000 + _HOUR_MS
         times = [first_ms + n * _MINUTE_MS for n in range(SCHEDULED_INVOICES)]
         client.enqueue(INVOICES, [Job(_body(invoice=n), 1, ms) for n, ms in enumerate(times)])

@@ -164,11 +164,14 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
                 f"{directory}/etc/pinlaterd.yaml has other ports than {' '.join(given)}; "
                 "change them there, or choose another --dir"
             )
-        return server
+        if directory == REPOSITORY and server.web_host == ServerSettings().web_host:
+            let_dashboard_write(directory)
+        return load_config(directory / ETC).server
     given += free_ports(options)
     engine = options.engine
     command = ["init", str(directory), "--engine", engine, "--shards", str(SHARDS), *given]
     run_pinlaterd(command, f"Writing deployment {directory}")
+    let_dashboard_write(directory)
     if engine != "sqlite":
         try:
             store = given_store(options) or private_store(directory, engine)
@@ -179,6 +182,15 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
         text = quickstart_store.shards_text(store, SHARDS)
         (directory / ETC / SHARDS_FILE).write_text(text, encoding="utf-8")
     return load_config(directory / ETC).server
+
+
+def let_dashboard_write(directory: Path) -> None:
+    """Let the dashboard change things, unless the settings say whether it may: this is a
+    demonstration, and it listens on loopback."""
+    path = directory / ETC / "pinlaterd.yaml"
+    if not re.search(r"^web_writes:", path.read_text(encoding="utf-8"), re.MULTILINE):
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n# The quickstart is a demonstration, on loopback.\nweb_writes: true\n")
 
 
 def keep_from_group(directory: Path) -> None:
@@ -510,7 +522,8 @@ Stop it:
 A worker of your own is five lines away: "Your first worker" in README.md{http_way(server)}"""
     )
     if server.web_port:
-        print(f"See it all in a browser: http://{server.web_address}/")
+        may = ", and retry jobs there (web_writes: true)" if server.web_writes else ""
+        print(f"See it all in a browser{may}: http://{server.web_address}/")
 
 
 def http_way(server: ServerSettings) -> str:

@@ -89,8 +89,11 @@ def fetch_json(path: str, *, directory: Path, url: str | None) -> Any:
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
             reason = (getattr(error, "strerror", None) or str(error)).lower()
+            cure = _cure(directory, url)
+            if isinstance(error, TimeoutError):
+                reason, cure = f"none within {_TIMEOUT_SECONDS:g} s", "it may be slow: try again"
             raise CoordinatorAway(
-                f"no answer from the coordinator at {where}: {reason}", _cure(directory, url)
+                f"no answer from the coordinator at {where}: {reason}", cure
             ) from error
     try:
         # /health and /status.json answer 503 with their facts when something is unwell.

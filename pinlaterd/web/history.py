@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 from aiohttp import web
@@ -18,7 +18,7 @@ from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import Site
 
 RANGES: Mapping[str, str] = {"1h": "1 h", "6h": "6 h", "24h": "24 h", "7d": "7 d"}
-_USUAL_RANGE = "6h"
+_USUAL_RANGE = "1h"
 _ROW_MINUTES: Mapping[str, int] = {"1h": 1, "6h": 10, "24h": 30, "7d": 180}  # of the table
 
 
@@ -43,12 +43,17 @@ _WORDS = {"rate": text.rate, "jobs": text.number, "time": text.duration}
 
 
 def values_of(request: web.Request, queue: str) -> Mapping[str, Any]:
-    """Return what plots.html shows for a request: the range that its query asks for."""
+    """Return what plots.html shows for a request: the range that its query asks for. A link to
+    another range keeps the rest of the query, but the place in a list."""
     asked = request.query.get("range", _USUAL_RANGE)
+    others = [
+        (name, value) for name, value in request.query.items() if name not in ("range", "cursor")
+    ]
     return {
         "plots": PLOTS,
         "ranges": RANGES,
         "range": asked if asked in RANGES else _USUAL_RANGE,
+        "kept": urlencode(others) + "&" if others else "",
         "history": f"/q/{quote(queue)}/history",
     }
 

@@ -55,6 +55,12 @@ class Row(NamedTuple):
         """Whether nobody should sleep meanwhile."""
         return bool(self.verdict["level"] == VerdictLevel.BAD)
 
+    @property
+    def sentence(self) -> str:
+        """Return what the verdict's word does not say by itself."""
+        sentence: str = self.verdict["sentence"]
+        return "" if sentence == self.verdict["word"] else sentence
+
 
 def rows_of(frame: LiveFrame, user: UserSettings | None, hidden: str) -> list[Row]:
     """Return the queues that the user may see, the worst first, without what the pattern `hidden`
@@ -158,7 +164,7 @@ def row_cells(row: Row) -> Mapping[str, str]:
         f"{row.name} state": verdict["kind"],
         f"{row.name} words": verdict["word"],
         f"{row.name} detail": verdict["detail"],
-        f"{row.name} sentence": verdict["sentence"],
+        f"{row.name} sentence": row.sentence,
         f"{row.name} line": row.line,
     }
 

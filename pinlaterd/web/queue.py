@@ -162,6 +162,13 @@ class JobsQuery(NamedTuple):
         body = self.given.get("body")
         return body if body is None or self.given.get("by") == "RE2" else re2.escape(body)
 
+    @property
+    def filters(self) -> Mapping[str, str]:
+        """Return what jobs have to meet beyond their state, as the page shows it."""
+        shown = {name: self.given[name] for name in _FILTERS if name in self.given}
+        times = {name: time_of(shown[name]) for name in ("since", "before") if name in shown}
+        return shown | {name: text.exact(at) for name, at in times.items() if at is not None}
+
     def call(self, queue: str) -> calls.PreparedCall[ScanResult]:
         """Return the call that finds the page's jobs."""
         priority = self.given.get("priority", "")
@@ -180,16 +187,15 @@ class JobsQuery(NamedTuple):
         return calls.page_after(call, ScanResult((), self.cursor)) or call
 
 
-_JOBS_PARAMETERS = (
-    *("state", "priority", "body", "by", "since", "before"),
-    *("status", "message", "place", "worker"),
-)
+_FILTERS = ("priority", "body", "status", "message", "place", "worker", "since", "before")
+_JOBS_PARAMETERS = ("state", "by", *_FILTERS)
 _PAGE_JOBS = 50
 _HIDDEN = (
     "parts of bodies and statuses are hidden from you, so you can't search them; an operator can "
     "give you the role bodies"
 )
 _TIME_DIGITS = 15  # of milliseconds: beyond, no calendar has it
+_LATEST_MS = 99_999_999_999_999
 _SEARCH_MS = 1_500  # after which the page shows what was found by then
 
 
@@ -203,7 +209,8 @@ def time_of(given: str) -> int | None:
     except ValueError:
         cure = "Write it as 2026-11-26T03:08, in UTC."
         raise PageProblem(HTTPStatus.BAD_REQUEST, f"{given[:40]!r} is no time.", cure) from None
-    return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    at_ms = round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    return min(max(0, at_ms), _LATEST_MS)
 
 
 async def find_jobs(site: Site, request: web.Request, queue: str, query: JobsQuery) -> JobsPage:
@@ -223,8 +230,22 @@ async def find_jobs(site: Site, request: web.Request, queue: str, query: JobsQue
     if len(rows) < _PAGE_JOBS:
         about = "" if found.in_state is None else f" of about {found.in_state:,}"
         progress = f"Looked at {found.looked_at:,}{about} jobs so far."
-    cursor = {"cursor": found.continuation}
-    return JobsPage(rows, "", progress, f"/q/{queue}?{urlencode({**query.given, **cursor})}#jobs")
+    older = {**query.given, **_range_of(request), "cursor": found.continuation}
+    return JobsPage(rows, "", progress, f"/q/{queue}?{urlencode(older)}#jobs")
+
+
+def _range_of(request: web.Request) -> Mapping[str, str]:
+    """Return the range of the plots, which links of the list keep."""
+    return {name: value for name, value in request.query.items() if name == "range"}
+
+
+def matching(query: JobsQuery, page: JobsPage) -> str:
+    """Return how many jobs match a search, as far as the page shows it."""
+    state, found = query.given["state"], len(page.rows)
+    if query.cursor != CONTINUATION_START or page.problem or (page.older and not found):
+        return f"{state.capitalize()} jobs that match"
+    least = "At least " if page.older else ""
+    return least + text.many(found, f"{state} job matches", f"{state} jobs match")
 
 
 def _job_row(job: JobRecord, scope: Scope, pattern: str, now_ms: int) -> JobRow:
@@ -270,8 +291,12 @@ def routes(site: Site) -> list[web.RouteDef]:
 
     async def jobs_values(request: web.Request, name: str) -> Mapping[str, Any]:
         query = JobsQuery.of(request.query)
+        jobs = await find_jobs(site, request, name, query)
         return {
-            "jobs": await find_jobs(site, request, name, query),
+            "jobs": jobs,
+            "matching": matching(query, jobs),
+            "filters": query.filters,
+            "ranged": _range_of(request),
             "scope": query.scope,
             "scopes": SCOPES,
             "given": query.given,

@@ -49,7 +49,11 @@ def problem_of(request: web.Request, error: Exception) -> PageProblem:
             return PageProblem(HTTPStatus.NOT_FOUND, str(error), cure)
         case CoordinatorAway():
             what = f"{str(error).capitalize()}."
-            return PageProblem(HTTPStatus.SERVICE_UNAVAILABLE, what, error.cure)
+            # The error's own cure names options of commands.
+            is_slow = isinstance(error.__cause__, TimeoutError)
+            cure = "It may be slow: load the page again" if is_slow else "`pinlaterd up` starts it"
+            cure += ". The pages of jobs work meanwhile."
+            return PageProblem(HTTPStatus.SERVICE_UNAVAILABLE, what, cure)
         case RequestError():
             cure = "Go back and change the request."
             return PageProblem(HTTPStatus.BAD_REQUEST, str(error), cure)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jinja2
 from aiohttp import web
+from markupsafe import Markup, escape
 
 from pinlaterd.web import text
 from pinlaterd.web.bodies import visible
@@ -24,6 +25,7 @@ from pinlaterd.web.bodies import visible
 _TEMPLATES = Path(__file__).parent / "templates"
 _FILES = Path(__file__).parent / "static"
 _FOREVER = "public, max-age=31536000, immutable"
+_CODE = re.compile(r"`([^`]+)`")
 _IMPORT = re.compile(rb'"/static/([\w.-]+)"')
 _HASH_CHARS = 12
 _COMPRESSED_BYTES = 1024  # of pages: smaller ones gain little
@@ -52,7 +54,7 @@ class Rendering:
             auto_reload=False,
         )
         self._environment.globals["asset"] = self.url
-        self._environment.filters.update(text.FILTERS, visible=visible)
+        self._environment.filters.update(text.FILTERS, visible=visible, marked=marked)
 
     def page(
         self,
@@ -95,6 +97,11 @@ class Rendering:
         return web.Response(
             body=body, content_type=file.content_type, charset="utf-8", headers=headers
         )
+
+
+def marked(said: str) -> Markup:
+    """Return a text as HTML, with what stands in backticks as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(said))))  # noqa: S704 - it was escaped
 
 
 def _takes_gzip(request: web.Request) -> bool:

@@ -13,6 +13,7 @@ _WORDS = (
     *("Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve"),
 )
 _SHORT_FROM = 1_000_000
+_LEAST_POINTS = 6  # of a line
 
 
 def number(value: float | None) -> str:
@@ -52,8 +53,11 @@ def percent(share: float) -> str:
 
 def line(values: Sequence[float | None]) -> str:
     """Return the path of a small line through values, 72 wide and 16 high, for SVG; with a gap
-    where one is not known."""
-    most = max((value for value in values if value is not None), default=0) or 1
+    where one is not known. A few values are no line."""
+    known = [value for value in values if value is not None]
+    if len(known) < _LEAST_POINTS:
+        return ""
+    most = max(known) or 1
     step, path, is_gap = 72 / max(1, len(values) - 1), "", True
     for place, value in enumerate(values):
         if value is not None:

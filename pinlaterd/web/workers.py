@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from aiohttp import web
 
 from pinlaterd.access import may
-from pinlaterd.client.coordinator import CoordinatorAway
+from pinlaterd.client.coordinator import fetch_json
 from pinlaterd.status import Facts
 from pinlaterd.web import text
 from pinlaterd.web.site import USER, Site
@@ -57,12 +59,13 @@ def row_of(worker: Facts) -> WorkerRow:
     silent = worker["dequeue_seconds"]
     if worker["near_time_out"]:
         state, words = "timing_out", "Claims near time-out"
+    elif silent is None or silent >= _SILENT_SECONDS:
+        # Its share of failures is of a time that is over.
+        state, words = "idle", "Asks no more"
+        if silent is not None and worker["held"]:
+            state, words = "behind", "Asks no more, holds jobs"
     elif (worker["failed_share"] or 0) >= _MANY_FAILED:
         state, words = "failing", f"Fails {_percent(worker['failed_share'])}"
-    elif silent is not None and silent >= _SILENT_SECONDS and worker["held"]:
-        state, words = "behind", "Asks no more, holds jobs"
-    elif silent is None or silent >= _SILENT_SECONDS:
-        state, words = "idle", "Asks no more"
     else:
         state, words = "well", "Well"
     cells = [(column, column.value(worker)) for column in COLUMNS]
@@ -75,12 +78,7 @@ def routes(site: Site) -> list[web.RouteDef]:
     async def show(request: web.Request) -> web.StreamResponse:
         queue, user = request.query.get("queue", ""), request.get(USER)
         site.check_right(request, "view", queue)
-        found = await site.frames.ask(_PAGE)
-        if found is None:
-            raise CoordinatorAway(
-                "no answer from the coordinator, which knows the workers",
-                "`pinlaterd up` starts it. The pages of jobs work meanwhile.",
-            )
+        found: Facts = await asyncio.to_thread(fetch_json, _PAGE, directory=Path(), url=None)
         rows = [
             row_of(worker)
             for worker in found["workers"]

@@ -82,7 +82,15 @@ def test_the_page_of_the_queue_keeps_the_range_in_its_address(known, visitor):
 
     assert f'data-history="/q/{known}/history.json?range=24h"' in page.body
     assert '<a href="?range=24h" aria-current="true">24 h</a>' in page.body
-    assert 'range=6h"' in visitor.get(f"/q/{known}?range=%3Cscript%3E").body
+    page = visitor.get(
+        f"/q/{known}?state=failed&body=%26x&range=24h&since=0001-01-01T00:00%2B14:00"
+    )
+    assert (
+        'href="?state=failed&amp;body=%26x&amp;since=0001-01-01T00%3A00%2B14%3A00&amp;range=7d"'
+        in page.body
+    )
+    assert f'href="/q/{known}?state=ready&amp;range=24h#jobs"' in page.body
+    assert 'range=1h"' in visitor.get(f"/q/{known}?range=%3Cscript%3E").body
 
 
 @pytest.mark.parametrize("range_", ["8d", "1h%26queue=other", ""])

@@ -117,4 +117,5 @@ def test_a_dashboard_that_has_never_heard_of_the_service_says_so(tmp_path, wait_
             deployment.kill("web")
             wait_until(text)
             assert "No answer from the coordinator" in text()
-            assert "`pinlaterd up` starts it" in text()
+            for said in (text(), visitor.get("/workers").text):
+                assert "none within 5 s. It may be slow: load the page again." in said

@@ -68,6 +68,8 @@ def test_jobs_are_found_by_body_message_place_and_time(
         return _listed(visitor.get(f"/q/{QUEUE}?state=failed&{query}"))
 
     assert found("body=ada+7&by=text") == [*failed[40:50], failed[112]]
+    page = visitor.get(f"/q/{QUEUE}?state=failed&body=ada+7&by=text")
+    assert "11 failed jobs match: body “ada 7”" in page.text
     assert found("body=ada+7$&by=RE2") == [failed[112]]
     assert found("body=ada+7$&by=text") == []
     assert found("message=KeyError%3A+%23&place=mail.py%3A1+in+send")[0] == failed[0]

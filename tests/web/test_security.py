@@ -190,6 +190,8 @@ def test_who_may_only_look_mends_nothing(guarded):
     viewer, operator = log_in(guarded, "vera")[0], log_in(guarded, "ada")[0]
     form = {"action": "delete", "queue": "mail", "state": "pending", "nonce": "n", "mode": "all"}
     assert viewer.get(path).status == operator.get(path).status == 200
+    said = "Nothing can be changed here: web_writes: true in etc/pinlaterd.yaml allows it"
+    assert operator.get("/audit").text.count(said) == 2  # on the page, and with its keys
 
     refused = viewer.post("/mend", form)
     foreign = operator.post("/mend", form, {"Sec-Fetch-Site": "cross-site"})
@@ -197,7 +199,7 @@ def test_who_may_only_look_mends_nothing(guarded):
 
     assert [each.status for each in (refused, foreign, switched_off)] == [403] * 3
     assert "no role operate" in refused.text
-    assert "web_writes" in switched_off.text
+    assert "<code>web_writes: true</code>" in switched_off.body
     with guarded.client() as client:
         assert client.count("mail", JobState.PENDING) == 1
 

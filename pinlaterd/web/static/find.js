@@ -22,7 +22,7 @@ function row(job) {
   name.scope = "row";
   const state = cell("td", cell("strong", job.word, "mark"), "verdict");
   state.dataset.state = job.state;
-  const changed = cell("td", new Date(job.at_ms).toISOString().slice(0, 19).replace("T", " "));
+  const changed = cell("td", cell("time", new Date(job.at_ms).toISOString().slice(0, 19).replace("T", " ")));
   const made = document.createElement("tr");
   made.append(name, state, changed, cell("td", job.said.slice(-200), "soft"));
   return made;

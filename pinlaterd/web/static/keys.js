@@ -25,7 +25,10 @@ const ACTIONS = {
   j: () => move(1),
   k: () => move(-1),
   x: () => current("input[type=checkbox]")?.click(),
-  r: () => (current("[data-key=r]") ?? document.querySelector("[data-key=r]"))?.click(),
+  r: () => {
+    if (!document.querySelector("main td :checked")) current("input[type=checkbox]")?.click();
+    (current("[data-key=r]") ?? document.querySelector("[data-key=r]"))?.click();
+  },
   p: () => document.getElementById("hold").click(),
 };
 

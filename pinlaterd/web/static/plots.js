@@ -8,6 +8,8 @@ const TIME_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 15e3, 3e4
 const WHOLE_STEPS = [1, 2, 5].flatMap((step) => Array.from({ length: 10 }, (_, power) => step * 10 ** power))
   .sort((one, other) => one - other);
 const STEPS = { time: TIME_STEPS, jobs: WHOLE_STEPS };
+const LEAST_TOP = { time: 1000 }; // of an axis
+const MARK_PX = 5;
 const DAYS_FROM_SECONDS = 3 * 86400;
 const UNITS = [[864e5, "d"], [36e5, "h"], [6e4, "min"], [1e3, "s"], [1, "ms"]];
 const board = document.querySelector(".plots");
@@ -56,9 +58,14 @@ class Figure {
   draw(times, series, marks) {
     const data = [times, ...this.outputs.map((output) => series[output.dataset.series])];
     this.marks = marks;
+    this.knows(data.slice(1).some((values) => values.some(Number.isFinite)));
     if (this.plot) this.plot.setData(data);
     else this.plot = new uPlot(this.options(), data, this.place);
     this.say(null);
+  }
+
+  knows(any) {
+    this.element.classList.toggle("without", !any);
   }
 
   redraw() { // in other colours
@@ -71,7 +78,8 @@ class Figure {
   options() {
     const [soft, grid] = [colourOf(line), colourOf(this.element, "borderTopColor")];
     const axis = { stroke: soft, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "11px system-ui" };
-    const steps = STEPS[this.element.dataset.unit];
+    const { unit } = this.element.dataset;
+    const [steps, top] = [STEPS[unit], LEAST_TOP[unit] ?? 1];
     return {
       width: this.place.clientWidth,
       height: HEIGHT,
@@ -79,14 +87,14 @@ class Figure {
       legend: { show: false },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "UTC"),
       cursor: { y: false, drag: { x: false, y: false }, sync: { key: "history" }, points: { size: 6 } },
-      scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
+      scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : top] } },
       axes: [
         { ...axis, size: 24, space: 70, values: timesOf },
         {
           ...axis,
           size: 60,
           space: 28,
-          values: (_, splits) => splits.map(this.words),
+          values: (_, splits) => splits.map(this.element.matches(".without") ? () => "" : this.words),
           ...(steps ? { incrs: steps } : {}),
         },
       ],
@@ -105,9 +113,9 @@ class Figure {
 
   drawMarks(plot) {
     const { ctx, bbox } = plot;
+    const size = MARK_PX * devicePixelRatio;
     ctx.save();
-    ctx.strokeStyle = colourOf(board, "outlineColor");
-    ctx.setLineDash([4, 4]);
+    ctx.strokeStyle = ctx.fillStyle = colourOf(board, "outlineColor");
     for (const mark of this.marks) {
       const x = Math.round(plot.valToPos(mark.at_ms / 1000, "x", true)) + 0.5;
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
@@ -115,6 +123,11 @@ class Figure {
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
+      ctx.beginPath(); // a flag, which no line of figures has
+      ctx.moveTo(x - size, bbox.top);
+      ctx.lineTo(x + size, bbox.top);
+      ctx.lineTo(x, bbox.top + size);
+      ctx.fill();
     }
     ctx.restore();
   }
@@ -142,7 +155,7 @@ function sayMarks(plot, at) {
   line.textContent = near.length ? near.map(sentence).join("; ") : `${when} UTC`;
 }
 
-const sentence = (mark) => `┊ ${clock.format(mark.at_ms)} ${mark.text}`;
+const sentence = (mark) => `▾ ${clock.format(mark.at_ms)} ${mark.text}`;
 
 async function load() {
   try {
@@ -152,7 +165,7 @@ async function load() {
     const points = Math.max(...Object.values(found.series).map((values) => values.length));
     const times = Array.from({ length: points }, (_, at) => (found.from_ms + at * found.step_ms) / 1000);
     newest = found.events.slice(-2).map(sentence).join("  ") || (points ? "" : "No figures yet.");
-    if (points) figures.forEach((figure) => figure.draw(times, found.series, found.events));
+    figures.forEach((figure) => (points ? figure.draw(times, found.series, found.events) : figure.knows(false)));
     line.textContent = newest;
     return found.step_ms;
   } catch {

@@ -29,12 +29,12 @@ def test_keys_find_go_and_choose_a_row(open_tab: OpenTab):
 def test_keys_can_be_off(open_tab: OpenTab):
     page = open_tab().open("/")
 
-    page.get_by_role("button", name="on", exact=True).click()
+    page.get_by_role("button", name="off", exact=True).click()
     page.wait_for_selector("html[data-keys=off]")
     page.keyboard.press("/")
 
     assert page.evaluate("document.activeElement.id") != "find"
-    page.get_by_role("button", name="off", exact=True).click()
+    page.get_by_role("button", name="on", exact=True).click()
     page.wait_for_selector("html[data-keys=on]")
 
 
