@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import failures, http, idle, interference, many_queues, push, sections, worker
+from benchmarks import dashboard, failures, http, idle, interference, many_queues, push, sections, worker
 from benchmarks.deployment import BenchmarkFailed, scratch_folder
 from benchmarks.load import Generators
 from benchmarks.report import Report, machine_facts
@@ -35,6 +35,7 @@ SECTIONS: Mapping[str, Callable[[Bench, int], None]] = {
     push.SECTION: push.push,
     http.SECTION: http.http,
     failures.SECTION: failures.failures,
+    dashboard.SECTION: dashboard.dashboard,
 }
 WARM_UP_SECONDS = 1.0
 QUICK_SECONDS = 1.5
