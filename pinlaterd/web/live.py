@@ -22,6 +22,7 @@ from pinlaterd.clock import Clock, until_full
 from pinlaterd.config.schema import UserSettings
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.status import Facts
+from pinlaterd.web.text import line
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class LiveFrame(NamedTuple):
 
     facts: Facts
     at: float  # monotonic
-    outlines: Mapping[str, Sequence[float | None]] = {}  # jobs that were ready, by queue
+    lines: Mapping[str, str] = {}  # of the jobs that were ready in the last hour, as paths, by queue
 
 
 CellSource = Callable[[LiveFrame, str, UserSettings | None], Cells]
@@ -54,7 +55,7 @@ class ServiceFrames:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.last: LiveFrame | None = None
-        self._outlines: Mapping[str, Sequence[float | None]] = {}
+        self._lines: Mapping[str, str] = {}
         self._next_outlines = 0.0
         self._asked_at = 0.0
         self._asking: asyncio.Task[LiveFrame] | None = None
@@ -114,9 +115,15 @@ class ServiceFrames:
         now = self._clock.monotonic()
         if now >= self._next_outlines:
             self._next_outlines = now + _OUTLINE_SECONDS
-            self._outlines = await self.ask(_OUTLINES) or {}
-        self.last, self.problem = LiveFrame(facts, now, self._outlines), ""
+            outlines = await self.ask(_OUTLINES) or {}
+            # To draw a thousand takes as long as all other cells of as many queues.
+            self._lines = await asyncio.to_thread(_lines_of, outlines)
+        self.last, self.problem = LiveFrame(facts, now, self._lines), ""
         return self.last
+
+
+def _lines_of(outlines: Mapping[str, Sequence[float | None]]) -> Mapping[str, str]:
+    return {queue: line(values) for queue, values in outlines.items()}
 
 
 class _Channel:

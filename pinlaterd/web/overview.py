@@ -71,7 +71,7 @@ def rows_of(frame: LiveFrame, user: UserSettings | None, hidden: str) -> list[Ro
             queue["name"],
             verdict_of(queue, hidden),
             [(one, one.value(queue)) for one in COLUMNS],
-            text.line(frame.outlines.get(queue["name"], ())),
+            frame.lines.get(queue["name"], ""),
         )
         for queue in worst_first(queues)
     ]
