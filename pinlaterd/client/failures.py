@@ -71,7 +71,7 @@ class FailureWindow:
         self.since_ms = since_ms
         self.failures: list[Failure] = []
         self.failed: int | None = None  # jobs of the queue, whenever they failed; None: not known
-        self.is_whole = True  # whether none that is older failed since `since_ms`
+        self.is_whole = False  # whether all are here that failed since `since_ms`
         choice = None if since_ms is None else JobChoice(ended_since_ms=since_ms)
         self.call: PreparedCall[ScanResult] | None = scan(
             *(queue, JobState.FAILED),
@@ -85,12 +85,13 @@ class FailureWindow:
         """Add the answer to `call`."""
         assert self.call is not None
         self.failed = page.in_state
-        self.failures += map(self._failure, page.jobs)
+        failures = [*self.failures, *map(self._failure, page.jobs)]
         self.call = page_after(self.call, page)
-        if len(self.failures) >= NEWEST:
-            self.is_whole = self.call is None and len(self.failures) == NEWEST
-            del self.failures[NEWEST:]
+        self.is_whole = self.call is None and len(failures) <= NEWEST
+        if len(failures) >= NEWEST:
             self.call = None
+        # Another one each time: a copy of the window, which is not filled further, has its own.
+        self.failures = failures[:NEWEST]
 
     def _failure(self, job: JobRecord) -> Failure:
         status = job.custom_status if self._redact is None else self._redact(job.custom_status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple, cast, get_args
@@ -23,6 +24,7 @@ from pinlaterd.web.site import USER, Site
 
 GROUPINGS: Sequence[str] = get_args(Grouping)
 RANGES: Mapping[str, int | None] = {"1h": 3_600_000, "24h": 86_400_000, "7d": 604_800_000}
+_PATIENCE_SECONDS = 0.8  # after which a page shows the groups of what was read by then
 _FRESH_SECONDS = 10.0  # for which the groups of a queue are shown again
 _MOST_WINDOWS = 8  # that are kept so: of as many queues and ranges
 _MOST_GROUPS = 100  # on a page
@@ -50,30 +52,40 @@ class FailureWindows:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._kept: dict[tuple[str, str, str], tuple[float, asyncio.Task[FailureWindow]]] = {}
+        self._kept: dict[tuple[str, str, str], tuple[float, FailureWindow, asyncio.Task[None]]] = {}
 
     async def of(self, queue: str, within: str, hidden: str) -> FailureWindow:
         """Return the failures of a queue within a range, without what the pattern `hidden` hides,
-        no older than some seconds. Viewers who ask at the same time wait for the same search."""
+        no older than some seconds, or those of them that are known after a while. Viewers who ask
+        at the same time wait for the same search."""
         now, key = self._site.clock.monotonic(), (queue, within, hidden)
-        at, task = self._kept.get(key, (0.0, None))
+        at, window, task = self._kept.get(key) or (0.0, None, None)
         failed = task is not None and task.done() and (task.cancelled() or task.exception())
-        if task is None or failed or now - at > _FRESH_SECONDS:
+        if window is None or task is None or failed or now - at > _FRESH_SECONDS:
             self._kept.pop(key, None)
             while len(self._kept) >= _MOST_WINDOWS:
                 del self._kept[next(iter(self._kept))]
-            task = asyncio.ensure_future(self._search(*key))
-            self._kept[key] = now, task
-        return await asyncio.shield(task)
+            window = self._window(*key)
+            task = asyncio.ensure_future(self._fill(window))
+            # It may fail when nobody waits for it any more; the next viewer searches again.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._kept[key] = now, window, task
+        await asyncio.wait({task}, timeout=_PATIENCE_SECONDS)
+        while not (task.done() or window.failures):
+            await asyncio.wait({task}, timeout=_PATIENCE_SECONDS)
+        if task.done():
+            task.result()
+        return copy(window)
 
-    async def _search(self, queue: str, within: str, hidden: str) -> FailureWindow:
+    def _window(self, queue: str, within: str, hidden: str) -> FailureWindow:
         range_ms = RANGES.get(within)
         since_ms = None if range_ms is None else self._site.clock.now_ms() - range_ms
         redact = partial(redacted_text, pattern=hidden) if hidden else None
-        window = FailureWindow(queue, since_ms, redact)
+        return FailureWindow(queue, since_ms, redact)
+
+    async def _fill(self, window: FailureWindow) -> None:
         while window.call is not None:
             window.take(await self._site.client.run(window.call))
-        return window
 
 
 def heading(window: FailureWindow, queue: str) -> str:
@@ -96,6 +108,8 @@ def explained(window: FailureWindow, by: str, within: str) -> str:
     if window.is_whole and RANGES.get(within) is not None:
         which = f"The {grouped:,} of the last {within.replace('h', ' h').replace('d', ' d')}"
     older = "" if window.is_whole else " Older ones are not grouped."
+    if window.call is not None:
+        older = " Older ones are being read: load the page again to see their groups."
     return f"{which}, {first} to {last} UTC, grouped {words[by]}.{older}"
 
 

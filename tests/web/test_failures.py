@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import html
 import re
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from pinlaterd.clock import Clock
+from pinlaterd.errors import ConnectionFailed
+from pinlaterd.model import CONTINUATION_START, JobRecord, JobState, ScanResult
+from pinlaterd.web import failures
 from tests.deployment import Deployment
 from tests.web.conftest import PageAnswer, Visitor
 from tests.web.failing import fail
@@ -96,3 +104,43 @@ def test_a_queue_that_does_not_exist_is_said(visitor: Visitor):
 
     assert page.status == 404
     assert "nowhere" in page.text
+
+
+async def _groups_while_older_jobs_are_read() -> None:
+    asked, are_read = list[str](), asyncio.Event()
+
+    async def run(call: Any) -> ScanResult:
+        asked.append(call.request.continuation)
+        at_ms = 1_000 - len(asked)
+        job = JobRecord(
+            f"mail:s1:p1:{at_ms}", JobState.FAILED, 1, 0, TIMEOUTS[0], 0, 0, at_ms, None, None
+        )
+        if asked[-1] == CONTINUATION_START:
+            return ScanResult([job], f"v1:{at_ms}:1:1:{at_ms}", 1, 2)
+        await are_read.wait()
+        if len(asked) == 2:
+            raise ConnectionFailed("the router is being restarted")
+        return ScanResult([job], looked_at=1, in_state=2)
+
+    site = SimpleNamespace(clock=Clock(), client=SimpleNamespace(run=run))
+    windows = failures.FailureWindows(cast("Any", site))
+
+    first = await windows.of("mail", "", "")
+    assert "The newest 1, " in failures.explained(first, "message", "")
+    assert "load the page again" in failures.explained(first, "message", "")
+    are_read.set()
+    whole = first
+    while whole.call is not None:
+        with contextlib.suppress(ConnectionFailed):  # then the next viewer's search begins again
+            whole = await windows.of("mail", "", "")
+    assert "All 2, " in failures.explained(whole, "message", "")
+    assert [row.jobs for row in failures.rows_of(whole, "message", 1_000)] == [2]
+    assert len(first.failures) == 1
+
+
+def test_groups_of_the_newest_jobs_are_shown_while_older_ones_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(failures, "_PATIENCE_SECONDS", 0.01)
+
+    asyncio.run(_groups_while_older_jobs_are_read())
