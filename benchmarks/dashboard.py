@@ -7,14 +7,14 @@ their cells change. Pages are loaded one after the other, compressed, with all q
 from __future__ import annotations
 
 import http.client
-import selectors
+import select
 import socket
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 
 from benchmarks import frames
-from benchmarks.deployment import Deployment, cpu_seconds_between
+from benchmarks.deployment import Deployment, Usages, cpu_seconds_between
 from benchmarks.load import Load, Window, percentile
 from benchmarks.report import Case, Measurement
 from benchmarks.sections import SHARDS, WHOLE, Bench, sleep_until
@@ -72,7 +72,8 @@ def _enqueue(queue: str) -> EnqueueRequest:
 
 def _overview(service: Deployment, case: Case, run: int, window: Window) -> Measurement:
     """Load the page with all its queues, again and again."""
-    seconds, size = [], 0
+    seconds: list[float] = []
+    size = 0
     sleep_until(window.measure_from)
     address = ("127.0.0.1", service.web_port)
     with closing(http.client.HTTPConnection(*address, timeout=30.0)) as connection:
@@ -95,23 +96,20 @@ def _viewers(service: Deployment, case: Case, run: int, window: Window) -> Measu
     """Keep the streams of so many viewers open, and read them."""
     events = 0
     request = b"GET /live?of=overview HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with selectors.DefaultSelector() as streams:
-        for _ in range(case.connections):
-            stream = socket.create_connection(("127.0.0.1", service.web_port))
+    before: Usages = {}
+    with ExitStack() as opened:
+        address = ("127.0.0.1", service.web_port)
+        streams = [
+            opened.enter_context(socket.create_connection(address)) for _ in range(case.connections)
+        ]
+        for stream in streams:
             stream.sendall(request)
-            streams.register(stream, selectors.EVENT_READ)
-        before = None
         while (now := time.monotonic()) < window.until:
-            if before is None and now >= window.measure_from:
+            if not before and now >= window.measure_from:
                 before, events = service.usage(), 0
-            for key, _ in streams.select(0.1):
-                stream = key.fileobj
-                assert isinstance(stream, socket.socket)
+            for stream in select.select(streams, (), (), 0.1)[0]:
                 events += stream.recv(1 << 20).count(b"data: ")
-        used = cpu_seconds_between(before or {}, service.usage())
-        for key in list(streams.get_map().values()):
-            streams.unregister(key.fileobj)
-            key.fileobj.close()
+        used = cpu_seconds_between(before, service.usage())
     measured = window.until - window.measure_from
     percent = {name: 100.0 * seconds / measured for name, seconds in used.items()}
     figures = {CPU_PERCENT: percent[WEB], COORDINATOR_PERCENT: percent["coordinator"]}

@@ -52,9 +52,7 @@ class Deployment(deployment.Deployment):
     ) -> None:
         super().__init__(Path(tempfile.mkdtemp(prefix="service-", dir=parent)))
         each = None if shard is None else {str(n): shard for n in range(1, shards + 1)}
-        self.init(
-            shards=each or shards, settings=settings or {}, queues=queues, http=http, web=web
-        )
+        self.init(shards=each or shards, settings=settings or {}, queues=queues, http=http, web=web)
 
     def __enter__(self) -> Self:
         try:

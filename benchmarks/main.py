@@ -9,7 +9,17 @@ from pathlib import Path
 
 import click
 
-from benchmarks import dashboard, failures, http, idle, interference, many_queues, push, sections, worker
+from benchmarks import (
+    dashboard,
+    failures,
+    http,
+    idle,
+    interference,
+    many_queues,
+    push,
+    sections,
+    worker,
+)
 from benchmarks.deployment import BenchmarkFailed, scratch_folder
 from benchmarks.load import Generators
 from benchmarks.report import Report, machine_facts

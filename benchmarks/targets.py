@@ -6,7 +6,17 @@ from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Literal
 
-from benchmarks import failures, http, idle, interference, many_queues, push, sections, worker
+from benchmarks import (
+    dashboard,
+    failures,
+    http,
+    idle,
+    interference,
+    many_queues,
+    push,
+    sections,
+    worker,
+)
 from benchmarks.engine_alone import Work
 from benchmarks.report import Case, Report, Target
 
@@ -27,6 +37,8 @@ RSS_MB = {"router": 45.0, "shard": 45.0, "coordinator": 70.0}
 RATIO_OF_WORKER = 0.6
 PUSHED_JOBS_PER_SECOND = 5_000
 FAILURES_PAGE_MS, FAILURES_GROUPS_MS = 100.0, 1_000.0
+OVERVIEW_P95_MS = {100: 100.0, 1_000: 400.0}  # by queues
+WEB_RSS_MB, WEB_IDLE_PERCENT, WEB_VIEWERS_PERCENT = 60.0, 0.1, 5.0
 RATIO_OF_HTTP = {1: 0.35, 100: 0.4}  # by jobs a call
 DELAY_RATIO = 5.0
 SHARD_GROWTH_MB = 32 * 1024 * 1024 / 1e6  # shard_buffer_bytes
@@ -77,6 +89,7 @@ def _wanted(report: Report, engine: str) -> Iterator[Wanted]:
         quiet, disturbed = interference.quiet(each), interference.disturbed(each)
         yield p99(f"dequeue p99 with {each} / without", disturbed, quiet, INTERFERENCE_RATIO)
     yield from _failures(report)
+    yield from _dashboard(report)
     yield from _idle(report)
     for size, ratio in RATIO_OF_HTTP.items():
         over_http, over_thrift = http.case(http.OVER_HTTP, size), http.case(http.OVER_THRIFT, size)
@@ -118,6 +131,24 @@ def _failures(report: Report) -> Iterator[Wanted]:
     ratio = report.ratio(failures.SEARCHED, failures.QUIET, _P99)
     name = "dequeue p99 with two searches / without"
     yield name, ratio, "at most", INTERFERENCE_RATIO, ""
+
+
+def _dashboard(report: Report) -> Iterator[Wanted]:
+    for queues, most_ms in OVERVIEW_P95_MS.items():
+        found = report.median(dashboard.overview_case(queues))
+        took = None if found is None else found.figures[dashboard.P95_MS]
+        yield f"overview of {queues:,} queues, p95", took, "at most", most_ms, " ms"
+    watched = report.median(dashboard.watched_case(dashboard.QUEUES[0]))
+    for found, limit in (
+        (report.median(dashboard.IDLE), WEB_IDLE_PERCENT),
+        (watched, WEB_VIEWERS_PERCENT),
+    ):
+        if found is not None:
+            name = f"web, {found.case.name}"
+            share = found.figures[dashboard.CPU_PERCENT]
+            yield name, share, "at most", limit, " % of a core"
+    if watched is not None:
+        yield "RSS of web", watched.rss_mb[dashboard.WEB], "at most", WEB_RSS_MB, " MB"
 
 
 def _idle(report: Report) -> Iterator[Wanted]:

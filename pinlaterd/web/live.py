@@ -43,7 +43,7 @@ class LiveFrame(NamedTuple):
 
     facts: Facts
     at: float  # monotonic
-    lines: Mapping[str, str] = {}  # of the jobs that were ready in the last hour, as paths, by queue
+    lines: Mapping[str, str] = {}  # paths of the jobs ready in the last hour, by queue
 
 
 CellSource = Callable[[LiveFrame, str, UserSettings | None], Cells]
