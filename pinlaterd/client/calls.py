@@ -62,7 +62,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
 
 # The errors that are sure that an enqueue has stored nothing; but OutcomeUnknown is none of them.
-_NOT_STORED = (RequestError, Overloaded, NoHealthyShards, ConnectionFailed)
+NOT_STORED = (RequestError, Overloaded, NoHealthyShards, ConnectionFailed)
 # A call that changes many jobs uses half of request_timeout_ms, which is at least 100, or more.
 _LEAST_USED_SECONDS = 0.05
 
@@ -433,7 +433,7 @@ async def enqueue_rest(
         stored = list(again.descriptors)
     except (PinLaterError, ConnectionFailed) as failure:
         why = str(failure)
-        is_certain = isinstance(failure, _NOT_STORED) and not isinstance(failure, OutcomeUnknown)
+        is_certain = isinstance(failure, NOT_STORED) and not isinstance(failure, OutcomeUnknown)
         stored = [error.NOT_STORED if is_certain else error.MAY_BE_STORED] * len(places)
     for place, descriptor in zip(places, stored, strict=True):
         descriptors[place] = descriptor

@@ -17,6 +17,7 @@ import msgspec
 
 from pinlaterd.clock import Clock
 
+FAILED = "failed"  # how the outcome begins of a change that has changed nothing
 _READ_BYTES = 1 << 20  # of the end of the log: what the page shows
 
 
@@ -37,12 +38,29 @@ class AuditLog:
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
         self._clock = clock
-        self._last = max([change.number for change in self.changes()], default=0)
+        changes = self.changes()
+        self._last = max([change.number for change in changes], default=0)
+        # By the nonces of forms, so that none acts twice; one that failed may be sent again.
+        self._numbers: dict[str, int] = {
+            change.facts["nonce"]: change.number
+            for change in changes
+            if "nonce" in change.facts and not change.outcome.startswith(FAILED)
+        }
 
-    def next_number(self) -> int:
-        """Return the number of a change that is about to begin."""
+    def number_of(self, nonce: str) -> int | None:
+        """Return the number of the change that a form with this nonce has begun; None: none."""
+        return self._numbers.get(nonce)
+
+    def next_number(self, nonce: str = "") -> int:
+        """Return the number of a change that is about to begin, by a form with this nonce."""
         self._last += 1
+        if nonce:
+            self._numbers[nonce] = self._last
         return self._last
+
+    def forget(self, nonce: str) -> None:
+        """Let a form act again whose change has failed, or has not begun."""
+        self._numbers.pop(nonce, None)
 
     def skip_to(self, number: int) -> None:
         """Give no number up to this one again: the log may have been moved away."""

@@ -30,7 +30,7 @@ from pinlaterd.errors import ConfigError, ConnectionFailed, how_many
 from pinlaterd.model import QUEUE_NAME, JobChoice, JobRecord, JobState
 from pinlaterd.signature import signature
 from pinlaterd.web import text
-from pinlaterd.web.audit import AuditLog, Change
+from pinlaterd.web.audit import FAILED, AuditLog, Change
 from pinlaterd.web.bodies import redacted_message, redacted_text
 from pinlaterd.web.job import hidden_pattern
 from pinlaterd.web.live import Cells, LiveFrame
@@ -41,10 +41,11 @@ from pinlaterd.web.operations import (
     Operations,
     Phase,
     Selection,
+    nonce_of_restore,
     pages,
 )
 from pinlaterd.web.queue import queue_in, time_of
-from pinlaterd.web.refusals import PageProblem
+from pinlaterd.web.refusals import PageProblem, log_refusal
 from pinlaterd.web.site import FORM, USER, Site
 
 _TYPED_JOBS = 1_000  # to delete more, the queue's name has to be typed
@@ -52,6 +53,7 @@ _MOST_COUNTED, _COUNT_SECONDS, _PAGE_JOBS = 10_000, 2.0, 1_000
 _NOTHING_SECONDS = 8.0  # for which it is looked in addition while nothing was found
 _SAMPLES, _SAID_CHARS = 5, 200
 _MOST_REASON_CHARS = 200
+_MOST_NONCE_CHARS = 100
 _MOST_DIGITS = 9  # of an operation's number
 _CLEAN_SECONDS = 3_600.0
 _EVERY_QUEUE = "*"  # what a shard's switch acts on: no pattern that bounds a user matches it
@@ -135,7 +137,7 @@ class MendPages:
         self._site = site
         self._audit = AuditLog(layout.DATA / "audit.jsonl", site.clock)
         self._operations = Operations(site.client, layout.DATA, self._audit, site.clock)
-        self._sent: set[str] = set()  # nonces of the forms that have set something
+        self._settling = asyncio.create_task(self._operations.settle())
         site.live.add("op", self._cells)
         self._clean_trash()
 
@@ -146,7 +148,8 @@ class MendPages:
             site.page("/mend", self._preview),
             site.action("/mend", self._act),
             site.page(r"/op/{number:\d{1,9}}", self._show),
-            site.action(r"/op/{number:\d{1,9}}", self._steer),
+            # What goes on may be stopped, also where nothing else may be changed any more.
+            site.action(r"/op/{number:\d{1,9}}", self._steer, writes=False),
             site.page("/audit", self._list),
             site.action("/audit", self._undo),
         ]
@@ -244,8 +247,8 @@ class MendPages:
 
     async def _act(self, request: web.Request) -> web.StreamResponse:
         form = request[FORM]
-        what, nonce = form.get("action", ""), form.get("nonce", "")
-        if not nonce:
+        what, nonce = form.get("action", ""), f"form {form.get('nonce', '')}"
+        if not form.get("nonce") or len(nonce) > _MOST_NONCE_CHARS:
             raise _mistake("The form has no nonce.")
         if what not in ("retry", "delete"):
             return await self._set(request, switch_of(form), nonce)
@@ -269,8 +272,21 @@ class MendPages:
             is_bound=is_bound,
             first_jobs=FIRST_JOBS if mode == "first" else 0,
         )
-        begun = await self._operations.begin(operation)
-        raise web.HTTPSeeOther(f"/op/{begun.number}")
+        raise web.HTTPSeeOther(f"/op/{await self._begin(request, operation)}")
+
+    async def _begin(self, request: web.Request, operation: Operation) -> int:
+        """Begin an operation, unless its form has begun it before; return its number."""
+        number = self._sent_before(request, operation.nonce)
+        return number or (await self._operations.begin(operation)).number
+
+    def _sent_before(self, request: web.Request, nonce: str) -> int | None:
+        """Return the number of the change that a form has made before, which is logged; None: it
+        makes one now."""
+        number = self._audit.number_of(nonce)
+        if number is not None:
+            why = f"its form was sent before, for change {number}"
+            log_refusal(request, why, self._who(request))
+        return number
 
     # --- operations ----------------------------------------------------------------------------
 
@@ -330,6 +346,8 @@ class MendPages:
 
     async def _steer(self, request: web.Request) -> web.StreamResponse:
         operation, wanted = self._find(request, "operate"), request[FORM].get("do")
+        if wanted != "stop":
+            self._site.check_writes(request)
         if wanted == "go_on" and self._operations.is_restored(operation):
             raise _mistake("Its jobs were enqueued again: begin another delete.")
         if wanted in ("go_on", "stop"):  # not by who has begun it, perhaps
@@ -340,19 +358,19 @@ class MendPages:
         elif wanted == "stop":
             self._operations.stop(operation)
         elif wanted == RESTORE:
-            operation = await self._restore(request, operation)
+            raise web.HTTPSeeOther(f"/op/{await self._restore(request, operation)}")
         else:
             raise _mistake("The form does not say what to do.")
         raise web.HTTPSeeOther(f"/op/{operation.number}")
 
-    async def _restore(self, request: web.Request, deleted: Operation) -> Operation:
-        """Begin to enqueue again what an operation has deleted, once."""
+    async def _restore(self, request: web.Request, deleted: Operation) -> int:
+        """Begin to enqueue again what an operation has deleted, once; return the number."""
         if deleted.what != "delete" or not self._operations.trash.holds(deleted.number):
             raise _mistake("Its jobs are no more in the trash.")
-        nonce = f"{RESTORE} {deleted.number}"
+        nonce = nonce_of_restore(deleted.number)
         again = Operation(RESTORE, self._who(request), nonce, deleted.selection)
         again.source, again.expected = deleted.number, deleted.done
-        return await self._operations.begin(again)
+        return await self._begin(request, again)
 
     def _find(self, request: web.Request, role: str) -> Operation:
         operation = self._operations.get(int(request.match_info["number"]))
@@ -395,21 +413,25 @@ class MendPages:
         form = request[FORM]
         if switch.setting == "dequeue_only" and form.get("typed", "").strip() != switch.name:
             raise _mistake(f"Type the shard's name, {switch.name}.")
-        if nonce not in self._sent:
-            self._sent.add(nonce)
-            await self._make(request, switch, form.get("reason", "")[:_MOST_REASON_CHARS])
+        await self._make(request, switch, nonce, form.get("reason", "")[:_MOST_REASON_CHARS])
         raise web.HTTPSeeOther("/audit")
 
-    async def _make(self, request: web.Request, switch: Switch, reason: str) -> None:
-        etc, who = self._site.etc, self._who(request)
-        before = await asyncio.to_thread(switch.before, etc)
-        number = self._audit.next_number()
-        facts = {**switch._asdict(), "before": before, "reason": reason}
-        await asyncio.to_thread(self._audit.begin, number, who, "set", facts)
+    async def _make(self, request: web.Request, switch: Switch, nonce: str, reason: str) -> None:
+        """Set something, unless a form with this nonce has done so before."""
+        if self._sent_before(request, nonce):
+            return
+        etc, who, is_noted = self._site.etc, self._who(request), False
+        number = self._audit.next_number(nonce)
         try:
+            before = await asyncio.to_thread(switch.before, etc)
+            facts = {**switch._asdict(), "before": before, "reason": reason, "nonce": nonce}
+            await asyncio.to_thread(self._audit.begin, number, who, "set", facts)
+            is_noted = True
             await asyncio.to_thread(switch.make, etc, who, reason)
         except (ConfigError, OSError) as error:
-            await asyncio.to_thread(self._audit.end, number, f"failed: {error}")
+            self._audit.forget(nonce)
+            if is_noted:
+                await asyncio.to_thread(self._audit.end, number, f"{FAILED}: {error}")
             cure = "Mend that, and repeat it."
             raise PageProblem(HTTPStatus.CONFLICT, str(error), cure) from None
         await asyncio.to_thread(self._audit.end, number, "done")
@@ -426,7 +448,8 @@ class MendPages:
         words = f"{change.what} jobs of {facts.get('queue', '')}"
         can_undo = change.what == "delete" and self._operations.trash.holds(change.number)
         if change.what == "set":
-            words, can_undo = _switch_in(facts).words, change.outcome == "done"
+            is_undone = self._audit.number_of(_nonce_of_undo(change.number)) is not None
+            words, can_undo = _switch_in(facts).words, change.outcome == "done" and not is_undone
         outcome = operation.outcome if operation is not None else change.outcome
         return {
             **change._asdict(),
@@ -452,14 +475,14 @@ class MendPages:
         if change.what == "set":
             switch = _switch_in(change.facts)._replace(value=change.facts["before"])
             self._site.check_right(request, "operate", switch.queue or _EVERY_QUEUE)
-            await self._make(request, switch, f"undoes change {number}")
+            nonce = _nonce_of_undo(number)
+            await self._make(request, switch, nonce, f"undoes change {number}")
             raise web.HTTPSeeOther("/audit")
         operation = self._operations.get(number)
         if operation is None:
             raise _mistake("Its jobs are no more in the trash.")
         self._site.check_right(request, "operate", operation.selection.queue)
-        begun = await self._restore(request, operation)
-        raise web.HTTPSeeOther(f"/op/{begun.number}")
+        raise web.HTTPSeeOther(f"/op/{await self._restore(request, operation)}")
 
     def _who(self, request: web.Request) -> str:
         user = request.get(USER)
@@ -576,6 +599,10 @@ def switch_of(given: MultiMapping[str]) -> Switch:
     if what != "limit":
         return Switch(what, name, value in ("on", "True"))
     return Switch(what, name, _rate(value))
+
+
+def _nonce_of_undo(number: int) -> str:
+    return f"undo {number}"
 
 
 def _switch_in(facts: Mapping[str, Any]) -> Switch:

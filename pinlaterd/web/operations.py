@@ -4,7 +4,8 @@ An operation finds its jobs by scans, and changes a batch at a time by descripto
 ended before its cut-off. So a batch may be sent again: no job is changed twice. Of a queue one
 operation works at a time. Each has a record in data/operations, which is fsynced before and after
 every batch. One that was under way when the process ended is `interrupted`, and goes on when it is
-told to. A try stops behind its first jobs and asks.
+told to. A try stops behind its first jobs and asks. A restore enqueues each job once at most: what
+may have been enqueued is not sent again, as a job that has run and is gone leaves no trace.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -27,12 +28,22 @@ from pinlaterd.clock import Clock
 from pinlaterd.config.layout import replace_file
 from pinlaterd.errors import (
     ConnectionFailed,
+    EnqueuedInPart,
     InvalidRequest,
     OutcomeUnknown,
     PinLaterError,
     ShardConnectionFailed,
 )
-from pinlaterd.model import JobChoice, JobRecord, JobState, ScanResult
+from pinlaterd.model import (
+    Job,
+    JobChoice,
+    JobRecord,
+    JobState,
+    LookupRequest,
+    QueueKey,
+    ScanResult,
+    key_of,
+)
 from pinlaterd.router_client import RouterClient
 from pinlaterd.web.audit import AuditLog
 from pinlaterd.web.trash import Trash, TrashFull
@@ -42,6 +53,7 @@ log = logging.getLogger(__name__)
 FIRST_JOBS = 10  # of a try
 RESTORE = "restore"  # an operation that enqueues again what a delete has deleted
 _BATCH_JOBS = 500
+_RESTORED_JOBS = 100  # at a time: so many, at most, are left out where the process ended meanwhile
 _KEPT = 500  # operations whose records are kept
 _FULL = "the trash is full: what is deleted from here on can't be restored"
 _ENDED = "the dashboard was ended"
@@ -93,13 +105,16 @@ class Operation(msgspec.Struct):
     note: str = ""  # why it is in that phase
     place: str = ""  # where its scan goes on
     done: int = 0
-    missed: int = 0  # jobs that had changed meanwhile
+    missed: int = 0  # jobs that had changed meanwhile; of a restore, whose keys others hold
     unsure: int = 0  # jobs of a batch whose outcome is not known
     first_jobs: int = 0  # to stop behind; 0: at none
     tried: list[str] = []
     without_trash: bool = False
     spread_from_ms: int = 0
     source: int = 0  # the delete that it restores
+    sent: list[QueueKey] = []  # keys of the jobs of its batch that may be stored
+    expired: int = 0  # jobs that it restores no more
+    doubtful: int = 0  # that may have been stored, and have run
 
     def is_stopped(self) -> bool:
         """Return whether it has been told to end."""
@@ -108,17 +123,24 @@ class Operation(msgspec.Struct):
     @property
     def seen(self) -> int:
         """Return how many of its jobs it is done with."""
-        return self.done + self.missed
+        return self.done + self.missed + self.expired + self.doubtful
 
     @property
     def outcome(self) -> str:
         """Say how it has ended, or stands."""
         verb = {"retry": "retried", "delete": "deleted"}.get(self.what, "enqueued again")
-        parts = [f"{self.done:,} {verb}"]
-        if self.missed:
-            parts.append(f"{self.missed:,} had changed meanwhile")
-        if self.unsure:
-            parts.append(f"{self.unsure:,} unknown")
+        parts, missed = [f"{self.done:,} {verb}"], "had changed meanwhile"
+        if self.what == RESTORE:
+            missed = "not, as other jobs hold their keys"
+        counts = {
+            missed: self.missed,
+            "not, as they have expired": self.expired,
+            "not, as they may have run: it was interrupted while it sent them": self.doubtful,
+            "unknown": self.unsure,
+        }
+        if self.what == RESTORE and self.phase is Phase.DONE:
+            counts["not, as the trash does not have them"] = self.expected - self.seen
+        parts += [f"{count:,} {words}" for words, count in counts.items() if count > 0]
         told = f"{self.phase}: {', '.join(parts)}"
         return f"{told}; {self.note}" if self.note else told
 
@@ -142,15 +164,11 @@ class Operations:
         return self._known.get(number)
 
     async def begin(self, operation: Operation) -> Operation:
-        """Begin an operation, which gets its number; or return the one that its form has begun
-        before. Raises OSError, with nothing begun."""
-        for known in self._known.values():
-            if known.nonce == operation.nonce:
-                return known
+        """Begin an operation, which gets its number. Raises OSError, with nothing begun."""
         # Known by its nonce before anything is waited for: a double click comes meanwhile.
-        number = self._audit.next_number()
+        number = self._audit.next_number(operation.nonce)
         operation.number, self._known[number] = number, operation
-        shown = ("attempts", "per_second", "reason", "source", "expected")
+        shown = ("attempts", "per_second", "reason", "source", "expected", "nonce")
         facts = {name: value for name in shown if (value := getattr(operation, name))}
         facts |= {"queue": operation.selection.queue, "selection": operation.selection}
         try:
@@ -158,6 +176,7 @@ class Operations:
             await self._store(operation)
         except OSError:
             del self._known[number]
+            self._audit.forget(operation.nonce)
             raise
         self._start(operation)
         return operation
@@ -172,7 +191,19 @@ class Operations:
 
     def is_restored(self, operation: Operation) -> bool:
         """Return whether what an operation has deleted was enqueued again, which happens once."""
-        return any(known.source == operation.number for known in self._known.values())
+        nonce = nonce_of_restore(operation.number)
+        is_known = any(known.source == operation.number for known in self._known.values())
+        return is_known or self._audit.number_of(nonce) is not None
+
+    async def settle(self) -> None:
+        """Note soon what the process before this one has deleted, of deletes that it had begun."""
+        for operation in list(self._known.values()):
+            if operation.phase is Phase.INTERRUPTED and operation.what == "delete":
+                try:
+                    async with self._queues[operation.selection.queue]:
+                        await self._settle(operation.number)
+                except (PinLaterError, ConnectionFailed, OSError) as error:
+                    log.warning("operation %d: %s", operation.number, error)
 
     def stop(self, operation: Operation) -> None:
         """Have an operation end behind the batch that is under way."""
@@ -186,7 +217,8 @@ class Operations:
         self._tasks[operation.number] = task
         task.add_done_callback(lambda _: self._tasks.pop(operation.number, None))
         for number in sorted(self._known)[:-_KEPT]:
-            if number not in self._tasks:
+            has_ended = self._known[number].phase in (Phase.DONE, Phase.STOPPED)
+            if has_ended and number not in self._tasks and not self.trash.holds(number):
                 del self._known[number]
                 _file(self._folder, number).unlink(missing_ok=True)
 
@@ -216,17 +248,24 @@ class Operations:
 
     async def _change(self, operation: Operation) -> None:
         """Retry or delete the jobs that scans find, batch by batch."""
+        if operation.what == "delete":
+            await self._settle(operation.number)
         async for descriptors, place_behind in self._batches(operation):
             if operation.is_stopped():  # while it looked for them
                 return
-            if operation.what == "delete" and not operation.without_trash:
+            keeps = operation.what == "delete" and not operation.without_trash
+            if keeps:
                 try:
                     await self._keep(operation, descriptors)
                 except TrashFull:
                     operation.phase, operation.note = Phase.ASKING, _FULL
                     return
             await self._store(operation)
+            missed = operation.missed
             await self._send(operation, descriptors)
+            if keeps:
+                left = await self._there(descriptors) if operation.missed > missed else ()
+                await asyncio.to_thread(self.trash.add_left, operation.number, left)
             operation.tried += descriptors[: FIRST_JOBS - len(operation.tried)]
             operation.place = place_behind
             await self._store(operation)
@@ -281,20 +320,69 @@ class Operations:
         kept = [record for record in records.values() if record.state is state]
         await asyncio.to_thread(self.trash.add, operation.number, kept)
 
+    async def _settle(self, number: int) -> None:
+        """Note which jobs of a delete are there still, if its process ended before it did."""
+        if not self.trash.holds(number):
+            return
+        if unsettled := await asyncio.to_thread(self.trash.unsettled, number):
+            left = await self._there(unsettled)
+            await asyncio.to_thread(self.trash.add_left, number, left)
+
+    async def _there(self, descriptors: Sequence[str]) -> Sequence[str]:
+        """Return the jobs that are there. They may end and be removed later, and are not to run
+        again then."""
+        there: list[str] = []
+        for at in range(0, len(descriptors), _BATCH_JOBS):
+            found = await self._client.run(calls.lookup(descriptors[at : at + _BATCH_JOBS]))
+            there += found
+        return there
+
     async def _restore(self, operation: Operation) -> None:
-        """Enqueue the jobs of a delete again; each has a key, so that none is stored twice."""
-        batches = self.trash.batches(operation.source, operation.seen, _BATCH_JOBS)
+        """Enqueue the jobs of a delete again, each once at most."""
+        await self._settle(operation.source)
+        batches = self.trash.batches(operation.source, operation.seen, _RESTORED_JOBS)
         while batch := await asyncio.to_thread(next, batches, None):
             if operation.phase is not Phase.RUNNING:
                 return
-            # A job that the delete had no time for, or did not find as it was, is there still.
-            there = await self._client.run(calls.lookup([kept.descriptor for kept in batch]))
-            gone = [kept.job for kept in batch if kept.descriptor not in there]
-            await self._client.run(calls.enqueue_keyed(operation.selection.queue, gone))
-            operation.done += len(gone)
-            operation.missed += len(batch) - len(gone)
+            await self._enqueue(operation, [kept.job for kept in batch])
             await self._store(operation)
         operation.phase = Phase.DONE
+
+    async def _enqueue(self, operation: Operation, batch: Sequence[Job]) -> None:
+        """Enqueue a batch of a restore, without jobs that may have been sent before."""
+        queue, now_ms, sent = operation.selection.queue, self._clock.now_ms(), set(operation.sent)
+        jobs = {key: job for job in batch if (key := key_of(queue, job.options)) is not None}
+        held = await self._held(jobs)
+        left = {key: job for key, job in jobs.items() if key not in sent | held}
+        new = [key for key, job in left.items() if not _has_expired(job, now_ms)]
+        operation.sent += new
+        await self._store(operation)
+        call = calls.enqueue_keyed(queue, [jobs[key] for key in new])
+        try:
+            stored = await self._client.run(call) if new else []
+        except EnqueuedInPart as error:
+            outcomes = zip(new, error.descriptors, strict=True)
+            unstored = {key for key, each in outcomes if each == error.NOT_STORED}
+            operation.sent = [key for key in operation.sent if key not in unstored]
+            raise
+        except calls.NOT_STORED as error:
+            if not isinstance(error, OutcomeUnknown):
+                operation.sent = [*sent]
+            raise
+        existed = sum(each.existed for each in stored)
+        operation.done += len(sent & held) + len(new) - existed
+        operation.missed += len(held - sent) + existed + len(batch) - len(jobs)
+        operation.expired += len(left) - len(new)
+        operation.doubtful += len(sent - held)
+        operation.sent = []
+
+    async def _held(self, keys: Iterable[QueueKey]) -> set[QueueKey]:
+        """Return those of `keys` that jobs hold."""
+        request = LookupRequest((), False, list(keys))
+        call = calls.lookup_keys("", [])._replace(request=request, result=dict)
+        found: dict[str, JobRecord] = await self._client.run(call)
+        held = {key_of(each.partition(":")[0], job.options) for each, job in found.items()}
+        return {key for key in keys if key in held}
 
     async def _batches(self, operation: Operation) -> AsyncIterator[tuple[list[str], str]]:
         """Yield what is left to be changed, and where the scan goes on behind each batch."""
@@ -307,6 +395,16 @@ class Operations:
         async for page in pages(self._client, selection, operation.place, jobs):
             if page.found:
                 yield [record.descriptor for record in page.found], page.place_behind
+
+
+def nonce_of_restore(number: int) -> str:
+    """Return what stands for the form of a restore: each delete has one."""
+    return f"{RESTORE} {number}"
+
+
+def _has_expired(job: Job, now_ms: int) -> bool:
+    expires_at_ms = job.options.expires_at_ms if job.options is not None else None
+    return expires_at_ms is not None and expires_at_ms <= now_ms
 
 
 def _file(folder: Path, number: int) -> Path:

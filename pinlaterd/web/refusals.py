@@ -102,9 +102,14 @@ def check_form(request: web.Request, form: MultiDict[str], token: str) -> None:
 
 def refusal(request: web.Request, why: str, cure: str, user: str = "") -> PageProblem:
     """Return a refusal, to be raised; log it with who and what."""
-    log.warning("refused: %s %s from %s as %r: %s", *_facts(request), user, why)
+    log_refusal(request, why, user)
     what = f"This request was refused: {why}."
     return PageProblem(HTTPStatus.FORBIDDEN, what, cure)
+
+
+def log_refusal(request: web.Request, why: str, user: str = "") -> None:
+    """Log what a request asked for in vain, with who and what."""
+    log.warning("refused: %s %s from %s as %r: %s", *_facts(request), user, why)
 
 
 def raw_path(request: web.Request) -> str:

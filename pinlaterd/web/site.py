@@ -98,9 +98,8 @@ class Site:
             form = await read_form(request)
             check_form(request, form, self.sessions.token(request))
             self._admit(request, role)
-            if writes and not self.config.server.web_writes:
-                cure = "Set `web_writes: true` in etc/pinlaterd.yaml."
-                raise refusal(request, "this dashboard only shows", cure)
+            if writes:
+                self.check_writes(request)
             request[FORM] = form
             return await handler(request)
 
@@ -119,6 +118,12 @@ class Site:
                 raise refusal(request, "nobody is logged in", "Log in, and repeat what you did.")
             raise web.HTTPSeeOther(f"/login?next={quote(request.path_qs, safe='')}")
         self.check_right(request, role, request.match_info.get("queue", ""))
+
+    def check_writes(self, request: web.Request) -> None:
+        """Check that the service may be changed from here. Raises PageProblem."""
+        if not self.config.server.web_writes:
+            cure = "Set `web_writes: true` in etc/pinlaterd.yaml."
+            raise refusal(request, "this dashboard only shows", cure)
 
     def check_right(self, request: web.Request, role: str, queue: str) -> None:
         """Check that the user of a request has `role` for `queue`. Raises PageProblem."""

@@ -1,7 +1,9 @@
 """The trash data/trash: jobs that the dashboard deleted, with their bodies, for a day.
 
 Each delete has a file named after its number, a job a line, which is fsynced before any of its jobs
-is deleted. All files together hold `MOST_BYTES` at most.
+is deleted. Behind each batch a line lists those of it that were not deleted, as they had changed
+meanwhile; it is missing where the process ended before. All files together hold `MOST_BYTES` at
+most.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.layout import sync_folder
@@ -34,6 +38,13 @@ class KeptJob(NamedTuple):
     job: Job
 
 
+class _Head(msgspec.Struct):
+    """The fields that are read of all lines: of a job, or of the jobs that were not deleted."""
+
+    descriptor: str = ""
+    left: Sequence[str] | None = None
+
+
 class Trash:
     """The deleted jobs of one deployment. Its methods block for the disk: call them beside the
     loop."""
@@ -49,6 +60,18 @@ class Trash:
         self.clean()
         if self._size() + len(data) > MOST_BYTES:
             raise TrashFull
+        self._append(number, data)
+
+    def add_left(self, number: int, descriptors: Sequence[str]) -> None:
+        """Keep which jobs of the last batch were not deleted, durably. Raises OSError."""
+        self._append(number, msgspec.json.encode({"left": descriptors}) + b"\n")
+
+    def unsettled(self, number: int) -> Sequence[str]:
+        """Return the jobs of the last batch, if it isn't known which of them were deleted. Raises
+        OSError."""
+        return self._look_through(number)[1]
+
+    def _append(self, number: int, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with os.fdopen(os.open(self._file(number), flags, 0o600), "ab") as file:
             file.write(b"\n" + data)  # a line that a crash cut short ends before ours
@@ -61,24 +84,42 @@ class Trash:
         return self._is_young(self._file(number))
 
     def batches(self, number: int, begin: int, jobs: int) -> Iterator[list[KeptJob]]:
-        """Yield the jobs of a delete from place `begin` on, so many at a time or fewer, each with a
-        key by which a second enqueue of it stores nothing. Raises OSError."""
-        seen: set[str] = set()  # a batch that was sent again is there twice
+        """Yield the jobs that were deleted from place `begin` on, so many at a time or fewer, each
+        with a key. Raises OSError."""
         batch: list[KeptJob] = []
         size = 0
+        places = list(self._look_through(number)[0].values())
         with self._file(number).open("rb") as file:
-            for line in file:
-                with contextlib.suppress(ValueError, KeyError):  # a crash may have cut the last one
-                    kept = _job(line, f"trash-{number}-")
-                    if kept.descriptor not in seen and len(seen) >= begin:
-                        batch.append(kept)
-                        size += len(line)
-                    seen.add(kept.descriptor)
+            for place in places[begin:]:
+                file.seek(place)
+                line = file.readline()
+                batch.append(_job(line, f"trash-{number}-"))
+                size += len(line)
                 if len(batch) == jobs or size >= _BATCH_BYTES:
                     yield batch
                     batch, size = [], 0
         if batch:
             yield batch
+
+    def _look_through(self, number: int) -> tuple[Mapping[str, int], Sequence[str]]:
+        """Return where the line of each deleted job begins, and the jobs behind the last line that
+        lists what was not deleted."""
+        places: dict[str, int] = {}
+        unsettled: list[str] = []
+        place = 0
+        with self._file(number).open("rb") as file:
+            for line in file:
+                with contextlib.suppress(msgspec.MsgspecError):  # a crash may have cut the last one
+                    head = msgspec.json.decode(line, type=_Head)
+                    if head.left is not None:
+                        unsettled.clear()
+                        for descriptor in head.left:
+                            places.pop(descriptor, None)
+                    else:  # a batch that was sent again is there twice
+                        places.setdefault(head.descriptor, place)
+                        unsettled.append(head.descriptor)
+                place += len(line)
+        return places, unsettled
 
     def clean(self) -> None:
         """Remove what is older than a day."""

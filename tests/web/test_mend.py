@@ -312,6 +312,49 @@ def test_a_killed_dashboard_says_interrupted_and_does_nothing_twice(
     assert {job.body for job in found} == {str(n).encode() for n in range(2_000)}
 
 
+def test_a_form_acts_once_also_where_the_dashboard_is_killed_between(
+    mending, visitor, queue, wait_until
+):
+    paused = fields_of(visitor.get(f"/mend?action=pause&queue={queue}"))
+    audit = visitor.follow(visitor.post("/mend", paused))
+    undo = {"restore": re.findall(r'name="restore" value="(\d+)"', audit.body)[0]}
+    done = visitor.follow(visitor.post("/audit", undo)).body
+    assert f'value="{undo["restore"]}"' not in done
+    queues = mending.folder / "etc/queues.yaml"
+    assert "paused: true" not in queues.read_text()
+    mending.kill("web")
+    wait_until_answering(mending, wait_until)
+    visitor.get("/")
+
+    assert visitor.post("/mend", paused).headers["Location"] == "/audit"
+    assert "paused: true" not in queues.read_text()
+    log = (mending.folder / "run/log/web.log").read_text()
+    assert "refused: POST /mend from 127.0.0.1 as 'somebody': its form was sent before" in log
+    mending.admin("queue", "pause", queue)
+    assert visitor.post("/audit", undo).status == 303
+    assert "paused: true" in queues.read_text()
+    mending.admin("queue", "resume", queue)
+
+
+def test_what_goes_on_can_be_stopped_where_nothing_else_may_be_changed(
+    mending, client, visitor, queue, ended, wait_until
+):
+    fail(client, queue, *[str(n) for n in range(12)])
+    number = number_of(begin(visitor, f"/mend?action=retry&queue={queue}", mode="first"))
+    ended(number, "asking")
+    settings = mending.folder / "etc/pinlaterd.yaml"
+    writing = settings.read_text()
+    settings.write_text(re.sub(r"web_writes: .*", "web_writes: false", writing))
+    try:
+        wait_until(lambda: "disabled>Go on" in visitor.get(f"/op/{number}").body)
+        assert visitor.post(f"/op/{number}", {"do": "go_on"}).status == 403
+        assert visitor.post(f"/op/{number}", {"do": "stop"}).status == 303
+        ended(number, "stopped")
+    finally:
+        settings.write_text(writing)
+    wait_until(lambda: "disabled>Go on" not in visitor.get(f"/op/{number}").body)
+
+
 def test_bodies_stay_in_the_trash_for_no_more_than_a_day(mending, wait_until):
     old = mending.folder / "data/trash/999999.jsonl"
     old.parent.mkdir(mode=0o700, exist_ok=True)

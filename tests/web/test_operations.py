@@ -11,10 +11,19 @@ from typing import Any, cast
 
 import pytest
 
-from pinlaterd.client.calls import PreparedCall
-from pinlaterd.errors import InvalidRequest, OutcomeUnknown, PinLaterError
+from pinlaterd.client.calls import EnqueuedJob, PreparedCall
+from pinlaterd.errors import (
+    EnqueuedInPart,
+    InvalidRequest,
+    NoHealthyShards,
+    OutcomeUnknown,
+    PinLaterError,
+)
 from pinlaterd.model import (
+    DeleteJobsRequest,
+    EnqueueRequest,
     JobChoice,
+    JobOptions,
     JobRecord,
     JobState,
     LookupRequest,
@@ -23,9 +32,10 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.router_client import RouterClient
+from pinlaterd.web import operations as operations_of_web
 from pinlaterd.web import trash
 from pinlaterd.web.audit import AuditLog
-from pinlaterd.web.operations import Operation, Operations, Phase, Selection
+from pinlaterd.web.operations import Operation, Operations, Phase, Selection, nonce_of_restore
 from tests.clocks import FakeClock
 
 
@@ -66,9 +76,12 @@ def make(folder: Path, service: Service) -> Operations:
     return Operations(cast("RouterClient", service), folder, audit, clock)
 
 
+def names_of(jobs: int) -> list[str]:
+    return [f"mail:s1:p1:{n}" for n in range(1, jobs + 1)]
+
+
 def operation(what: str = "retry", jobs: int = 3, nonce: str = "n", **more: Any) -> Operation:
-    descriptors = [f"mail:s1:p1:{n}" for n in range(1, jobs + 1)]
-    selection = Selection("mail", "failed", JobChoice(descriptors, ended_before_ms=9))
+    selection = Selection("mail", "failed", JobChoice(names_of(jobs), ended_before_ms=9))
     return Operation(what, "ada", nonce, selection, **more)
 
 
@@ -179,6 +192,148 @@ async def test_bodies_that_are_too_much_for_one_answer_are_kept_in_parts(
     assert [len(batch) for batch in batches] == [2, 2, 2]
     kept = sorted(one.descriptor for batch in batches for one in batch)
     assert kept == [f"mail:s1:p1:{n}" for n in range(2, 8)]
+
+
+class Store:
+    """Answers as a service whose jobs of `mail` are those of an operation."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = {one.descriptor: one for one in map(job, names_of(jobs))}
+        self.enqueued: list[str] = []  # keys
+        self.held: set[str] = set()
+        self.answers: list[Any] = []  # to enqueues in place of the usual one
+
+    def __call__(self, request: Any) -> Any:
+        match request:
+            case DeleteJobsRequest():
+                failed = [one for one, job in self.jobs.items() if job.state is JobState.FAILED]
+                for one in failed:
+                    del self.jobs[one]
+                return len(failed)
+            case LookupRequest(keys=None):
+                return {one: self.jobs[one] for one in request.descriptors if one in self.jobs}
+            case LookupRequest():
+                keys = [one.key for one in request.keys or () if one.key in self.held]
+                keyed = {f"mail:s1:p9:{n}": JobOptions(key) for n, key in enumerate(keys)}
+                return {each: job(each)._replace(options=its) for each, its in keyed.items()}
+        assert isinstance(request, EnqueueRequest)
+        keys = [key for one in request.jobs if one.options and (key := one.options.key)]
+        self.enqueued += keys
+        if self.answers and isinstance(error := self.answers.pop(0), Exception):
+            raise error
+        return [EnqueuedJob("", key in self.held) for key in keys]
+
+
+async def restore(operations: Operations, deleted: Operation) -> Operation:
+    """Restore what an operation has deleted."""
+    again = Operation("restore", "ada", nonce_of_restore(deleted.number), deleted.selection)
+    again.source, again.expected = deleted.number, deleted.done
+    begun = await operations.begin(again)
+    await finish(operations, begun)
+    return begun
+
+
+@in_a_loop
+async def test_what_may_have_been_restored_is_not_sent_again(tmp_path: Path):
+    store = Store(3)
+    operations = make(tmp_path, Service(store))
+    deleted = await operations.begin(operation("delete"))
+    await finish(operations, deleted)
+    store.answers = [PinLaterError("no router answers")]
+
+    begun = await restore(operations, deleted)
+    assert begun.phase is Phase.INTERRUPTED
+    store.held = {"trash-1-1-1-1"}  # the others were not stored, or have run and are gone
+    operations = make(tmp_path, Service(store))  # the process was killed
+    again = operations.get(begun.number)
+    assert again is not None
+    operations.go_on(again)
+    await finish(operations, again)
+
+    assert len(store.enqueued) == 3
+    assert "done: 1 enqueued again, 2 not, as they may have run" in again.outcome
+    assert operations.is_restored(deleted)
+
+
+@in_a_loop
+async def test_what_was_certainly_not_restored_is_sent_again(tmp_path: Path):
+    store = Store(3)
+    operations = make(tmp_path, Service(store))
+    deleted = await operations.begin(operation("delete"))
+    await finish(operations, deleted)
+    in_part = EnqueuedInPart(["mail:s1:p1:9", "", ""], "a shard is down")
+    store.answers = [NoHealthyShards(), in_part]
+
+    begun = await restore(operations, deleted)
+    for held in ((), store.enqueued[:1]):
+        assert begun.phase is Phase.INTERRUPTED
+        store.held = set(held)
+        operations.go_on(begun)
+        await finish(operations, begun)
+
+    assert [store.enqueued.count(key) for key in store.enqueued[:3]] == [2, 3, 3]
+    assert begun.outcome == "done: 3 enqueued again"
+
+
+@in_a_loop
+async def test_a_restore_says_what_it_left_out(tmp_path: Path):
+    store = Store(4)
+    first, second, third, _ = store.jobs
+    store.jobs[first] = store.jobs[first]._replace(options=JobOptions("taken"))
+    store.jobs[second] = store.jobs[second]._replace(options=JobOptions("old", 1))
+    operations = make(tmp_path, Service(store))
+    keep = operations.trash.add
+
+    def succeeds_meanwhile(number: int, jobs: list[JobRecord]) -> None:
+        keep(number, jobs)
+        store.jobs[third] = store.jobs[third]._replace(state=JobState.SUCCEEDED)
+
+    operations.trash.add = succeeds_meanwhile  # type: ignore[method-assign, assignment]
+    deleted = await operations.begin(operation("delete", jobs=4))
+    await finish(operations, deleted)
+    assert (deleted.done, deleted.missed) == (3, 1)
+    store.jobs.clear()  # and was removed
+    store.held = {"taken"}
+    begun = await restore(operations, deleted)
+
+    assert store.enqueued == ["trash-1-1-1-4"]
+    assert begun.outcome == (
+        "done: 1 enqueued again, 1 not, as other jobs hold their keys, 1 not, as they have expired"
+    )
+
+
+@in_a_loop
+async def test_what_a_killed_process_had_deleted_is_known_once_the_next_has_begun(tmp_path: Path):
+    store = Store(2)
+    first, second = store.jobs
+    operations = make(tmp_path, Service(store))
+    begun = operation("delete", jobs=2)
+    begun.number, begun.phase = 1, Phase.INTERRUPTED
+    operations.trash.add(1, list(store.jobs.values()))
+    await operations._store(begun)
+    del store.jobs[first]  # by the call under way
+
+    operations = make(tmp_path, Service(store))
+    await operations.settle()
+    del store.jobs[second]  # it had run
+    [batch] = operations.trash.batches(1, 0, 9)
+
+    assert [one.descriptor for one in batch] == [first]
+
+
+@in_a_loop
+async def test_no_operation_that_still_asks_is_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(operations_of_web, "_KEPT", 2)
+    operations = make(tmp_path, Service(jobs_of))
+    asking = await operations.begin(operation(first_jobs=1))
+    await finish(operations, asking)
+    for nonce in "abcd":
+        other = await operations.begin(operation(nonce=nonce))
+        await finish(operations, other)
+
+    assert asking.phase is Phase.ASKING
+    assert make(tmp_path, Service(jobs_of)).get(asking.number) == asking
+    assert (operations.get(2), operations.get(5)) == (None, other)
 
 
 @in_a_loop
