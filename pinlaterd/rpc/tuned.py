@@ -31,6 +31,7 @@ from pinlaterd.model import (
     Job,
     JobDefaults,
     JobOptions,
+    all_but_first,
     defaults_behind,
     new_record,
 )
@@ -87,6 +88,7 @@ _DEQUEUE: Final = DequeueRequest(*STRUCTS["PinLaterDequeueRequest"].defaults)
 _USUAL_DEFAULTS: Final = JobDefaults()
 _JOB: Final[Job] = STRUCTS["PinLaterJob"].made(list(STRUCTS["PinLaterJob"].defaults))
 _ACK: Final = AckInfo(*STRUCTS["PinLaterJobAckInfo"].defaults)
+_OTHERS_OF_CONTEXT: Final = defaults_behind(CallContext, "request_id")
 _OTHERS_OF_JOB: Final = defaults_behind(Job, "options")
 _OTHERS_OF_ACK: Final = defaults_behind(AckInfo, "retryable")
 
@@ -164,7 +166,8 @@ def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
         raise Unusual
     begin = at + 11
     at = begin + U32(message, at + 7)[0]
-    return CallContext(source, request_id), message[begin:at].decode(), at
+    context = new_record(CallContext, (source, request_id, *_OTHERS_OF_CONTEXT))
+    return context, message[begin:at].decode(), at
 
 
 def read_jobs(
@@ -214,6 +217,8 @@ def read_jobs(
     if job.options is not None:
         read, ends = _jobs_with_options(message, first, count, defaults)
         return read, ends[-1]
+    if count == 1:
+        return [new_record(Job, (message[begin:end], *all_but_first(job)))], at
     if bodies and job != alike:
         others += AlikeJobs(alike, bodies)
         bodies.clear()

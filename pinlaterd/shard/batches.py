@@ -579,7 +579,7 @@ class Dispatch:
             raise ForeignError
         kind = KeyedEnqueue if with_options else Enqueue
         operation = kind(entry, call.head, facts, state, jobs)
-        if entry.op is _VALIDATE or not operation.rows:
+        if entry.op is _VALIDATE or not operation.count:
             self._replies.add(entry, Status.DONE, codec.encode_reply(call.head, []))
             return None
         return operation

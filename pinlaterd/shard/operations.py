@@ -144,7 +144,7 @@ class Commit:
         for op, local_ids in zip(self.batch.enqueues, result.enqueues, strict=True):
             at = 0
             for enqueue in self.enqueues[op.queue]:
-                end = at + enqueue.rows
+                end = at + enqueue.count
                 enqueue.local_ids = local_ids[at:end]
                 at = end
             state.stored(op.queue, op.jobs, local_ids, now_ms)
@@ -247,7 +247,7 @@ _NO_PARTS: deque[Any] = deque(maxlen=0)
 class Enqueue(Operation):
     """`local_ids`: those of its jobs, once they are stored."""
 
-    __slots__ = ("_count", "_prefix", "jobs", "local_ids")
+    __slots__ = ("_prefix", "count", "jobs", "local_ids")
 
     def __init__(
         self,
@@ -260,21 +260,22 @@ class Enqueue(Operation):
         """`jobs`: as they are to be stored."""
         super().__init__(entry, head, facts.queue, state)
         self._prefix = facts.prefix
-        self._count = len(jobs)
+        self.count = len(jobs)
         self.jobs = jobs
         self.local_ids: Sequence[int] = ()
 
     @property
     def rows(self) -> int:
-        return self._count
+        return self.count
 
     def add_to(self, commit: Commit) -> None:
         commit.enqueues.setdefault(self.queue, []).append(self)
 
     def reply(self, now_ms: int) -> bool:
         prefix, jobs = self._prefix, self.jobs
-        if isinstance(jobs, AlikeJobs):
-            prefix = f"{prefix}{jobs.alike.priority}:"
+        first = jobs.alike if type(jobs) is AlikeJobs else jobs[0]
+        if type(jobs) is AlikeJobs or self.count == 1:
+            prefix = f"{prefix}{first.priority}:"
             payload = codec.encode_enqueued(self.head, prefix, self.local_ids)
         else:
             pairs = zip(self.local_ids, jobs, strict=True)

@@ -11,7 +11,6 @@ opened, calls are REFUSED: other shards may serve.
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -115,8 +114,6 @@ class ShardService:
 
     @property
     def _permits_at(self) -> float:
-        if not self._state.limits_queues:
-            return math.inf  # mostly
         return min(self._state.permits.due, self._state.room.due)
 
     def grant(self, grant: PermitGrant) -> None:
@@ -300,10 +297,13 @@ class ShardService:
         now = self._clock.monotonic()
         if not self.serving:
             return max(0.0, self._reopen_at - now)
-        due, locks = min(self._maintenance.due, self._permits_at), self._state.locks
+        due, locks = self._maintenance.due, self._state.locks
+        if self._state.limits_queues:
+            due = min(due, self._permits_at)
+        if self._batches.awaits_room:
+            due = min(due, self._batches.room_due)
         if locks.known:
             due = min(due, locks.next_try())
-        due = min(due, self._batches.room_due)
         seconds, wake_ms = due - now, self._state.ready.wake_ms()
         if wake_ms < NEVER_MS:
             seconds = min(seconds, (wake_ms - self._clock.now_ms()) / 1000)

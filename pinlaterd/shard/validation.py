@@ -37,7 +37,6 @@ from pinlaterd.model import (
     RetryFailedRequest,
     ScanKey,
     ScanRequest,
-    runs_of,
 )
 
 # A claim descriptor bears the source, and PinLater's tables hold 200 characters of it.
@@ -84,17 +83,19 @@ class Rules:
         check_source(context.source, InvalidEnqueue)
         most_body, levels = self._body_bytes, self._levels
         latest, most_status = self._limits.run_after_ms, self._limits.custom_status_chars
-        too_long, jobs = False, request.jobs
-        with_options, right_options = False, True
-        if not isinstance(jobs, AlikeJobs) or jobs.alike.options is not None:
-            with_options, right_options = self._options_of(jobs)
-        for job, bodies in runs_of(jobs):
+        too_long, with_options, jobs = False, False, request.jobs
+        if type(jobs) is AlikeJobs:
+            sized = [(jobs.alike, max(map(len, jobs.bodies)))]
+        else:
+            sized = [(job, len(job.body)) for job in jobs]
+        for job, body_bytes in sized:
+            with_options = with_options or job.options is not None
             if (
-                max([len(body) for body in bodies]) > most_body
+                body_bytes > most_body
                 or not 0 < job.priority <= levels
                 or not 0 < job.attempts_allowed <= _LARGEST_I32
                 or not 0 <= (job.run_after_ms or 0) <= latest
-                or not right_options
+                or (job.options is not None and not self._has_right_options(job, jobs))
             ):
                 for index, each in enumerate(jobs):
                     self._explain(f"jobs[{index}]", each)
@@ -129,19 +130,13 @@ class Rules:
                     f"a key has 1 to {MOST_KEY_BYTES}"
                 )
 
-    def _options_of(self, jobs: Sequence[Job]) -> tuple[bool, bool]:
-        """Tell whether any of the jobs has options, and whether all that they have are right."""
-        if not isinstance(jobs, AlikeJobs):
-            with_options = [job for job in jobs if job.options is not None]
-            return bool(with_options), all(map(self._has_right_options, with_options))
-        keys, job = jobs.keys, jobs.alike
-        if keys is None:
-            return job.options is not None, self._has_right_options(job)
-        sizes = [len(key.encode()) for key in keys]
-        are_keys = min(sizes) > 0 and max(sizes) <= MOST_KEY_BYTES
-        return True, are_keys and self._has_right_options(jobs[0])
-
-    def _has_right_options(self, job: Job) -> bool:
+    def _has_right_options(self, job: Job, jobs: Sequence[Job] = ()) -> bool:
+        """Tell whether the options of a job are right; `jobs`: if they are alike, also theirs."""
+        if type(jobs) is AlikeJobs and jobs.keys is not None:
+            sizes = [len(key.encode()) for key in jobs.keys]
+            if min(sizes) == 0 or max(sizes) > MOST_KEY_BYTES:
+                return False
+            job = jobs[0]
         if job.options is None:
             return True
         key, expires_at_ms, of_all_queues = job.options
