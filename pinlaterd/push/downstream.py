@@ -15,7 +15,7 @@ import socket
 import ssl
 from collections.abc import Generator, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from http import HTTPStatus
 from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
@@ -368,13 +368,17 @@ class Downstreams:
                         DownstreamConnection,
                         address,
                         port,
-                        ssl=_verifying() if is_tls else None,
+                        ssl=self._tls if is_tls else None,
                         server_hostname=host if is_tls else None,
                     )
                     return connection
             except OSError as error:
                 failure = error
         raise failure
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
 
     def follow(self, hosts: PushHosts) -> None:
         """Connect to these hosts only from now on."""
@@ -387,11 +391,6 @@ class Downstreams:
                 connection.close()
         if self._sweep is not None:
             self._sweep.cancel()
-
-
-@lru_cache(1)
-def _verifying() -> ssl.SSLContext:
-    return ssl.create_default_context()
 
 
 def _parts_of(url: str) -> tuple[_Origin, bytes]:

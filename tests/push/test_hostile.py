@@ -9,13 +9,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
+import uvloop
 
 from pinlaterd.config.push_hosts import PushHosts, host_of
 from pinlaterd.push.downstream import DownstreamAnswer, Downstreams
 from tests.push.downstream import downstream
+from tests.servers.tls_proxy import TlsProxy, write_certificate
 
 _HEAD = b"HTTP/1.1 200 OK\r\n"
 _MB = 1024 * 1024
@@ -48,7 +51,8 @@ def post(url: str, hosts: PushHosts | None = None) -> DownstreamAnswer:
         finally:
             await downstreams.close()
 
-    return asyncio.run(posted())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(posted())
 
 
 def endlessly(content: bytes) -> Callable[[socket.socket], None]:
@@ -102,6 +106,42 @@ def test_an_answer_that_trickles_is_cut_by_time() -> None:
 
         assert answer == DownstreamAnswer(is_down=True), "taken as received"
         assert time.monotonic() - began == pytest.approx(6.5, abs=1.5)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_certificate_of_https_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_known: bool
+) -> None:
+    certificate = write_certificate(tmp_path)
+    if is_known:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with downstream() as there, closing(TlsProxy(there.port, certificate)) as proxy:
+        answer = post(f"https://127.0.0.1:{proxy.port}/jobs", PushHosts("127.0.0.1"))
+
+    assert [one.path for one in there.received] == (["/jobs"] if is_known else [])
+    assert ("its certificate was refused" in answer.failure) is not is_known
+
+
+def test_a_connection_is_used_again_until_its_server_closes_it() -> None:
+    def talk(connection: socket.socket) -> None:
+        for ending in (b"", b"Connection: close\r\n"):
+            connection.sendall(_HEAD + ending + b"Content-Length: 0\r\n\r\n")
+            received.append(connection.recv(65536))
+
+    received: list[bytes] = []
+
+    async def posted(url: str) -> list[DownstreamAnswer]:
+        downstreams = Downstreams(None)
+        answers = [await downstreams.post(url, b"{}", {}) for _ in range(2)]
+        await downstreams.close()
+        return answers
+
+    with talking(talk) as url:
+        answers = asyncio.run(posted(url))
+
+    assert answers == [DownstreamAnswer(), DownstreamAnswer()]
+    assert received[0].startswith(b"POST / HTTP/1.1\r\n")
+    assert received[1] == b"", "it was closed"
 
 
 @pytest.mark.parametrize(
