@@ -220,7 +220,8 @@ class HttpPort:
             what = f"the body did not come within {self.step_seconds:g} s"
             raise _error(web.HTTPRequestTimeout, what) from None
         except (HttpProcessingError, web.RequestPayloadError) as error:
-            raise _error(web.HTTPBadRequest, f"the body can't be read: {error}") from None
+            why = getattr(error, "message", error)
+            raise _error(web.HTTPBadRequest, f"the body can't be read: {why}") from None
 
     def _hold(self, connection: _HttpConnection, body_bytes: int) -> None:
         """Count what is held of a connection's body now."""

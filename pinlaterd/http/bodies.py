@@ -27,7 +27,7 @@ from pinlaterd.model import (
 Milliseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 LeaseMilliseconds = Annotated[int, Meta(ge=1000, le=2**31 - 1)]
 # RFC 3339 with an offset, or milliseconds since the epoch.
-Time = Annotated[datetime, Meta(tz=True)] | int
+Time = Annotated[datetime, Meta(tz=True)] | Milliseconds
 _MILLISECOND = 1000
 
 
@@ -71,19 +71,17 @@ class JobBody(_Request, frozen=True, kw_only=True):
             body = bytes(self.data)
         else:
             raise Mistake(field, "give `data` (any JSON) or `body` (bytes in base64)")
-        run_after_ms = None if self.run_after is None else milliseconds(self.run_after)
+        run_after_ms = _since_1970(self.run_after, field, "run_after")
         priority = QUEUE_DEFAULT if isinstance(self.priority, UnsetType) else self.priority
         attempts = QUEUE_DEFAULT if isinstance(self.attempts, UnsetType) else self.attempts
         return Job(body, priority, run_after_ms, attempts, self.status, self._options(field))
 
     def _options(self, field: str) -> JobOptions | None:
         if self.key is not None and not 0 < len(self.key.encode()) <= MOST_KEY_BYTES:
-            where = f"{field}.key" if field else "key"
-            raise Mistake(where, f"expected 1 to {MOST_KEY_BYTES} bytes of UTF-8")
+            raise Mistake(_within(field, "key"), f"expected 1 to {MOST_KEY_BYTES} bytes of UTF-8")
         if self.key is None and self.expires_at is None:
             return None
-        expires_at = self.expires_at
-        return JobOptions(self.key, None if expires_at is None else milliseconds(expires_at))
+        return JobOptions(self.key, _since_1970(self.expires_at, field, "expires_at"))
 
 
 class EnqueueBody(JobBody, frozen=True, kw_only=True):
@@ -308,6 +306,20 @@ def milliseconds(time: datetime | int) -> int:
     if isinstance(time, int):
         return time
     return round(time.timestamp() * _MILLISECOND)
+
+
+def _since_1970(time: datetime | int | None, field: str, name: str) -> int | None:
+    """Return a time of a body as milliseconds. Raises Mistake, which names `name` in `field`."""
+    if time is None:
+        return None
+    time_ms = milliseconds(time)
+    if time_ms < 0:
+        raise Mistake(_within(field, name), "expected a time from 1970 on")
+    return time_ms
+
+
+def _within(field: str, name: str) -> str:
+    return f"{field}.{name}" if field else name
 
 
 def instant(time_ms: int) -> datetime:

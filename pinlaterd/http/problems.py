@@ -28,11 +28,13 @@ from pinlaterd.errors import (
     EnqueuedInPart,
     EnqueueRejected,
     InvalidEnqueue,
+    InvalidRequest,
     NoHealthyShards,
     OutcomeUnknown,
     Overloaded,
     PasswordInvalid,
     PinLaterError,
+    PriorityNotSupported,
     QueueNotFound,
     RequestError,
     ShardConnectionFailed,
@@ -126,6 +128,7 @@ _KINDS: tuple[tuple[type[Exception], _Kind], ...] = (
     (QueueNotFound, _Kind(HTTPStatus.NOT_FOUND)),
     (PasswordInvalid, _Kind(HTTPStatus.FORBIDDEN)),
     (DequeueRateLimited, _Kind(HTTPStatus.TOO_MANY_REQUESTS, is_passing=True)),
+    (InvalidRequest, _Kind(HTTPStatus.BAD_REQUEST, Code.INVALID_REQUEST)),
     (InvalidEnqueue, _Kind(HTTPStatus.BAD_REQUEST)),
     (EnqueueRejected, _Kind(HTTPStatus.SERVICE_UNAVAILABLE, is_passing=True)),
     (RequestError, _Kind(HTTPStatus.BAD_REQUEST)),
@@ -147,6 +150,8 @@ def problem_of(error: Exception) -> Problem | None:
     if isinstance(error, EnqueuedInPart):
         members["jobs"] = [_fate(descriptor) for descriptor in error.descriptors]
     detail = str(error)
+    if isinstance(error, PriorityNotSupported):
+        members["errors"] = [{"field": "priority", "message": detail}]
     if isinstance(error, ConnectionFailed) and not isinstance(error, OutcomeUnknown):
         detail += "; nothing was done"
     code = kind.code or (error.code.name if isinstance(error, PinLaterError) else "")

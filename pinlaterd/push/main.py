@@ -29,7 +29,8 @@ from pinlaterd.wire.process import ProcessStart, ReportingProcess, serve, wait_u
 
 log = logging.getLogger(__name__)
 
-_MAX_WAIT_MS = 25_000
+_MAX_WAIT_MS = 30_000  # as routers let a dequeue wait: each queue makes one after the other
+_LOOKS = 16  # for overdue jobs, at a time: each takes a connection
 _AHEAD_SECONDS = 0.02
 _ACK_SECONDS = 0.05
 # Longer than a downstream is waited for: so no request is given up.
@@ -67,6 +68,7 @@ class PushProcess(ReportingProcess):
         self._downstreams = {False: Downstreams(hosts), True: Downstreams(None)}
         self._secrets = watched_secrets(self._config)
         self._works: dict[str, _Work] = {}
+        self._looks = asyncio.Semaphore(_LOOKS)
         self._changed = asyncio.Event()
 
     async def start(self, stop: StopSignal) -> None:
@@ -127,7 +129,7 @@ class PushProcess(ReportingProcess):
 
     def _add(self, target: Target) -> None:
         queue = target.queue
-        overdue = Overdue(self._client, queue, lambda: pusher.target.timeout_seconds)
+        overdue = Overdue(self._client, queue, lambda: pusher.target.timeout_seconds, self._looks)
         downstreams = self._downstreams[target.is_trusted]
         pusher = Pusher(target, downstreams, self._stats, overdue.note_handed_over)
         in_flight = InFlight(

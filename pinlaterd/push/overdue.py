@@ -29,11 +29,17 @@ class Overdue:
     """Watches the jobs in progress of one queue."""
 
     def __init__(
-        self, client: AsyncClient, queue: str, timeout_seconds: Callable[[], float]
+        self,
+        client: AsyncClient,
+        queue: str,
+        timeout_seconds: Callable[[], float],
+        looks: asyncio.Semaphore,
     ) -> None:
+        """`looks`: bounds how many queues are looked through at a time."""
         self._client = client
         self._queue = queue
         self._timeout_seconds = timeout_seconds
+        self._looks = looks
         self._next_at = time.time()  # math.inf: nothing is in progress
         self._handed_over = asyncio.Event()
 
@@ -55,7 +61,8 @@ class Overdue:
             least_pause = min(_LONGEST_PAUSE_SECONDS, timeout_seconds / 20)
             self._next_at = math.inf  # a job that is handed over meanwhile lowers it
             try:
-                next_at = await self._end_overdue(timeout_seconds)
+                async with self._looks:
+                    next_at = await self._end_overdue(timeout_seconds)
             except QueueNotFound:
                 next_at = math.inf
             except (PinLaterError, ConnectionFailed) as error:

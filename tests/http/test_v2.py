@@ -206,6 +206,7 @@ def test_a_job_whose_run_after_a_checkpoint_put_off_is_counted_where_it_is(api, 
         ({"descriptor": "no such", "claim": "x"}, "checkpoints[0].descriptor"),
         ({"descriptor": "mail:s1:p1:1", "claim": ""}, "checkpoints[0].claim"),
         ({"descriptor": "mail:s1:p1:1"}, "checkpoints[0].claim"),
+        ({"descriptor": "mail:s1:p1:1", "claim": "x", "run_after": -1}, "checkpoints[0].run_after"),
         ({"descriptor": "mail:s1:p1:1", "claim": "x", "data": 1, "body": ""}, "checkpoints[0]"),
     ],
 )
@@ -250,6 +251,9 @@ def test_jobs_claimed_for_a_client_that_has_gone_are_pending_again(api, mail, wa
         (b'{"data": 1, "body": "AA=="}', "", "not both"),
         (b'{"body": "?"}', "body", "base64"),
         (b'{"data": 1, "run_after": "2026-01-01T00:00:00"}', "run_after", "timezone"),
+        (b'{"data": 1, "run_after": -1}', "run_after", ">= 0"),
+        (b'{"jobs": [{"data": 1, "expires_at": -1}]}', "jobs[0].expires_at", ">= 0"),
+        (b'{"data": 1, "run_after": "1969-12-31T00:00:00Z"}', "run_after", "from 1970"),
         (b'{"data": 1, "colour": "red"}', "colour", "/v2/docs"),
         (b'{"jobs": [{"data": 1, "colour": "red"}]}', "jobs[0].colour", "/v2/docs"),
         (b'{"data": 1', "", "truncated"),
@@ -279,12 +283,17 @@ def test_refusals_of_the_service_have_its_codes(api, mail):
     unknown = api.post("/v2/queues/nowhere/jobs", {"data": 1})
     invalid = api.put("/v2/queues/no-hyphens")
     priority = api.post(f"{mail}/jobs", {"data": 1, "priority": 9})
+    descriptor = f"{mail.rpartition('/')[2]}:s1:p1:1"
+    early = {"descriptor": descriptor, "claim": "x", "run_after": "1969-12-31T00:00:00Z"}
+    unnamed = api.post("/v2/jobs/checkpoints", {"checkpoints": [early]})
     no_job = api.get("/v2/jobs/mail:s1:p1:1")
     password = api.delete(mail, headers={"X-Admin-Password": "guess"})
 
     assert (unknown.status, unknown.body["code"]) == (404, "QUEUE_NOT_FOUND")
     assert (invalid.status, invalid.body["code"]) == (400, "QUEUE_NAME_INVALID")
     assert (priority.status, priority.body["code"]) == (400, "PRIORITY_NOT_SUPPORTED")
+    assert priority.body["errors"][0]["field"] == "priority"
+    assert (unnamed.status, unnamed.body["code"]) == (400, "INVALID_REQUEST")
     assert (no_job.status, no_job.body["code"]) == (404, "JOB_NOT_FOUND")
     assert (password.status, password.body["code"]) == (403, "PASSWORD_INVALID")
 
