@@ -23,8 +23,7 @@ from multidict import MultiMapping
 
 from pinlaterd.access import may
 from pinlaterd.client import calls
-from pinlaterd.config import edit, layout
-from pinlaterd.config.load import load_config
+from pinlaterd.config import layout
 from pinlaterd.config.schema import UserSettings
 from pinlaterd.errors import ConfigError, ConnectionFailed, how_many
 from pinlaterd.model import QUEUE_NAME, JobChoice, JobRecord, JobState
@@ -90,8 +89,11 @@ class Switch(NamedTuple):
 
     def before(self, etc: Path) -> float | None:
         """Read the value that it has now. Raises ConfigError."""
+        # Only here: what reads and edits YAML takes 1.5 MB.
+        from pinlaterd.config import edit, load  # noqa: PLC0415
+
         if self.setting == "dequeue_only":
-            shards = load_config(etc).shards
+            shards = load.load_config(etc).shards
             if self.name not in shards:
                 raise ConfigError([f"there is no shard {self.name}"])
             return shards[self.name].dequeue_only
@@ -100,6 +102,8 @@ class Switch(NamedTuple):
 
     def make(self, etc: Path, by: str, reason: str) -> None:
         """Set it. Raises ConfigError."""
+        from pinlaterd.config import edit  # noqa: PLC0415 - as above
+
         if self.setting == "dequeue_only":
             edit.set_dequeue_only(etc, self.name, on=bool(self.value))
         elif self.setting == "paused":

@@ -49,6 +49,13 @@ def test_importing_the_command_line_loads_none_of_the_processes_libraries():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+def test_the_dashboard_loads_what_edits_configurations_when_it_edits_one():
+    loaded = "{'yaml', 'pinlaterd.config.load'} & {*sys.modules}"
+    code = f"import sys, pinlaterd.web.main; assert not {loaded}"
+
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 @pytest.mark.parametrize(
     ("program", "line", "named"),
     [
