@@ -190,7 +190,8 @@ class Overview:
         series, points = query.get("series", "ready"), query.get("points", "36")
         if series not in QUEUE.series:
             raise QuestionError(f"series: choose from {', '.join(QUEUE.series)}")
-        if not points.isdecimal() or not 1 <= int(points) <= _MOST_POINTS:
+        is_number = points.isdecimal() and len(points) <= len(str(_MOST_POINTS))
+        if not is_number or not 1 <= int(points) <= _MOST_POINTS:
             raise QuestionError(f"points: choose from 1 to {_MOST_POINTS}")
         return self.history.outlines(QUEUE, series, int(points), self._clock.now_ms())
 

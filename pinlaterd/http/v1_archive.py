@@ -44,7 +44,7 @@ _STATES = {
     EXPIRED: (JobState.FAILED,),
 }
 _LAST_SHARD, _LAST_PRIORITY = "z" * 16, 127
-_LIMIT_DIGITS = 4
+_LIMIT_DIGITS, _TIME_DIGITS = 4, 15
 _SCAN_PART = 0.8  # of a request's time: the rest is for bodies
 
 
@@ -70,7 +70,8 @@ class _Place(NamedTuple):
         time_ms, _, rest = cursor.partition(".")
         state, _, descriptor = rest.partition(".")
         named = JobDescriptor.parse(descriptor)
-        if not (time_ms.isdigit() and state in ("2", "3")) or named is None:
+        is_time = time_ms.isascii() and time_ms.isdecimal() and len(time_ms) <= _TIME_DIGITS
+        if not (is_time and state in ("2", "3")) or named is None:
             raise bad_request("invalid_parameter", "Invalid cursor", instance="")
         return cls(-int(time_ms), named.queue, JobState(int(state)), *named[1:])
 

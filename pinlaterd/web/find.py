@@ -36,10 +36,11 @@ from pinlaterd.router_client import RouterClient
 from pinlaterd.web.bodies import visible_text
 from pinlaterd.web.job import hidden_pattern, last_said, look_of
 from pinlaterd.web.queue import SCOPES, Scope
-from pinlaterd.web.refusals import PageProblem
+from pinlaterd.web.refusals import PageProblem, whole_number
 from pinlaterd.web.site import FORM, USER, Site
 
 MOST_FOUND = 200
+_MOST_SEEN = 1_000_000
 _MOST_TEXT_CHARS = 1_000
 _SEARCHES_AT_A_TIME = 2
 _PART_MS = 500  # after which a search says how far it is
@@ -172,8 +173,9 @@ class Searches:
             if len(self._kept) >= _MOST_KEPT:
                 what = "Too many searches wait."
                 raise PageProblem(HTTPStatus.TOO_MANY_REQUESTS, what, "Try again in a minute.")
-            begun = self._kept[user, query] = JobSearch(query, queues, about, now)
-            begun.task = asyncio.create_task(self._run(begun))
+            if (user, query) not in self._kept:  # nor was it begun meanwhile
+                begun = self._kept[user, query] = JobSearch(query, queues, about, now)
+                begun.task = asyncio.create_task(self._run(begun))
         return self._kept[user, query]
 
     def cancel(self, user: str, query: SearchQuery) -> None:
@@ -219,8 +221,7 @@ def routes(site: Site) -> list[web.RouteDef]:
 
     async def figures(request: web.Request) -> web.StreamResponse:
         search = await search_of(request)
-        seen = request.query.get("seen", "0")
-        behind = search.found[int(seen) if seen.isdecimal() else 0 :]
+        behind = search.found[whole_number(request.query, "seen", 0, 0, _MOST_SEEN) :]
         shown = _shown(site, request, behind)
         jobs = [job._replace(said=visible_text(job.said))._asdict() for job in shown]
         return web.json_response({**search.progress(site.clock.monotonic()), "jobs": jobs})
@@ -259,6 +260,8 @@ def _read(site: Site, request: web.Request, fields: Mapping[str, str]) -> Search
 
 async def _queues_of(site: Site, request: web.Request, query: SearchQuery) -> Sequence[str]:
     """Return the queues to search: those that the user may see. Raises PageProblem."""
+    if query.queue:
+        site.check_right(request, "view", query.queue)
     names = await site.client.run(calls.queue_names())
     if query.queue and query.queue not in names:
         cure = "The overview lists all queues."

@@ -15,11 +15,12 @@ from pinlaterd.model import EXPIRED, JobDescriptor, JobRecord, JobState, claim_s
 from pinlaterd.signature import attempts_of, signature
 from pinlaterd.web import text
 from pinlaterd.web.bodies import redact, redacted_text, view_of
-from pinlaterd.web.refusals import PageProblem
+from pinlaterd.web.refusals import PageProblem, whole_number
 from pinlaterd.web.site import USER, Site
 
 _AT_ONCE_MS = 1000  # a run-after within this of the enqueue asks for no delay
 _HOUR_MS = 3_600_000
+_MOST_BYTES = 1 << 40  # of a body
 _SUFFIXES = {"json": "json", "text": "txt", "hex": "bin"}
 
 
@@ -99,8 +100,8 @@ def routes(site: Site) -> list[web.RouteDef]:
     async def show(request: web.Request) -> web.StreamResponse:
         job, named, body = await _find(site, request)
         now_ms = site.clock.now_ms()
-        at = request.query.get("at", "")
-        view = view_of(body, request.query.get("as", ""), int(at) if at.isdecimal() else 0)
+        at = whole_number(request.query, "at", 0, 0, _MOST_BYTES)
+        view = view_of(body, request.query.get("as", ""), at)
         pattern = hidden_pattern(site, request)
         return site.render(
             request,

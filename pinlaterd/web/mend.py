@@ -26,7 +26,7 @@ from pinlaterd.client import calls
 from pinlaterd.config import layout
 from pinlaterd.config.schema import UserSettings
 from pinlaterd.errors import ConfigError, ConnectionFailed, how_many
-from pinlaterd.model import QUEUE_NAME, JobChoice, JobRecord, JobState
+from pinlaterd.model import QUEUE_NAME, SHARD_NAME, JobChoice, JobRecord, JobState
 from pinlaterd.signature import signature
 from pinlaterd.web import text
 from pinlaterd.web.audit import FAILED, AuditLog, Change
@@ -44,7 +44,7 @@ from pinlaterd.web.operations import (
     pages,
 )
 from pinlaterd.web.queue import queue_in, time_of
-from pinlaterd.web.refusals import PageProblem, log_refusal
+from pinlaterd.web.refusals import PageProblem, log_refusal, whole_number
 from pinlaterd.web.site import FORM, USER, Site
 
 _TYPED_JOBS = 1_000  # to delete more, the queue's name has to be typed
@@ -53,6 +53,7 @@ _NOTHING_SECONDS = 8.0  # for which it is looked in addition while nothing was f
 _SAMPLES, _SAID_CHARS = 5, 200
 _MOST_REASON_CHARS = 200
 _MOST_NONCE_CHARS = 100
+_MOST_EXPECTED, _MOST_ATTEMPTS, _LEAST_PER_SECOND = 10**12, 1_000, 0.001
 _MOST_DIGITS = 9  # of an operation's number
 _CLEAN_SECONDS = 3_600.0
 _EVERY_QUEUE = "*"  # what a shard's switch acts on: no pattern that bounds a user matches it
@@ -257,9 +258,13 @@ class MendPages:
         if what not in ("retry", "delete"):
             return await self._set(request, switch_of(form), nonce)
         selection = self._selected(request, form, 0, "operate")
-        if selection.has_ended and not selection.choice.ended_before_ms:
+        cut_off_ms = selection.choice.ended_before_ms or selection.unchanged_since_ms
+        if not cut_off_ms and (selection.has_ended or selection.choice.descriptors is None):
             raise _mistake("The form has no cut-off.")
-        expected, is_bound = _whole(form, "expected"), form.get("bound") == "1"
+        expected, is_bound = (
+            whole_number(form, "expected", 0, 0, _MOST_EXPECTED),
+            form.get("bound") == "1",
+        )
         is_large = what == "delete" and (is_bound or expected > _TYPED_JOBS)
         if is_large and form.get("typed", "").strip() != selection.queue:
             raise _mistake(f"Type the queue's name, {selection.queue}, to delete so many jobs.")
@@ -269,8 +274,8 @@ class MendPages:
             self._who(request),
             nonce,
             selection,
-            attempts=max(1, _whole(form, "attempts", 1)),
-            per_second=_rate(form.get("per_second", "")) or 0.0 if mode == "spread" else 0.0,
+            attempts=whole_number(form, "attempts", 1, 1, _MOST_ATTEMPTS),
+            per_second=_spread_rate(form.get("per_second", "")) if mode == "spread" else 0.0,
             reason=form.get("reason", "")[:_MOST_REASON_CHARS],
             expected=expected,
             is_bound=is_bound,
@@ -471,7 +476,7 @@ class MendPages:
     async def _undo(self, request: web.Request) -> web.StreamResponse:
         """Set the value that a change has replaced, or enqueue again what it has deleted."""
         form = request[FORM]
-        number = _whole(form, RESTORE)
+        number = whole_number(form, RESTORE, 0, 1, 10**_MOST_DIGITS - 1)
         changes = await asyncio.to_thread(self._audit.changes)
         change = next((one for one in changes if one.number == number), None)
         if change is None:
@@ -502,15 +507,15 @@ def routes(site: Site) -> list[web.RouteDef]:
 
 
 def selection_of(given: MultiMapping[str], now_ms: int) -> Selection:
-    """Return the jobs that a query or a form chooses; those that end from `now_ms` on are left,
-    unless it says a time. Raises PageProblem."""
+    """Return the jobs that a query or a form chooses; those that end or change from `now_ms` on are
+    left, unless it says a time. Raises PageProblem."""
     queue, state = given.get("queue", ""), given.get("state", "failed")
     if not QUEUE_NAME.match(queue):
         raise _mistake("The link names no queue.")
     if state.upper() not in JobState.__members__:
         raise _mistake(f"There is no state {state}.")
     selection = Selection(queue, state)
-    before_ms = time_of(given.get("before", "")) or now_ms or None
+    before_ms = time_of(given, "before") or now_ms or None
     if "descriptor" in given:
         descriptors = list(filter(None, given.getall("descriptor")))
         if not descriptors:
@@ -523,13 +528,14 @@ def selection_of(given: MultiMapping[str], now_ms: int) -> Selection:
     body_regex = body if body is None or given.get("by") == "RE2" else re2.escape(body)
     choice = JobChoice(
         ended_before_ms=before_ms if selection.has_ended else None,
-        ended_since_ms=time_of(given.get("since", "")) if selection.has_ended else None,
+        ended_since_ms=time_of(given, "since") if selection.has_ended else None,
         status_regex=given.get("status") or None,
         message=given.get("message") or None,
         place=given.get("place") or None,
         worker=given.get("worker") or None,
     )
-    return Selection(queue, state, choice, body_regex)
+    unchanged_since_ms = None if selection.has_ended else before_ms
+    return Selection(queue, state, choice, body_regex, unchanged_since_ms)
 
 
 def fields_of(selection: Selection) -> list[tuple[str, object]]:
@@ -540,6 +546,8 @@ def fields_of(selection: Selection) -> list[tuple[str, object]]:
         if (value := getattr(choice, field)) is not None:
             fields.append((name, value))
     fields += [("descriptor", each) for each in choice.descriptors or ()]
+    if selection.unchanged_since_ms is not None:
+        fields.append(("before", selection.unchanged_since_ms))
     if selection.body_regex is not None:
         fields += [("body", selection.body_regex), ("by", "RE2")]
     return fields
@@ -564,6 +572,9 @@ def in_words(selection: Selection, hidden: str = "") -> str:
     if choice.ended_before_ms is not None:
         ended = "failed" if selection.job_state is JobState.FAILED else "ended"
         told.append(f"{ended} before {text.clock_time(choice.ended_before_ms)}; later ones stay")
+    if selection.unchanged_since_ms is not None:
+        since = text.clock_time(selection.unchanged_since_ms)
+        told.append(f"unchanged since {since}; later ones stay")
     return redacted_text(", ".join(told), hidden)
 
 
@@ -595,6 +606,8 @@ def switch_of(given: MultiMapping[str]) -> Switch:
     """Return the setting that a query or a form is for. Raises PageProblem."""
     what, value = given.get("action", ""), given.get("value", "")
     name = given.get("name") or given.get("queue") or given.get("shard") or ""
+    if not (SHARD_NAME if what == "dequeue_only" else QUEUE_NAME).match(name):
+        raise _mistake("The link names no queue or shard.")
     if what in _SETTINGS:
         setting, paused = _SETTINGS[what]
         return Switch(setting, name, paused)
@@ -627,13 +640,16 @@ def _rate(given: str) -> float | None:
     except ValueError:
         rate = -1
     if not 0 <= rate <= 1e9:
-        raise _mistake(f"{given} is no number of jobs per second.")
+        raise _mistake(f"{given[:20]} is no number of jobs per second.")
     return rate
 
 
-def _whole(given: MultiMapping[str], name: str, otherwise: int = 0) -> int:
-    value = given.get(name, "")
-    return int(value) if value.isdecimal() and len(value) < 19 else otherwise
+def _spread_rate(given: str) -> float:
+    """Read the rate of a spread. Raises PageProblem."""
+    rate = _rate(given)
+    if rate is None or rate < _LEAST_PER_SECOND:
+        raise _mistake(f"{given[:20]} is no rate: give at least {_LEAST_PER_SECOND:g} jobs/s.")
+    return rate
 
 
 def _jobs(found: Preview, selection: Selection) -> str:

@@ -70,13 +70,15 @@ class Phase(StrEnum):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """The jobs that an operation is for. The end of `choice` is the cut-off, of jobs that have
-    ended."""
+    """The jobs that an operation is for. The cut-off is the end of `choice` for jobs that have
+    ended, `unchanged_since_ms` for others: jobs that were enqueued, claimed or renewed later stay.
+    """
 
     queue: str
     state: str
     choice: JobChoice = JobChoice()
     body_regex: str | None = None
+    unchanged_since_ms: int | None = None
 
     @property
     def job_state(self) -> JobState:
@@ -393,8 +395,12 @@ class Operations:
                 yield named, ""
             return
         async for page in pages(self._client, selection, operation.place, jobs):
-            if page.found:
-                yield [record.descriptor for record in page.found], page.place_behind
+            named, place = [record.descriptor for record in page.found], page.place_behind
+            room = operation.first_jobs - len(operation.tried)
+            if operation.first_jobs and len(named) > room:
+                named, place = named[:room], operation.place  # the others are found again
+            if named:
+                yield named, place
 
 
 def nonce_of_restore(number: int) -> str:
@@ -460,4 +466,7 @@ async def pages(
             page = await client.run(left)
             left = calls.page_after(call, page)
             is_last = left is None and at == len(scans) - 1
-            yield Page(page.jobs, "" if is_last else f"{at} {page.continuation}")
+            since_ms, found = selection.unchanged_since_ms, page.jobs
+            if since_ms is not None:
+                found = [job for job in found if job.updated_at_ms < since_ms]
+            yield Page(found, "" if is_last else f"{at} {page.continuation}")

@@ -29,7 +29,7 @@ from pinlaterd.web.guide import what_to_do
 from pinlaterd.web.job import hidden_pattern, holder_of, last_said
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.overview import row_cells, rows_of
-from pinlaterd.web.refusals import PageProblem
+from pinlaterd.web.refusals import PageProblem, whole_number
 from pinlaterd.web.site import Site
 
 
@@ -129,6 +129,7 @@ class JobsQuery(NamedTuple):
     given: Mapping[str, str]
     choice: JobChoice | None
     cursor: str
+    priority: int | None
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> JobsQuery:
@@ -138,19 +139,21 @@ class JobsQuery(NamedTuple):
         if state not in SCOPES:
             cure = f"Choose from {', '.join(SCOPES)}."
             raise PageProblem(HTTPStatus.BAD_REQUEST, f"There is no state {state[:20]!r}.", cure)
+        priority = whole_number(query, "priority", 0, 1, _MOST_PRIORITY) or None
         scope = SCOPES[state]
         if not scope.has_ended:
             given = {name: text for name, text in given.items() if name not in ("since", "before")}
         choice = JobChoice(
-            ended_since_ms=time_of(given.get("since", "")),
-            ended_before_ms=time_of(given.get("before", "")),
+            ended_since_ms=time_of(given, "since"),
+            ended_before_ms=time_of(given, "before"),
             status_regex=given.get("status"),
             message=given.get("message"),
             place=given.get("place"),
             worker=given.get("worker"),
         )
         chosen = None if choice == JobChoice() else choice
-        return cls(scope, given, chosen, query.get("cursor", CONTINUATION_START))
+        cursor = query.get("cursor", CONTINUATION_START)
+        return cls(scope, given, chosen, cursor, priority)
 
     @property
     def reads_what_is_hidden(self) -> bool:
@@ -166,16 +169,15 @@ class JobsQuery(NamedTuple):
     def filters(self) -> Mapping[str, str]:
         """Return what jobs have to meet beyond their state, as the page shows it."""
         shown = {name: self.given[name] for name in _FILTERS if name in self.given}
-        times = {name: time_of(shown[name]) for name in ("since", "before") if name in shown}
+        times = {name: time_of(shown, name) for name in ("since", "before") if name in shown}
         return shown | {name: text.exact(at) for name, at in times.items() if at is not None}
 
     def call(self, queue: str) -> calls.PreparedCall[ScanResult]:
         """Return the call that finds the page's jobs."""
-        priority = self.given.get("priority", "")
         call = calls.scan(
             queue,
             self.scope.state,
-            priority=int(priority) if priority.isdecimal() else None,
+            priority=self.priority,
             future=self.scope.is_future,
             body_regex=self.body_regex,
             page_size=_PAGE_JOBS,
@@ -196,19 +198,22 @@ _HIDDEN = (
 )
 _TIME_DIGITS = 15  # of milliseconds: beyond, no calendar has it
 _LATEST_MS = 99_999_999_999_999
+_MOST_PRIORITY = 127  # that a call can name
 _SEARCH_MS = 1_500  # after which the page shows what was found by then
 
 
-def time_of(given: str) -> int | None:
+def time_of(given: Mapping[str, str], name: str) -> int | None:
     """Return a time of a query in milliseconds: it is those, or a time in UTC. Raises
     PageProblem."""
-    if not given or (given.isdecimal() and len(given) < _TIME_DIGITS):
-        return int(given) if given else None
+    shown = given.get(name, "")
+    if not shown or (shown.isdecimal() and len(shown) < _TIME_DIGITS):
+        return int(shown) if shown else None
     try:
-        at = datetime.fromisoformat(given)
+        at = datetime.fromisoformat(shown)
     except ValueError:
         cure = "Write it as 2026-11-26T03:08, in UTC."
-        raise PageProblem(HTTPStatus.BAD_REQUEST, f"{given[:40]!r} is no time.", cure) from None
+        what = f"{name}: {shown[:40]!r} is no time."
+        raise PageProblem(HTTPStatus.BAD_REQUEST, what, cure) from None
     at_ms = round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
     return min(max(0, at_ms), _LATEST_MS)
 

@@ -6,6 +6,7 @@ import errno
 import hmac
 import json
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from aiohttp import web
@@ -22,6 +23,7 @@ from pinlaterd.errors import (
 
 log = logging.getLogger(__name__)
 
+_MOST_DIGITS = 20  # of a number: more would take long to read
 _SAME_ORIGIN = "same-origin"
 _TOKEN = "token"  # noqa: S105 - the name of a form's field
 _TRY_AGAIN = "Go back, load the page again, and repeat what you did."
@@ -35,6 +37,19 @@ class PageProblem(Exception):
         self.status = status
         self.what = what
         self.cure = cure
+
+
+def whole_number(given: Mapping[str, str], name: str, otherwise: int, least: int, most: int) -> int:
+    """Return the whole number that a query or a form has under a name, or `otherwise` if it has
+    none. Raises PageProblem."""
+    shown = given.get(name, "").strip()
+    if not shown:
+        return otherwise
+    is_number = shown.isascii() and shown.isdecimal() and len(shown) <= _MOST_DIGITS
+    if not is_number or not least <= int(shown) <= most:
+        what = f"{name}: {shown[:20]!r} is no whole number from {least:,} to {most:,}."
+        raise PageProblem(HTTPStatus.BAD_REQUEST, what, "Go back, change it, and send it again.")
+    return int(shown)
 
 
 def problem_of(request: web.Request, error: Exception) -> PageProblem:

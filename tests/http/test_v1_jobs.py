@@ -451,7 +451,18 @@ def test_the_archive_by_name_and_status(api, archived):
     assert ids_of(api.get("/v1/archived-jobs?name=no-such-type")) == []
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "limit=1.5", "cursor=x"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "limit=0",
+        "limit=101",
+        "limit=x",
+        "limit=1.5",
+        "cursor=x",
+        "cursor=%C2%B2.2.q:s1:p1:1",
+        f"cursor={'9' * 5_000}.2.q:s1:p1:1",
+    ],
+)
 def test_a_query_that_is_wrong(api, query):
     answer = api.get(f"/v1/archived-jobs?{query}")
 

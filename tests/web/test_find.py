@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import AsyncMock
 from urllib.parse import quote, urlencode
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from pinlaterd.client import Job
+from pinlaterd.clock import Clock
+from pinlaterd.errors import ConnectionFailed
 from pinlaterd.model import JobOptions
+from pinlaterd.web.find import Searches, SearchQuery
+from pinlaterd.web.site import Site
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.web.conftest import Visitor
@@ -121,6 +130,23 @@ def test_a_cancelled_search_keeps_what_it_found_and_needs_a_form_of_this_session
 
     assert refused.status == 403
     assert done.status == 200
+
+
+def test_requests_at_the_same_time_begin_one_search():
+    async def names(_call: object) -> frozenset[str]:
+        await asyncio.sleep(0)
+        return frozenset({"mail"})
+
+    async def both() -> None:
+        frames = SimpleNamespace(now=AsyncMock(side_effect=ConnectionFailed("away")))
+        client = SimpleNamespace(run=names)
+        site = SimpleNamespace(clock=Clock(), client=client, frames=frames)
+        searches, query = Searches(cast("Site", site)), SearchQuery("x", False, ())
+        request = make_mocked_request("GET", "/find?q=x")
+        one, two = await asyncio.gather(*[searches.get(request, query) for _ in range(2)])
+        assert one is two
+
+    asyncio.run(both())
 
 
 def test_without_a_question_the_page_explains_itself(visitor):

@@ -234,6 +234,40 @@ def test_a_delete_whose_jobs_were_enqueued_again_does_not_go_on(client, visitor,
     assert client.count(queue, JobState.PENDING) == 12
 
 
+@pytest.mark.parametrize("mode", ["all", "first"])
+def test_jobs_that_come_after_a_preview_are_not_deleted(client, visitor, queue, ended, mode):
+    before = set(client.enqueue(queue, [b"before"] * 20))
+    path = f"/mend?action=delete&queue={queue}&state=pending"
+    preview = visitor.get(path)
+    assert f"Delete 20 pending jobs of {queue}?" in preview.text
+    assert re.search(r"unchanged since [0-9:]{8}; later ones stay", preview.text)
+    late = client.enqueue(queue, [b"late"] * 15)
+
+    number = number_of(visitor.follow(visitor.post("/mend", {**fields_of(preview), "mode": mode})))
+    if mode == "first":
+        assert "10 deleted" in ended(number, "asking").text
+        assert client.count(queue, JobState.PENDING) == 25
+        visitor.follow(visitor.post(f"/op/{number}", {"do": "go_on"}))
+
+    assert "20 deleted" in ended(number).text
+    assert {job.descriptor for job in client.scan(queue, JobState.PENDING)} == {*late}
+    refused = visitor.post("/mend", {**fields_of(preview), "before": "", "nonce": "other"})
+    assert (refused.status, "no cut-off" in refused.text) == (400, True)
+    assert not before & {*late}
+
+
+def test_jobs_that_were_claimed_after_a_preview_of_running_ones_stay(client, visitor, queue, ended):
+    client.enqueue(queue, [b"x"] * 5)
+    seen = client.dequeue(queue, limit=2)
+    preview = visitor.get(f"/mend?action=delete&queue={queue}&state=in_progress")
+    late = client.dequeue(queue, limit=3)
+    sent = visitor.post("/mend", {**fields_of(preview), "mode": "all"})
+
+    assert f"{len(seen)} deleted" in ended(number_of(visitor.follow(sent))).text
+    left = {job.descriptor for job in client.scan(queue, JobState.IN_PROGRESS)}
+    assert left == {job.descriptor for job in late}
+
+
 def test_more_than_a_thousand_are_deleted_only_where_their_queue_is_typed(client, visitor, queue):
     client.enqueue(queue, [b"x"] * 1_001)
     form = fields_of(visitor.get(f"/mend?action=delete&queue={queue}&state=pending"))

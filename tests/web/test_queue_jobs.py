@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from urllib.parse import quote
 
 import pytest
 
@@ -97,6 +98,43 @@ def test_mistakes_are_said_and_the_rest_of_the_page_is_there(visitor: Visitor, f
     assert page.cell("figure failed") == str(FAILED)
     assert visitor.get(f"/q/{QUEUE}?state=broken").status == 400
     assert visitor.get(f"/q/{QUEUE}?state=failed&since=noon").status == 400
+
+
+MANY_DIGITS = "9" * 5_000
+
+
+@pytest.mark.parametrize("digits", [MANY_DIGITS, "\N{SUPERSCRIPT TWO}", "-1", "1.5"])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (f"/q/{QUEUE}?priority={{}}", "priority"),
+        ("/j/{job}?at={}", "at"),
+        ("/find.json?q=x&seen={}", "seen"),
+        (f"/q/{QUEUE}?state=failed&since={{}}", "since"),
+        (f"/mend?queue={QUEUE}&before={{}}", "before"),
+    ],
+)
+def test_what_is_no_number_is_said_with_its_name(visitor, failed, digits, path, name):
+    page = visitor.get(path.format(quote(digits), job=failed[0]))
+
+    assert page.status == 400
+    assert f"{name}: '{digits[:20]}" in page.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"attempts": MANY_DIGITS}, {"attempts": "0"}, {"expected": "x"}, {"mode": "spread"}]
+    + [{"mode": "spread", "per_second": each} for each in ("nan", "1e-300", MANY_DIGITS)],
+)
+def test_a_form_with_what_is_no_number_changes_nothing(visitor, failed, fields):
+    visitor.get("/")
+    form = {"action": "retry", "queue": QUEUE, "before": "4102444800000", "nonce": "numbers"}
+
+    page = visitor.post("/mend", form | fields)
+
+    assert page.status == 400
+    assert "Go back" in page.text
+    assert visitor.post("/audit", {"restore": MANY_DIGITS}).status == 400
 
 
 @pytest.mark.parametrize(
