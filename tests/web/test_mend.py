@@ -339,11 +339,20 @@ def test_a_killed_dashboard_says_interrupted_and_does_nothing_twice(
         visitor.post(f"/op/{number}", {"do": "go_on"})
     ended(number)
     assert client.count(queue, JobState.FAILED) == 0
-    visitor.follow(visitor.post(f"/op/{number}", {"do": "restore"}))
-    wait_until(lambda: client.count(queue, JobState.PENDING) == 2_000)
+    again = number_of(visitor.follow(visitor.post(f"/op/{number}", {"do": "restore"})))
+    record = mending.folder / f"data/operations/{again}.json"
+    wait_until(lambda: bool(json.loads(record.read_bytes())["done"]))
+    mending.kill("web")
+    wait_until_answering(mending, wait_until)
+    if "interrupted:" in visitor.get(f"/op/{again}").text:
+        visitor.post(f"/op/{again}", {"do": "go_on"})
+    ended(again)
     named = [job.descriptor for job in client.scan(queue, JobState.PENDING, page_size=1_000)]
-    found = client.lookup(named, include_body=True).values()
-    assert {job.body for job in found} == {str(n).encode() for n in range(2_000)}
+    bodies = [job.body for job in client.lookup(named, include_body=True).values()]
+    assert len({*bodies}) == len(bodies) <= 2_000
+    left_out = json.loads(record.read_bytes())["doubtful"]
+    assert len(bodies) + left_out >= 2_000
+    assert left_out <= 100
 
 
 def test_a_form_acts_once_also_where_the_dashboard_is_killed_between(

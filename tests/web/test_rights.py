@@ -130,6 +130,62 @@ def test_a_shard_is_switched_by_those_only_who_may_operate_all_queues(bounded, o
     assert ada.post("/mend", {**form, "value": "off", "nonce": "t"}).status == 303
 
 
+@pytest.fixture(scope="module")
+def operation(bounded) -> str:
+    """The path of an operation of `pay`, which asks."""
+    ada = bounded.log_in("ada")
+    fields = {"action": "retry", "queue": "pay", "before": "4102444800000", "nonce": "pay"}
+    path = str(ada.post("/mend", {**fields, "attempts": "1"}).headers["Location"])
+    assert path.startswith("/op/")
+    return path
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *({"action": what, "queue": "pay", "before": "1"} for what in ("retry", "delete")),
+        *({"action": what, "queue": "pay"} for what in ("pause", "resume", "limit")),
+        {"action": "dequeue_only", "name": "1", "value": "on", "typed": "1"},
+        *({"do": what} for what in ("go_on", "stop", "restore")),
+        {"restore": "{number}"},
+    ],
+)
+def test_who_may_not_change_a_queue_is_refused_and_logged(bounded, operation, form):
+    number = operation.removeprefix("/op/")
+    path = operation if "do" in form else "/audit" if "restore" in form else "/mend"
+    fields = {"nonce": "n", **{name: value.format(number=number) for name, value in form.items()}}
+    log = bounded.deployment.folder / "run/log/web.log"
+    for name in ("olga", "bea"):  # an operator of another queue, and one who may only look
+        visitor, before = bounded.log_in(name), log.read_text()
+
+        assert visitor.post(path, fields).status == 403
+        said = log.read_text().removeprefix(before)
+        assert f"refused: POST {path} from 127.0.0.1 as '{name}': you have no role operate" in said
+        assert visitor.post(path, fields, {"Origin": "http://evil.example.com"}).status == 403
+    audit = (bounded.deployment.folder / "data/audit.jsonl").read_text()
+    assert not any(f'"who":"{name}"' in audit for name in ("olga", "bea"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/q/pay", "/q/pay/history", "/q/pay/history.json", "/failures?queue=pay"),
+        *("/workers?queue=pay", "/j/{job}", "/j/{job}/body", "/mend?queue=pay"),
+        *("/mend?action=pause&queue=pay", "/find?q={claim}&queue=pay", "{operation}"),
+    ],
+)
+def test_nothing_of_a_queue_is_shown_to_who_may_not_view_it(bounded, olga, operation, path):
+    claim = "host:1:1:w:1"
+    page = olga.get(path.format(job=bounded.pay, operation=operation, claim=claim))
+
+    assert (page.status, "bob" in page.body) == (403, False)
+    log = (bounded.deployment.folder / "run/log/web.log").read_text()
+    where = path.partition("?")[0].format(job=bounded.pay, operation=operation)
+    assert f"refused: GET {where} from 127.0.0.1 as 'olga': you have no role view for queue" in log
+    with stream(bounded.deployment, "queue&name=pay", olga) as cells:
+        assert cells.beat()["cells"] == {}
+
+
 def test_changes_of_other_queues_are_left_out_and_that_is_no_refusal(bounded, olga, wait_until):
     ada = bounded.log_in("ada")
     assert ada.post("/mend", {"action": "pause", "queue": "pay", "nonce": "p"}).status == 303
