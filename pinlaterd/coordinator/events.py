@@ -110,6 +110,20 @@ class Events:
             )
 
 
+def merged_events(by_server: Mapping[str, Sequence[Event] | None]) -> Sequence[Event]:
+    """Return the marks of several servers, the oldest first, with the servers' names. Every server
+    takes on a configuration: that is one mark, the first server's."""
+    found: dict[tuple[str, ...], Event] = {}
+    for server, events in by_server.items():
+        for event in events or ():
+            if event.kind == "config":
+                found.setdefault((event.kind, event.about, event.text), event)
+            else:
+                named = msgspec.structs.replace(event, text=f"{server}: {event.text}")
+                found[server, str(len(found))] = named
+    return sorted(found.values(), key=lambda event: event.at_ms)
+
+
 def changes_between(before: Config, after: Config) -> Mapping[str, str]:
     """Say what differs between two configurations, by queue, "" for none; of settings that may be
     secret their names."""

@@ -189,6 +189,9 @@ class Series(msgspec.Struct):
     series: Mapping[str, Sequence[float | None]]
 
 
+Outlines = dict[str, list[float | None]]  # a series of each queue, the newest point last
+
+
 class History:
     """The rings of all subjects, of at most so many bytes together."""
 
@@ -274,9 +277,7 @@ class History:
         }
         return Series(step_ms, first * step_ms, series)
 
-    def outlines(
-        self, kind: SubjectKind, series: str, points: int, now_ms: int
-    ) -> Mapping[str, Sequence[float | None]]:
+    def outlines(self, kind: SubjectKind, series: str, points: int, now_ms: int) -> Outlines:
         """Return a series of each subject of a kind over the last hour, by so many of its points.
         Those of which only days are kept are left out."""
         at, last = kind.series.index(series), now_ms // STEP_MS - 1  # the newest may not be there
@@ -337,14 +338,31 @@ def merged_series(kind: SubjectKind, parts: Sequence[Series]) -> Series:
     if len(known) < 2:
         return known[0] if known else parts[0]
     first = max(part.from_ms for part in known)
-    greatest = {*kind.ages, *kind.percentiles}
-    series: dict[str, Sequence[float | None]] = {}
-    for name in kind.series:
-        columns = [part.series[name][(first - part.from_ms) // step_ms :] for part in known]
-        rows = [[one for one in row if one is not None] for row in zip(*columns, strict=False)]
-        whole = max if name in greatest else sum
-        series[name] = [whole(row) if row else None for row in rows]
+    series = {
+        name: _together(
+            kind, name, [part.series[name][(first - part.from_ms) // step_ms :] for part in known]
+        )
+        for name in kind.series
+    }
     return Series(step_ms, first, series)
+
+
+def merged_outlines(series: str, parts: Sequence[Outlines]) -> Outlines:
+    """Return a series of the queues of several servers."""
+    queues = sorted({queue for part in parts for queue in part})
+    return {
+        queue: _together(QUEUE, series, [part[queue] for part in parts if queue in part])
+        for queue in queues
+    }
+
+
+def _together(
+    kind: SubjectKind, series: str, columns: Sequence[Sequence[float | None]]
+) -> list[float | None]:
+    """Return a series of several servers: the sum of what is known, or the greatest."""
+    rows = [[one for one in row if one is not None] for row in zip(*columns, strict=False)]
+    whole = max if series in kind.ages or series in kind.percentiles else sum
+    return [whole(row) if row else None for row in rows]
 
 
 def write_history(path: Path, packed: Sequence[bytes]) -> None:

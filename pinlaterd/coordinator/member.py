@@ -41,9 +41,11 @@ from pinlaterd.stats import StatsSnapshot
 from pinlaterd.status import Sample, Status, together
 from pinlaterd.wire.control import (
     DetailsQuestion,
+    EventsQuestion,
     FrameQuestion,
     HistoryQuestion,
     HoldingQuestion,
+    OutlinesQuestion,
     PeerQuestion,
     ProcessState,
     ShardEntry,
@@ -270,4 +272,8 @@ class MemberCoordinator(Coordinator):
             return await self._details.gather()
         if isinstance(question, HistoryQuestion):
             return self._overview.series(question)
+        if isinstance(question, OutlinesQuestion):
+            return self._overview.outlines(question)
+        if isinstance(question, EventsQuestion):
+            return self._overview.events.since(question.since_ms)
         return self._own(statistics=question.statistics)

@@ -17,14 +17,16 @@ import msgspec
 from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.schema import MIB, Config
-from pinlaterd.coordinator.events import Event
+from pinlaterd.coordinator.events import Event, merged_events
 from pinlaterd.coordinator.history import (
     KINDS,
     LONG_STEP_MS,
     QUEUE,
     STEP_MS,
+    Outlines,
     Series,
     load_history,
+    merged_outlines,
     merged_series,
     write_history,
 )
@@ -34,8 +36,10 @@ from pinlaterd.status import Facts, PauseNote, Sample, ServerFrame, whole_frame
 from pinlaterd.wire.control import (
     Details,
     DetailsQuestion,
+    EventsQuestion,
     FrameQuestion,
     HistoryQuestion,
+    OutlinesQuestion,
     PeerQuestion,
 )
 
@@ -161,6 +165,12 @@ class Overview:
         found = await self._workers.failures(queue)
         return {"queue": queue, "failures": [one._asdict() for one in found]}
 
+    async def _others(
+        self, query: Mapping[str, str], question: PeerQuestion, kind: type[T]
+    ) -> Mapping[str, T | None]:
+        """Ask the other servers if a request is about all servers."""
+        return await self._ask_others(question, kind) if is_whole(query) else {}
+
     def series(self, question: HistoryQuestion) -> Series:
         """Return the history of a subject as far as this server knows it."""
         now_ms = self._clock.now_ms()
@@ -174,17 +184,18 @@ class Overview:
             raise QuestionError("name one subject: ?queue=NAME, ?shard=NAME or ?process=NAME")
         kind, name, now_ms = kinds[0], query[kinds[0].name], self._clock.now_ms()
         question = HistoryQuestion(kind.name, name, _since_ms(query, now_ms))
-        others = await self._ask_others(question, Series) if query.get("servers") == "all" else {}
+        others = await self._others(query, question, Series)
         found = merged_series(kind, [self.series(question), *filter(None, others.values())])
+        marks = await self._events_since(query, found.from_ms)
         return {
             kind.name: name,
             **msgspec.structs.asdict(found),
             "now_ms": now_ms,
             "unanswered": [server for server, one in others.items() if one is None],
-            "events": self.events.since(found.from_ms),
+            "events": marks,
         }
 
-    def read_outlines(self, query: Mapping[str, str]) -> Mapping[str, Sequence[float | None]]:
+    async def read_outlines(self, query: Mapping[str, str]) -> Outlines:
         """Return a `series` of all queues over the last hour, by so many `points`. Raises
         QuestionError."""
         series, points = query.get("series", "ready"), query.get("points", "36")
@@ -193,11 +204,29 @@ class Overview:
         is_number = points.isdecimal() and len(points) <= len(str(_MOST_POINTS))
         if not is_number or not 1 <= int(points) <= _MOST_POINTS:
             raise QuestionError(f"points: choose from 1 to {_MOST_POINTS}")
-        return self.history.outlines(QUEUE, series, int(points), self._clock.now_ms())
+        question = OutlinesQuestion(series, int(points))
+        others = await self._others(query, question, Outlines)
+        return merged_outlines(series, [self.outlines(question), *filter(None, others.values())])
 
-    def read_events(self, query: Mapping[str, str]) -> Sequence[Event]:
+    def outlines(self, question: OutlinesQuestion) -> Outlines:
+        """Return the outlines of queues as far as this server knows them."""
+        now_ms = self._clock.now_ms()
+        return self.history.outlines(QUEUE, question.series, question.points, now_ms)
+
+    async def read_events(self, query: Mapping[str, str]) -> Sequence[Event]:
         """Return the marks `since` a time, all by default. Raises QuestionError."""
-        return self.events.since(_since_ms(query, self._clock.now_ms(), default="0"))
+        since_ms = _since_ms(query, self._clock.now_ms(), default="0")
+        return await self._events_since(query, since_ms)
+
+    async def _events_since(self, query: Mapping[str, str], since_ms: int) -> Sequence[Event]:
+        own, server = self.events.since(since_ms), self._config_of().server.server
+        others = await self._others(query, EventsQuestion(since_ms), list[Event])
+        return merged_events({server: own, **others}) if others else own
+
+
+def is_whole(query: Mapping[str, str]) -> bool:
+    """Tell whether a request is about all servers of the cluster."""
+    return query.get("servers") == "all"
 
 
 def _since_ms(query: Mapping[str, str], now_ms: int, default: str = "1h") -> int:

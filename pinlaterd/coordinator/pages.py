@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from aiohttp import web
 
-from pinlaterd.coordinator.overview import Overview, QuestionError
+from pinlaterd.coordinator.overview import Overview, QuestionError, is_whole
 from pinlaterd.stats import (
     BODY_SIZE,
     COUNTERS,
@@ -125,25 +125,25 @@ class Pages:
         )
 
     async def _status_json(self, request: web.Request) -> web.Response:
-        if not _is_whole(request):
+        if not is_whole(request.query):
             return web.json_response(self._status())
         return web.json_response((await self._whole(statistics=False)).status)
 
     async def _snapshot_json(self, request: web.Request) -> web.Response:
-        if _is_whole(request):
+        if is_whole(request.query):
             stats = (await self._whole(statistics=True)).stats
         else:
             stats = self._chosen(request)
         return _json(stats)
 
     async def _frame_json(self, request: web.Request) -> web.Response:
-        return _json(await self._overview.frame(whole=_is_whole(request)))
+        return _json(await self._overview.frame(whole=is_whole(request.query)))
 
     async def _history_json(self, request: web.Request) -> web.Response:
         return _json(await self._overview.read_history(request.query))
 
     async def _outlines_json(self, request: web.Request) -> web.Response:
-        return _json(self._overview.read_outlines(request.query))
+        return _json(await self._overview.read_outlines(request.query))
 
     async def _workers_json(self, _request: web.Request) -> web.Response:
         return _json(await self._overview.workers())
@@ -152,7 +152,7 @@ class Pages:
         return _json(await self._overview.failures(request.query))
 
     async def _events_json(self, request: web.Request) -> web.Response:
-        return _json({"events": self._overview.read_events(request.query)})
+        return _json({"events": await self._overview.read_events(request.query)})
 
     def _chosen(self, request: web.Request) -> Mapping[str, StatsSnapshot]:
         stats = self._stats()
@@ -168,10 +168,6 @@ class Pages:
 def _json(found: object) -> web.Response:
     body = msgspec.json.encode(found)
     return web.Response(body=body, content_type="application/json", charset="utf-8")
-
-
-def _is_whole(request: web.Request) -> bool:
-    return request.query.get("servers") == "all"
 
 
 @web.middleware

@@ -78,6 +78,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             rows=table_rows(found, row_ms),
             row_ms=row_ms,
             marks=list(reversed(found["events"])),
+            unanswered=found["unanswered"],
             **values,
         )
 
@@ -91,7 +92,7 @@ async def _fetch(request: web.Request) -> Any:
     if asked not in RANGES:
         cure = f"Choose from {', '.join(RANGES)}."
         raise PageProblem(HTTPStatus.BAD_REQUEST, f"There is no range {asked[:20]!r}.", cure)
-    path = f"/history.json?queue={quote(queue)}&since={asked}"
+    path = f"/history.json?queue={quote(queue)}&since={asked}&servers=all"
     found = await asyncio.to_thread(fetch_json, path, directory=Path(), url=None)
     # What was done to other queues is no matter of this one.
     found["events"] = [

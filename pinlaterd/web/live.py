@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _SECONDS = 1.0  # between samples
 _OUTLINE_SECONDS = 10.0  # between those of the last hour
-_OUTLINES = "/outlines.json?series=ready&points=36"
+_OUTLINES = "/outlines.json?series=ready&points=36&servers=all"
 # For the coordinator's answer, where an earlier one can be shown: the page says how old that is.
 _PATIENCE_SECONDS = 1.5
 _SHORT_PATIENCE_SECONDS = 0.02  # where that is of just now

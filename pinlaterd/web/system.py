@@ -94,7 +94,9 @@ def routes(site: Site) -> list[web.RouteDef]:
         status = await site.frames.ask("/status.json?servers=all") or {}
         events = [
             one
-            for one in (await site.frames.ask("/events.json") or {"events": []})["events"]
+            for one in (await site.frames.ask("/events.json?servers=all") or {"events": []})[
+                "events"
+            ]
             if one["kind"] not in _OF_QUEUES or may(user, "view", one["about"])
         ]
         frame_url = os.environ.get(_FRAME_VARIABLE, "")

@@ -303,7 +303,28 @@ class HistoryQuestion(_Message):
     since_ms: int
 
 
-PeerQuestion = StatusQuestion | HoldingQuestion | FrameQuestion | HistoryQuestion | DetailsQuestion
+class OutlinesQuestion(_Message):
+    """A question for a series of all queues over the last hour, by so many points."""
+
+    series: str
+    points: int
+
+
+class EventsQuestion(_Message):
+    """A question for the marks since a time."""
+
+    since_ms: int
+
+
+PeerQuestion = (
+    StatusQuestion
+    | HoldingQuestion
+    | FrameQuestion
+    | HistoryQuestion
+    | OutlinesQuestion
+    | EventsQuestion
+    | DetailsQuestion
+)
 
 
 class Question(_Message):

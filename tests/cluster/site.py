@@ -80,9 +80,9 @@ class Server:
     def down(self) -> None:
         self.command("down", str(self.folder))
 
-    def status(self) -> Mapping[str, Any]:
-        """/status.json."""
-        url = f"http://127.0.0.1:{STATS_PORT}/status.json"
+    def page(self, path: str) -> Mapping[str, Any]:
+        """A page of the coordinator, as /status.json."""
+        url = f"http://127.0.0.1:{STATS_PORT}{path}"
         found: Mapping[str, Any] = json.loads(
             self.machine.run("curl", "--silent", "--fail", "--max-time", "5", url)
         )
@@ -279,7 +279,7 @@ class Site:
         for server in of or self.servers:
             if server.machine.is_on:
                 with suppress(AssertionError):
-                    return server.status()
+                    return server.page("/status.json")
         raise LookupError("no server says how it is")
 
     def zookeeper_leader(self) -> ClusterZooKeeper:
@@ -321,7 +321,7 @@ class Site:
         return found
 
     def wait_until_serving(self) -> None:
-        wait_until(lambda: all(server.status()["healthy"] for server in self.servers))
+        wait_until(lambda: all(server.page("/status.json")["healthy"] for server in self.servers))
 
 
 def wait_until(condition: Any, *, seconds: float = START_SECONDS) -> float:

@@ -107,6 +107,7 @@ def _edited(server: Server, number: int) -> str:
 def _same_in_force(site: Site) -> bool:
     """No server has a problem with it, nor waits for anything."""
     return all(
-        not server.status()["config_problems"] and server.status()["healthy"]
+        not server.page("/status.json")["config_problems"]
+        and server.page("/status.json")["healthy"]
         for server in site.servers
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pinlaterd.config.schema import Config, QueueSettings, ServerSettings, ShardSettings
-from pinlaterd.coordinator.events import MOST_EVENTS, Events, changes_between
+from pinlaterd.coordinator.events import MOST_EVENTS, Event, Events, changes_between, merged_events
 from pinlaterd.wire.control import Mend
 
 
@@ -90,3 +90,12 @@ def test_a_configuration_says_what_it_changes_and_no_secret():
     assert changes_between(after, after) == {"": "the files"}
     many = Config(queues={f"q{number}": limited for number in range(30)})
     assert changes_between(Config(), many) == {"": "settings of 30 queues"}
+
+
+def test_marks_of_several_servers_name_them_and_a_configuration_is_one():
+    paused = Event(2_000, "config", "mail", "mail: paused on")
+    killed = Event(1_000, "process", "router", "router restarted, pid 8")
+
+    found = merged_events({"jobs-1": [paused], "jobs-2": [killed, paused], "jobs-3": None})
+
+    assert [event.text for event in found] == ["jobs-2: router restarted, pid 8", paused.text]

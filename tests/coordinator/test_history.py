@@ -12,7 +12,9 @@ from pinlaterd.coordinator.history import (
     SHARD,
     STEP_MS,
     History,
+    Outlines,
     load_history,
+    merged_outlines,
     merged_series,
     write_history,
 )
@@ -146,6 +148,15 @@ def test_the_history_of_several_servers_adds_up():
     assert found.series["oldest_ms"] == [0, 1, 2, 3]
     assert found.series["wait_p99_ms"][1] == pytest.approx(500, rel=0.05)
     assert merged_series(QUEUE, parts[2:]).series["in"] == []
+
+
+def test_outlines_of_several_servers_add_up():
+    here: Outlines = {"mail": [None, 2, 3]}
+    there: Outlines = {"mail": [None, None, 4], "slow": [1, 1, 1]}
+    parts = [here, there]
+
+    assert merged_outlines("ready", parts) == {"mail": [None, 2, 7], "slow": [1, 1, 1]}
+    assert merged_outlines("oldest_ms", parts)["mail"] == [None, 2, 4]
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"pinlaterd history 1\n00000000\n[]\n"])

@@ -164,7 +164,8 @@ async function load() {
     const found = await answer.json();
     const points = Math.max(...Object.values(found.series).map((values) => values.length));
     const times = Array.from({ length: points }, (_, at) => (found.from_ms + at * found.step_ms) / 1000);
-    newest = found.events.slice(-2).map(sentence).join("  ") || (points ? "" : "No figures yet.");
+    const away = found.unanswered.map((server) => `Without server ${server}: it does not answer.`);
+    newest = [...away, ...found.events.slice(-2).map(sentence)].join("  ") || (points ? "" : "No figures yet.");
     figures.forEach((figure) => (points ? figure.draw(times, found.series, found.events) : figure.knows(false)));
     line.textContent = newest;
     return found.step_ms;
