@@ -39,7 +39,7 @@ from pinlaterd.wire.control import (
 )
 
 # How long permits stay where they are while jobs wait elsewhere.
-TURN_SECONDS = 0.05
+TURN_SECONDS = 0.03
 _CONFIRM_SECONDS = 1.0  # after which a grant is held for lost, and another is sent
 
 
