@@ -20,7 +20,7 @@ from typing import cast
 
 from pinlaterd.engines.base import ClaimOp, Claims
 from pinlaterd.errors import PinLaterError, RequestError
-from pinlaterd.model import DequeueRequest, Payload, PendingKey
+from pinlaterd.model import DequeueRequest, Payload, PendingKey, new_record
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, DequeueAnswer
 from pinlaterd.shard.operations import Acking, Commit, ForeignError
@@ -110,11 +110,14 @@ class Dequeue(Acking):
             self._leads = not commit.claims
             take = self.state.claim_descriptors.take
             claims = [
-                Claims(
-                    taken.priority,
-                    [local_id for _, local_id in taken.keys],
-                    taken.payloads,
-                    *take(self.source, len(taken.keys)),
+                new_record(
+                    Claims,
+                    (
+                        taken.priority,
+                        [local_id for _, local_id in taken.keys],
+                        taken.payloads,
+                        *take(self.source, len(taken.keys)),
+                    ),
                 )
                 for taken in self._taken
             ]

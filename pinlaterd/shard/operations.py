@@ -463,7 +463,7 @@ def _check_named_once(method: Method, keys: Iterable[JobKey | None]) -> None:
 def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[Acks]:
     """Jobs that are acked together mostly have all but their local ids in common: what comes
     before it is understood once, as long as it stays the same."""
-    if isinstance(infos, AlikeAcks):
+    if type(infos) is AlikeAcks:
         known_priority = facts.priority_of(infos.alike.descriptor)
         if known_priority is not None and is_local_id(infos.digits[0].decode()):
             return [_acks_like(infos.alike, known_priority, list(map(int, infos.digits)))]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import re
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from operator import attrgetter
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS
 from pinlaterd.engines.counts import Depths
@@ -81,14 +81,17 @@ class Run(NamedTuple):
         number = self.claim_number
         if number is not None:
             number += first_id - self.first_id
-        return Run(
-            *(first_id, last_id, self.queue_id, self.priority, self.state, self.at_ms),
-            *(self.claimer, number),
-        )
+        return new_record(Run, (first_id, last_id, *_in_common(self), number))
 
     def pending(self, run_after_ms: int) -> Run:
         """The same jobs without claim."""
         return self._replace(state=PENDING, at_ms=run_after_ms, claimer=None, claim_number=None)
+
+
+# What jobs of one run have in common: all fields but the ids and the claims' first number.
+_in_common: Callable[[Run], tuple[Any, ...]] = itemgetter(
+    slice(Run._fields.index("queue_id"), Run._fields.index("claim_number"))
+)
 
 
 def claimed(run: Run, claim_descriptor: str) -> Run:
@@ -186,21 +189,17 @@ def split(
 
 
 def merged(runs: Iterable[Run]) -> Iterator[Run]:
-    """The same jobs in fewer runs; `runs` are in order."""
+    """Put the same jobs into fewer runs; `runs` are in order."""
+    # Of those that one run can hold.
+    first: Run | None = None
     last: Run | None = None
     for run in runs:
-        if last is None:
-            last = run
-        elif _follows(last, run):
-            last = last.cut(last.first_id, run.last_id)
-        else:
-            yield last
-            last = run
-    if last is not None:
-        yield last
-
-
-_in_common = attrgetter("queue_id", "priority", "state", "at_ms", "claimer")
+        if first is not None and last is not None and not _follows(last, run):
+            yield first.cut(first.first_id, last.last_id)
+            first = None
+        first, last = first or run, run
+    if first is not None and last is not None:
+        yield first.cut(first.first_id, last.last_id)
 
 
 def _follows(run: Run, other: Run) -> bool:
