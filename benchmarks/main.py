@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -49,7 +50,7 @@ SECTIONS: Mapping[str, Callable[[Bench, int], None]] = {
 }
 WARM_UP_SECONDS = 1.0
 QUICK_SECONDS = 1.5
-GENERATORS = 3  # processes: at most so many loads run at a time
+GENERATORS = 4  # processes: at most so many loads and searches run at a time
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -122,6 +123,7 @@ def cli(
             for run in range(1, runs + 1):
                 for name in wanted:
                     SECTIONS[name](bench, run)
+            report.facts["load"] = "{:.1f}, {:.1f}, {:.1f}".format(*os.getloadavg())
     except BenchmarkFailed as error:
         raise click.ClickException(str(error)) from error
     targets = judged(report, engine)
