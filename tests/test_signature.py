@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -76,18 +77,22 @@ def test_any_text_has_one(status: str, failed: bool):
 )
 def test_hostile_statuses_take_no_longer_than_a_look_at_them(piece: str):
     status = piece * (5_000 // len(piece))
-    began = time.process_time()
 
-    signature(status, failed=True)
-
-    assert time.process_time() - began < 0.02
+    assert _least_seconds(lambda: signature(status, failed=True)) < 0.02
 
 
 @pytest.mark.parametrize("piece", ["); ", ":1 in ", "(a; ", ")a", "(a)b"])
 def test_what_a_worker_says_may_be_long(piece: str):
     status = "(" + piece * 200_000
-    began = time.process_time()
 
-    signature(status)
+    assert _least_seconds(lambda: signature(status)) < 0.5
 
-    assert time.process_time() - began < 0.5
+
+def _least_seconds(act: Callable[[], object]) -> float:
+    """Return the least of five times: Python may collect garbage meanwhile."""
+    seconds = []
+    for _ in range(5):
+        began = time.process_time()
+        act()
+        seconds.append(time.process_time() - began)
+    return min(seconds)

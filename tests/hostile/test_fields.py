@@ -244,7 +244,7 @@ def test_any_wait(deployment: Deployment, queue: str, number):
     request = DequeueRequest(queue, 1, max_wait_ms=number)
     began = time.monotonic()
     _refused_or_done(lambda: _call(deployment, Method.DEQUEUE, request))
-    assert time.monotonic() - began < 9
+    assert time.monotonic() - began < 30  # the longest that a number can say is 25 days
 
 
 def test_an_ack_of_thousands_of_strangers_fails_alone(client: Client, queue: str):
