@@ -43,18 +43,23 @@ LONG_GROUPS = (
     "Thrift interface, redis",
     "Thrift interface, sqlite",
     "cli/test_up_and_down.py",
+    "live/test_cluster_config.py",
+    "live/test_drain.py",
     "faults/stores/test_network.py",
     "test_quickstart.py",
-    "live/test_drain.py",
     "faults/test_restarts.py",
     "faults/test_kill.py",
     "rates/test_rates.py",
+    "rates/test_several_servers.py",
     "simulation/test_simulation.py",
     "faults/test_failover.py",
+    "push/test_faults.py",
+    "web/browser",
     "faults/stores/test_two_owners.py",
     "Thrift interface, mysql 3",
     "Thrift interface, mysql 1",
     "Thrift interface, mysql 2",
+    "properties/test_engine_model_sqlite.py",
     "properties/test_engine_model_mysql.py",
     "faults/stores/test_clock.py",
     "faults/stores/test_server.py",
@@ -62,7 +67,13 @@ LONG_GROUPS = (
     "properties/test_service_model_sqlite.py",
     "properties/test_service_model_mysql.py",
     "properties/test_service_model_redis.py",
+    "properties/test_engine_model_redis.py",
+    "live/test_keys.py",
     "faults/test_neighbours.py",
+    "docs/test_migration.py",
+    "rates/test_permits.py",
+    "http/test_openapi.py",
+    "push/test_process.py",
 )
 # Servers are there; an ordinary user's PATH has no such folder.
 SYSTEM_PROGRAMS = "/usr/sbin"
@@ -152,10 +163,13 @@ def program_path() -> ProgramPath:
 
 def group_of(nodeid: str) -> str:
     """Tests of one group run one after the other in one process: those of a file, whose fixtures
-    they share; those on a cluster; those of the Thrift interface by engine, whose deployment they
-    share. On MySQL in parts: a server with many hundred tables creates one more in seconds."""
+    they share; those on a cluster; those in a browser, and those of the Thrift interface by engine,
+    whose deployment they share. On MySQL in parts: a server with many hundred tables creates one
+    more in seconds."""
     if nodeid.startswith("tests/cluster/test_") and "/test_machines.py" not in nodeid:
         return "cluster"
+    if nodeid.startswith("tests/web/browser/"):
+        return "web/browser"
     if not (found := API_TEST.search(nodeid)):
         return nodeid.partition("::")[0].removeprefix("tests/")
     file, engine = found.groups()
