@@ -45,7 +45,7 @@ from pinlaterd.web.operations import (
 )
 from pinlaterd.web.queue import queue_in, time_of
 from pinlaterd.web.refusals import PageProblem, log_refusal, whole_number
-from pinlaterd.web.site import FORM, USER, Site
+from pinlaterd.web.site import EVERY_QUEUE, FORM, USER, Site
 
 _TYPED_JOBS = 1_000  # to delete more, the queue's name has to be typed
 _MOST_COUNTED, _COUNT_SECONDS, _PAGE_JOBS = 10_000, 2.0, 1_000
@@ -56,7 +56,6 @@ _MOST_NONCE_CHARS = 100
 _MOST_EXPECTED, _MOST_ATTEMPTS, _LEAST_PER_SECOND = 10**12, 1_000, 0.001
 _MOST_DIGITS = 9  # of an operation's number
 _CLEAN_SECONDS = 3_600.0
-_EVERY_QUEUE = "*"  # what a shard's switch acts on: no pattern that bounds a user matches it
 # As queries and forms call the fields of a choice.
 _FIELDS = {
     "message": "message",
@@ -418,7 +417,7 @@ class MendPages:
 
     async def _set(self, request: web.Request, switch: Switch, nonce: str) -> web.StreamResponse:
         """Set something once, with who and why; go to the audit page."""
-        self._site.check_right(request, "operate", switch.queue or _EVERY_QUEUE)
+        self._site.check_right(request, "operate", switch.queue or EVERY_QUEUE)
         form = request[FORM]
         if switch.setting == "dequeue_only" and form.get("typed", "").strip() != switch.name:
             raise _mistake(f"Type the shard's name, {switch.name}.")
@@ -483,7 +482,7 @@ class MendPages:
             raise _mistake("There is no such change.")
         if change.what == "set":
             switch = _switch_in(change.facts)._replace(value=change.facts["before"])
-            self._site.check_right(request, "operate", switch.queue or _EVERY_QUEUE)
+            self._site.check_right(request, "operate", switch.queue or EVERY_QUEUE)
             nonce = _nonce_of_undo(number)
             await self._make(request, switch, nonce, f"undoes change {number}")
             raise web.HTTPSeeOther("/audit")

@@ -31,6 +31,7 @@ _NAV = (
     *(("Overview", "/"), ("Failures", "/failures"), ("Workers", "/workers")),
     *(("System", "/system"), ("Audit", "/audit")),
 )
+EVERY_QUEUE = "*"  # no pattern that bounds a user matches it
 THEMES = ("system", "light", "dark")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "

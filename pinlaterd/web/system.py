@@ -14,7 +14,7 @@ from pinlaterd.config.schema import UserSettings
 from pinlaterd.status import Facts
 from pinlaterd.web import text
 from pinlaterd.web.live import Cells, LiveFrame
-from pinlaterd.web.site import USER, Site
+from pinlaterd.web.site import EVERY_QUEUE, USER, Site
 
 _SERVING = "serving"
 _MOST_EVENTS = 50
@@ -108,7 +108,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             processes=frame.facts["processes"],
             shard_columns=SHARD_COLUMNS,
             process_columns=PROCESS_COLUMNS,
-            notes=_notes(status),
+            notes=_notes(status, may_name_queues=may(user, "view", EVERY_QUEUE)),
             events=list(reversed(events))[:_MOST_EVENTS],
             job_types=[
                 one for one in site.config.newest_job_types() if may(user, "view", one.queue)
@@ -131,8 +131,13 @@ class Note(NamedTuple):
     text: str
 
 
-def _notes(status: Facts) -> Sequence[Note]:
+def _notes(status: Facts, *, may_name_queues: bool) -> Sequence[Note]:
     """Return what is wrong, and what waits for somebody."""
+    if status.get("config_problems") and not may_name_queues:
+        status = {
+            **status,
+            "config_problems": ["It has a mistake; who may view all queues sees it."],
+        }
     kinds = (
         ("stopped", "Problem", "problems"),
         ("behind", "Configuration", "config_problems"),

@@ -186,6 +186,21 @@ def test_nothing_of_a_queue_is_shown_to_who_may_not_view_it(bounded, olga, opera
         assert cells.beat()["cells"] == {}
 
 
+def test_a_mistake_in_the_configuration_names_no_queue_to_who_may_not_view_it(
+    bounded, olga, wait_until
+):
+    ada, file = bounded.log_in("ada"), bounded.deployment.folder / "etc/queues.yaml"
+    before = file.read_text()
+    file.write_text("queues: {pay: {max_jobs_per_second: many}}")
+    try:
+        wait_until(lambda: "many" in ada.get("/system").text)
+        page = olga.get("/system").text
+        assert ("Configuration It has a mistake" in page, "many" in page) == (True, False)
+    finally:
+        file.write_text(before)
+    wait_until(lambda: "Configuration" not in ada.get("/system").text)
+
+
 def test_changes_of_other_queues_are_left_out_and_that_is_no_refusal(bounded, olga, wait_until):
     ada = bounded.log_in("ada")
     assert ada.post("/mend", {"action": "pause", "queue": "pay", "nonce": "p"}).status == 303
