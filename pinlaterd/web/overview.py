@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from pinlaterd.web.site import USER, Site
 from pinlaterd.web.system import process_state, shard_state
 
 _MOST_ROWS = 12  # that are shown as long as no more queues are unwell
+_MOST_BANNERS = 6  # of queues with the same verdict: beyond, their rows say it
 
 
 class Column(NamedTuple):
@@ -101,16 +103,22 @@ class Banner(NamedTuple):
 
 def banners_of(facts: Facts, rows: Sequence[Row]) -> list[Banner]:
     """Return what is wrong, the worst first."""
-    found = [
-        Banner(
-            row.verdict["kind"],
-            f"{row.name}: {row.verdict['word'].lower()}",
-            row.verdict["sentence"],
-            [("queue", f"/q/{row.name}"), *what_to_do(row.verdict["kind"])],
-        )
-        for row in rows
-        if row.needs_somebody
-    ]
+    found: list[Banner] = []
+    unwell = (row for row in rows if row.needs_somebody)
+    for kind, of_kind in itertools.groupby(unwell, key=lambda row: str(row.verdict["kind"])):
+        alike = list(of_kind)
+        found += [
+            Banner(
+                kind,
+                f"{row.name}: {row.verdict['word'].lower()}",
+                row.verdict["sentence"],
+                [("queue", f"/q/{row.name}"), *what_to_do(kind)],
+            )
+            for row in alike[:_MOST_BANNERS]
+        ]
+        if left := len(alike[_MOST_BANNERS:]):
+            more = f"{text.many(left, 'more queue')}: {kind.replace('_', ' ')}"
+            found.append(Banner(kind, more, "", [("show", "#queues")]))
     found += [
         Banner("stopped", problem, "", [_SYSTEM, *what_to_do("process")])
         for problem in facts["problems"]

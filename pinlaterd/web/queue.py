@@ -288,6 +288,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             name=name,
             row=row,
             figures=figures_of(queue, settings),
+            has_failed=bool(queue["failed"]),
             links=what_to_do(row.verdict["kind"]),
             settings=settings_of_queue(site.config, name),
             **await jobs_values(request, name),

@@ -21,6 +21,7 @@ from pinlaterd.http.job_types import JobTypes
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.http.conftest import HttpClient, http_of, serving_http
+from tests.web.conftest import Visitor
 
 SECRET = "hymanrickover"
 _numbers = count(1)
@@ -302,10 +303,11 @@ def test_the_environment_gives_the_home_page_and_logs_what_is_said(tmp_path, wai
         "DEBUG_HTTP_TRAFFIC": "true",
     }
     deployment = Deployment(tmp_path / "d", environment=environment)
-    deployment.init(http=True)
+    deployment.init(http=True, web=True)
     with deployment.running():
         api = http_of(deployment).as_user("ada", SECRET)
         answer = api.call("GET", "/", headers={"X-Forwarded-Proto": "http"})
+        system = Visitor(deployment.web_port).get("/system")
         api.get("/v1/nothing?a=1")
         log_file = deployment.folder / "run/log/http.log"  # written by supervisord
         wait_until(lambda: "answered 404" in log_file.read_text())
@@ -317,6 +319,8 @@ def test_the_environment_gives_the_home_page_and_logs_what_is_said(tmp_path, wai
     assert "GET /v1/nothing?a=1 " in log
     assert "Basic " not in log
     assert 'src="https://example.com/?a=1&amp;b=&quot;"' in page
+    assert '<iframe src="https://example.com/?a=1&amp;b=&#34;"' in system.body
+    assert system.headers["Content-Security-Policy"].endswith("; frame-src https://example.com")
 
 
 # --- several servers ------------------------------------------------------------------------

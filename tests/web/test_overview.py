@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from pinlaterd.client import AckInfo
+from pinlaterd.web.overview import Row, banners_of
 from tests.deployment import frozen
 from tests.web.conftest import Visitor
 
@@ -77,6 +78,23 @@ def test_with_many_queues_the_idle_ones_are_folded_and_one_link_away(
     folded = visitor.get("/")
     assert "more are well or idle" in folded.text
     assert not all(name in folded.body for name in names)
+
+
+def test_of_many_queues_that_are_unwell_a_few_have_banners_and_the_others_a_number():
+    stopped = {"kind": "stopped", "level": "bad", "word": "Stopped", "sentence": "9 ready."}
+    failing = {**stopped, "kind": "failing", "word": "Failing 18 %"}
+    rows = [Row(f"q{number}", stopped, (), "") for number in range(335)]
+    rows.append(Row("pay", failing, (), ""))
+
+    banners = banners_of({"problems": ["shard 2 does not answer"], "warnings": []}, rows)
+
+    titles = [banner.title for banner in banners]
+    assert titles[0] == "q0: stopped"
+    assert titles[6:] == [
+        "329 more queues: stopped",
+        "pay: failing 18 %",
+        "shard 2 does not answer",
+    ]
 
 
 def test_names_of_others_are_shown_and_never_run(visitor):

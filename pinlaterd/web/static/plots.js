@@ -116,6 +116,7 @@ class Figure {
     const size = MARK_PX * devicePixelRatio;
     ctx.save();
     ctx.strokeStyle = ctx.fillStyle = colourOf(board, "outlineColor");
+    ctx.setLineDash([]); // the last series' is left
     for (const mark of this.marks) {
       const x = Math.round(plot.valToPos(mark.at_ms / 1000, "x", true)) + 0.5;
       if (x < bbox.left || x > bbox.left + bbox.width) continue;

@@ -23,6 +23,7 @@ PAGES = (
     "/find?q=user21",
     "/mend?action=retry&queue=mail&state=failed",
     "/workers",
+    "/system",
     "/audit",
     "/help",
     "/q/mail/history?range=1h",
