@@ -31,7 +31,7 @@ from pinlaterd.stats import Histogram
 PICTURES = Path(__file__).parent.parent / "docs" / "dashboard"
 CHROMIUM = "/usr/bin/chromium"
 MOST_BYTES = 100_000
-_STOPPED_SECONDS = 90.0
+_STOPPED_SECONDS = 180.0
 _HOURS, _STEP_MS = 6, 5_000
 _PIXELS = """async (picture) => {
   const image = await createImageBitmap(await (await fetch(picture)).blob());
@@ -108,7 +108,7 @@ def take(into: Path, port: int, web_port: int) -> None:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
         page.goto(f"http://127.0.0.1:{web_port}/")
-        page.get_by_text("images stopped").first.wait_for(timeout=1000 * _STOPPED_SECONDS)
+        page.get_by_text("images: stopped").first.wait_for(timeout=1000 * _STOPPED_SECONDS)
         for picture in pictures(job):
             file = into / f"{picture.name}.png"
             file.write_bytes(taken(browser, f"http://127.0.0.1:{web_port}", picture))
