@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import quickstart_example
 from playwright.sync_api import Browser, sync_playwright
 
-from pinlaterd.client import Client, JobState
+from pinlaterd.client import Client, Job, JobState
 from pinlaterd.coordinator.history import QUEUE, History, write_history
 from pinlaterd.stats import Histogram
 
@@ -33,6 +33,7 @@ CHROMIUM = "/usr/bin/chromium"
 MOST_BYTES = 100_000
 _STOPPED_SECONDS = 180.0
 _HOURS, _STEP_MS = 6, 5_000
+_STOPPED_MS = 40 * 60_000
 _PIXELS = """async (picture) => {
   const image = await createImageBitmap(await (await fetch(picture)).blob());
   const canvas = new OffscreenCanvas(image.width, image.height);
@@ -95,6 +96,14 @@ def leave_example(folder: Path, port: int) -> None:
     """Make the quickstart's queues, and a history of them that the coordinator reads at its start:
     it drops that of queues which it does not know."""
     quickstart_example.leave(lambda source: Client("127.0.0.1", port, source=source), folder)
+    images, now_ms = quickstart_example.IMAGES, time.time_ns() // 1_000_000
+    with Client("127.0.0.1", port) as client:
+        while jobs := client.dequeue(images, limit=500):
+            client.ack(images, succeeded=jobs)
+        # As old as the history has them.
+        step_ms = _STOPPED_MS // quickstart_example.READY_IMAGES
+        times = range(now_ms - _STOPPED_MS, now_ms, step_ms)
+        client.enqueue(images, [Job(b'{"width": 320}', run_after_ms=at_ms) for at_ms in times])
     _pinlaterd("down", str(folder))
     write_history(folder / "data/history", made_up_history().pack())
     _pinlaterd("up", str(folder))
@@ -167,11 +176,11 @@ def made_up_history() -> History:
     now_ms = time.time_ns() // 1_000_000
     ready = 0.0
     for at_ms in range(now_ms - _HOURS * 3_600_000, now_ms - 2 * _STEP_MS, _STEP_MS):
-        is_stopped = at_ms > now_ms - 40 * 60_000
-        arrived = 0.5 + 0.1 * chance.random()
+        is_stopped = at_ms > now_ms - _STOPPED_MS
+        arrived = 0.48 + 0.04 * chance.random()
         ready = ready + 5 * arrived if is_stopped else 20 * chance.random()
         done = 0.0 if is_stopped else arrived
-        age_ms = max(0, at_ms - now_ms + 40 * 60_000) if is_stopped else 300 * chance.random()
+        age_ms = max(0, at_ms - now_ms + _STOPPED_MS) if is_stopped else 300 * chance.random()
         waits = Histogram()
         for _ in range(0 if is_stopped else 3):
             waits.add(20 + 200 * chance.random() ** 3)
