@@ -45,6 +45,7 @@ _FIELD = re.compile(
 )
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _BODILESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9%/:@!$&'()*+,;=~._-]*")
 _MOST_REASON_CHARS = 200
 _UNAVAILABLE = "service_unavailable"
 # Of a server, not of the job.
@@ -397,7 +398,7 @@ def _parts_of(url: str) -> tuple[_Origin, bytes]:
     """Return where the requests to a URL go, and what they name there."""
     scheme, _, rest = url.partition("://")
     authority, _, path = rest.partition("/")
-    if not path.isascii():
+    if _PLAIN_PATH.fullmatch(path) is None:  # an id may hold anything: also what ends a line
         path = quote(path, safe="%/:@!$&'()*+,;=~")
     return _origin_of(scheme, authority), b"/" + path.encode()
 

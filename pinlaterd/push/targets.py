@@ -81,7 +81,7 @@ class JobTypeTarget(Target):
         if not job_id:
             raise NotPushable("has no id: it was enqueued without a key")
         body = b'{"data":%b,"attempts":%d}' % (job.claimed.body, job.attempts_remaining)
-        return PushRequest(f"{self.url}/{job_id}", body)
+        return PushRequest(f"{self.url}/{quote(job_id, safe='')}", body)
 
 
 class NotPushable(Exception):

@@ -60,6 +60,7 @@ from pinlaterd.model import (
     ScanRequest,
 )
 from pinlaterd.router.call import Shared
+from pinlaterd.router.enqueue import EnqueueByKey
 from pinlaterd.router.rate_limits import RateLimits
 from pinlaterd.router.service import RouterService
 from pinlaterd.router.shards import ShardSet
@@ -69,7 +70,7 @@ from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ShardEntry, Snapshot
 from pinlaterd.wire.envelope import Op, ReadyCounts, ReplyEntry, ShardCall, Status
-from pinlaterd.wire.key_placement import KeyPlacement
+from pinlaterd.wire.key_placement import KeyHomes, KeyPlacement
 from tests.clocks import FakeClock
 from tests.router.local_shard import LocalShard, Tell
 
@@ -1203,6 +1204,22 @@ async def test_a_job_with_a_key_is_stored_by_no_other_shard_than_its_own(site: S
     stored = [descriptor for descriptor in in_part.value.descriptors if descriptor != "?"]
     assert found == KeyedEnqueueResult(stored, [True] * len(others))
     assert {shard_of(descriptor) for descriptor in stored} == {"1", "3"}
+
+
+async def test_many_jobs_with_keys_are_divided_beside_the_event_loop(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divide, threads = EnqueueByKey._by_responsible, set[threading.Thread]()
+
+    def noted(enqueue: EnqueueByKey, homes: KeyHomes) -> dict[str, list[int]]:
+        threads.add(threading.current_thread())
+        return divide(enqueue, homes)
+
+    monkeypatch.setattr(EnqueueByKey, "_by_responsible", noted)
+    await site.enqueue(*map(keyed, range(2000)))
+
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_a_shard_of_a_release_without_keys_gets_none_unseen(site: Site) -> None:
