@@ -134,17 +134,22 @@ class _Channel:
         self._name = name
         self._user = user
         self._cells: Cells = {}  # as they were sent last
+        self._whole = ""  # the same as JSON, once a viewer has begun with them
         self.viewers: set[asyncio.Queue[bytes | None]] = set()
 
     def all_cells(self, frame: LiveFrame | None, age: float) -> bytes:
-        """Return the event with which a viewer begins."""
-        return _event(age, self._cells_of(frame))
+        """Return the event with which a viewer begins: with what others were sent last."""
+        # After a restart all viewers come back at once.
+        self._cells = self._cells or self._cells_of(frame)
+        self._whole = self._whole or _json(self._cells)
+        return _event(age, self._whole)
 
     def publish(self, frame: LiveFrame | None, age: float) -> None:
         """Send every viewer what has changed; end those who take nothing."""
         cells = self._cells_of(frame)
-        event = _event(age, {k: text for k, text in cells.items() if self._cells.get(k) != text})
-        self._cells = cells
+        changed = {k: text for k, text in cells.items() if self._cells.get(k) != text}
+        event = _event(age, _json(changed))
+        self._cells, self._whole = cells, ""
         for viewer in self.viewers:
             is_behind = viewer.full()
             if is_behind:
@@ -162,9 +167,12 @@ class _Channel:
         return {} if frame is None else self._source(frame, self._name, self._user)
 
 
-def _event(age: float, cells: Cells) -> bytes:
-    text = json.dumps({"age": round(age, 1), "cells": cells}, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
+def _json(cells: Cells) -> str:
+    return json.dumps(cells, separators=(",", ":"))
+
+
+def _event(age: float, cells: str) -> bytes:
+    return f'data: {{"age":{age:.1f},"cells":{cells}}}\n\n'.encode()
 
 
 class LiveStreams:

@@ -89,6 +89,20 @@ def test_a_viewer_that_takes_nothing_ends_no_other_stream():
     assert None not in [viewer.get_nowait() for viewer in others]
 
 
+def test_viewers_who_come_together_begin_with_cells_that_were_made_once():
+    made = iter("123")
+    channel = _Channel(lambda *_: {"ready": next(made)}, "", None)
+    frame = LiveFrame({}, 0.0)
+
+    assert {channel.all_cells(frame, 0.04) for _ in range(50)} == {_begun("1")}
+    channel.publish(frame, 0.0)
+    assert channel.all_cells(frame, 0.04) == _begun("2")
+
+
+def _begun(ready: str) -> bytes:
+    return b'data: {"age":0.0,"cells":{"ready":"%s"}}\n\n' % ready.encode()
+
+
 def test_a_frozen_coordinator_is_said_and_its_figures_stay(dashboard, visitor, wait_until):
     visitor.get("/")
     with frozen(dashboard.pid_of("coordinator")), stream(dashboard, "overview") as overview:
