@@ -371,8 +371,9 @@ def test_a_form_acts_once_also_where_the_dashboard_is_killed_between(
 
     assert visitor.post("/mend", paused).headers["Location"] == "/audit"
     assert "paused: true" not in queues.read_text()
-    log = (mending.folder / "run/log/web.log").read_text()
-    assert "refused: POST /mend from 127.0.0.1 as 'somebody': its form was sent before" in log
+    log = mending.folder / "run/log/web.log"  # written by supervisord
+    said = "refused: POST /mend from 127.0.0.1 as 'somebody': its form was sent before"
+    wait_until(lambda: said in log.read_text())
     mending.admin("queue", "pause", queue)
     assert visitor.post("/audit", undo).status == 303
     assert "paused: true" in queues.read_text()

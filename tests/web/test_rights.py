@@ -150,7 +150,7 @@ def operation(bounded) -> str:
         {"restore": "{number}"},
     ],
 )
-def test_who_may_not_change_a_queue_is_refused_and_logged(bounded, operation, form):
+def test_who_may_not_change_a_queue_is_refused_and_logged(bounded, operation, form, wait_until):
     number = operation.removeprefix("/op/")
     path = operation if "do" in form else "/audit" if "restore" in form else "/mend"
     fields = {"nonce": "n", **{name: value.format(number=number) for name, value in form.items()}}
@@ -159,8 +159,9 @@ def test_who_may_not_change_a_queue_is_refused_and_logged(bounded, operation, fo
         visitor, before = bounded.log_in(name), log.read_text()
 
         assert visitor.post(path, fields).status == 403
-        said = log.read_text().removeprefix(before)
-        assert f"refused: POST {path} from 127.0.0.1 as '{name}': you have no role operate" in said
+        said = f"refused: POST {path} from 127.0.0.1 as '{name}': you have no role operate"
+        # supervisord writes it.
+        wait_until(lambda said=said, old=before: said in log.read_text().removeprefix(old))
         assert visitor.post(path, fields, {"Origin": "http://evil.example.com"}).status == 403
     audit = (bounded.deployment.folder / "data/audit.jsonl").read_text()
     assert not any(f'"who":"{name}"' in audit for name in ("olga", "bea"))
@@ -174,14 +175,17 @@ def test_who_may_not_change_a_queue_is_refused_and_logged(bounded, operation, fo
         *("/mend?action=pause&queue=pay", "/find?q={claim}&queue=pay", "{operation}"),
     ],
 )
-def test_nothing_of_a_queue_is_shown_to_who_may_not_view_it(bounded, olga, operation, path):
+def test_nothing_of_a_queue_is_shown_to_who_may_not_view_it(
+    bounded, olga, operation, path, wait_until
+):
     claim = "host:1:1:w:1"
     page = olga.get(path.format(job=bounded.pay, operation=operation, claim=claim))
 
     assert (page.status, "bob" in page.body) == (403, False)
-    log = (bounded.deployment.folder / "run/log/web.log").read_text()
+    log = bounded.deployment.folder / "run/log/web.log"  # written by supervisord
     where = path.partition("?")[0].format(job=bounded.pay, operation=operation)
-    assert f"refused: GET {where} from 127.0.0.1 as 'olga': you have no role view for queue" in log
+    said = f"refused: GET {where} from 127.0.0.1 as 'olga': you have no role view for queue"
+    wait_until(lambda: said in log.read_text())
     with stream(bounded.deployment, "queue&name=pay", olga) as cells:
         assert cells.beat()["cells"] == {}
 
