@@ -570,12 +570,13 @@ def read_payloads(
         (id_list(local_ids), queue_id, priority),
     )
     met = False
-    for local_id, (body, allowed, remaining) in zip(local_ids, rows, strict=False):
-        if (
-            body.__class__ is not bytes
-            or allowed.__class__ is not int
-            or remaining.__class__ is not int
-            or not (-1 < allowed < _ATTEMPTS_END and -1 < remaining < _ATTEMPTS_END)
+    # Those that were right before: in most rows the same objects, as small numbers are.
+    right_allowed = right_remaining = object()
+    for local_id, row in zip(local_ids, rows, strict=False):
+        body, allowed, remaining = row
+        is_known = allowed is right_allowed and remaining is right_remaining
+        if body.__class__ is not bytes or not (
+            is_known or (_are_attempts(allowed) and _are_attempts(remaining))
         ):
             if body is not None:
                 log.error("job %d holds values that no job has; it is not served", local_id)
@@ -585,7 +586,12 @@ def read_payloads(
         if most_bytes < 0 and met:
             rows.close()
             break
-        fields = (body, allowed, remaining)
-        append(new_record(Payload, fields + _OTHERS_OF_PAYLOAD))
+        append(new_record(Payload, row + _OTHERS_OF_PAYLOAD))
+        right_allowed, right_remaining = allowed, remaining
         met = True
     return payloads
+
+
+def _are_attempts(number: object) -> bool:
+    """Tell whether a column holds attempts that a job can have."""
+    return type(number) is int and -1 < number < _ATTEMPTS_END
