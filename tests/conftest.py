@@ -73,6 +73,8 @@ LONG_GROUPS = (
     "docs/test_migration.py",
     "rates/test_permits.py",
     "http/test_openapi.py",
+    "http/test_import_rickover.py",
+    "http/test_v1_faults.py",
     "push/test_process.py",
 )
 # Servers are there; an ordinary user's PATH has no such folder.
