@@ -164,9 +164,7 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
                 f"{directory}/etc/pinlaterd.yaml has other ports than {' '.join(given)}; "
                 "change them there, or choose another --dir"
             )
-        if directory == REPOSITORY and server.web_host == ServerSettings().web_host:
-            let_dashboard_write(directory)
-        return load_config(directory / ETC).server
+        return server
     given += free_ports(options)
     engine = options.engine
     command = ["init", str(directory), "--engine", engine, "--shards", str(SHARDS), *given]
@@ -185,12 +183,9 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
 
 
 def let_dashboard_write(directory: Path) -> None:
-    """Let the dashboard change things, unless the settings say whether it may: this is a
-    demonstration, and it listens on loopback."""
-    path = directory / ETC / "pinlaterd.yaml"
-    if not re.search(r"^web_writes:", path.read_text(encoding="utf-8"), re.MULTILINE):
-        with path.open("a", encoding="utf-8") as file:
-            file.write("\n# The quickstart is a demonstration, on loopback.\nweb_writes: true\n")
+    """Let the dashboard of a new deployment change things: this is a demonstration, on loopback."""
+    with (directory / ETC / "pinlaterd.yaml").open("a", encoding="utf-8") as file:
+        file.write("\n# The quickstart is a demonstration, on loopback.\nweb_writes: true\n")
 
 
 def keep_from_group(directory: Path) -> None:
@@ -524,6 +519,8 @@ A worker of your own is five lines away: "Your first worker" in README.md{http_w
     if server.web_port:
         may = ", and retry jobs there (web_writes: true)" if server.web_writes else ""
         print(f"See it all in a browser{may}: http://{server.web_address}/")
+        if not may:
+            print("With web_writes: true in etc/pinlaterd.yaml jobs can be retried there, too")
 
 
 def http_way(server: ServerSettings) -> str:
