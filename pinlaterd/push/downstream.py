@@ -1,7 +1,7 @@
 """A downstream: the HTTP server that jobs are posted to, as an HTTP/1.1 client speaks with it.
 
-Of HTTP as much is read as the answer to a POST needs, within bounds: nothing that a downstream
-sends takes more memory than they say, or more than linear time. Relies on asyncio (any event loop).
+Answers are read within bounds: nothing that a downstream sends takes more memory than they say.
+Relies on asyncio (any event loop), and on httptools, which parses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from http import HTTPStatus
@@ -21,6 +21,7 @@ from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 import msgspec
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from pinlaterd import __version__
 from pinlaterd.config.push_hosts import PushHosts
@@ -34,17 +35,8 @@ _ANSWER_SECONDS = 6.5
 _CONNECT_SECONDS = 5.0
 # Below what servers close idle connections after, mostly: a request must not meet that.
 _IDLE_SECONDS = 4.0
-MOST_ANSWER_BYTES = 64 * 1024  # of its head, and of its body
-_MOST_RECEIVED_BYTES = 4 * MOST_ANSWER_BYTES  # with all that frames them
-_HEAD_END = re.compile(rb"\r?\n\r?\n")
-_LINE_END = re.compile(rb"\r?\n")
-_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?\r?\n")
-_FIELD = re.compile(
-    rb"^(content-length|transfer-encoding|connection):[ \t]*([^\r\n]*?)[ \t]*\r?$",
-    re.IGNORECASE | re.MULTILINE,
-)
-_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
-_BODILESS = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+MOST_ANSWER_BYTES = 64 * 1024  # of its body
+_MOST_RECEIVED_BYTES = 4 * MOST_ANSWER_BYTES  # with its head, and all that frames it
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9%/:@!$&'()*+,;=~._-]*")
 _MOST_REASON_CHARS = 200
 _UNAVAILABLE = "service_unavailable"
@@ -89,122 +81,68 @@ class HttpAnswer(NamedTuple):
     may_go_on: bool  # whether the connection takes another request
 
 
-class _TooLong(Exception): ...
-
-
 class AnswerReader:
-    """Reads one answer, as its bytes come."""
+    """Reads one answer, as its bytes come. httptools parses it, and calls the methods `on_...`."""
 
     def __init__(self) -> None:
-        self._received = bytearray()
-        self._total = 0
-        self._has_ended = False
-        self._looked = 0  # so many bytes hold no end of a line
-        self._reading = self._read()
+        self._parser = HttpResponseParser(self)
+        self._received_bytes = 0
+        self._status = 0
+        self._body = bytearray()
+        self._is_framed = False  # whether its head says where it ends
+        self._is_refused = False  # whether it is coded in a way that was not asked for
+        self._is_too_long = False
+        self._is_whole = False
+        self._may_go_on = False
 
     def feed(self, data: bytes) -> HttpAnswer | None:
         """Return the answer once it is whole. Raises BadAnswer."""
-        self._received += data
-        self._total += len(data)
-        if self._total > _MOST_RECEIVED_BYTES:
+        self._received_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade):
+            if not self._is_whole:
+                raise BadAnswer from None
+            self._may_go_on = False
+        if self._is_refused or self._received_bytes > _MOST_RECEIVED_BYTES:
             raise BadAnswer
-        return self._go_on()
+        if self._is_too_long:
+            return HttpAnswer(self._parser.get_status_code(), None, may_go_on=False)
+        if not self._is_whole:
+            return None
+        return HttpAnswer(self._status, bytes(self._body), self._may_go_on)
 
-    def end(self) -> HttpAnswer | None:
+    def end(self) -> HttpAnswer:
         """Return the answer if the end of its connection ends it. Raises BadAnswer."""
-        self._has_ended = True
-        return self._go_on()
-
-    def _go_on(self) -> HttpAnswer | None:
-        try:
-            next(self._reading)
-        except StopIteration as end:
-            return cast("HttpAnswer", end.value)
-        return None
-
-    # Each yields while what it is to return has not come.
-
-    def _read(self) -> Generator[None, None, HttpAnswer]:
-        status, is_recent = HTTPStatus.CONTINUE.value, False
-        while status < HTTPStatus.OK:  # answers before the last one
-            head = yield from self._until(_HEAD_END)
-            found = _STATUS.match(head)
-            if found is None or int(found[2]) == HTTPStatus.SWITCHING_PROTOCOLS:
-                raise BadAnswer
-            status, is_recent = int(found[2]), found[1] == b"1"
-        fields: dict[bytes, set[bytes]] = {}
-        for name, value in _FIELD.findall(head):
-            fields.setdefault(name.lower(), set()).add(value.lower())
-        lengths = fields.get(b"content-length", set())
-        codings = fields.get(b"transfer-encoding", set())
-        may_go_on = is_recent and not b",".join(fields.get(b"connection", ())).count(b"close")
-        try:
-            if status in _BODILESS:
-                body = b""
-            elif codings:
-                if codings != {b"chunked"}:
-                    raise BadAnswer
-                body = yield from self._chunks()
-                may_go_on = may_go_on and not lengths
-            elif lengths:
-                length = lengths.pop()
-                if lengths or not length.isdigit():
-                    raise BadAnswer
-                body = yield from self._take(int(length[:20]))
-            else:
-                body, may_go_on = (yield from self._rest()), False
-        except _TooLong:
-            return HttpAnswer(status, None, may_go_on=False)
-        return HttpAnswer(status, body, may_go_on and not self._received)
-
-    def _until(self, end: re.Pattern[bytes]) -> Generator[None, None, bytes]:
-        while (found := end.search(self._received, max(0, self._looked - 3))) is None:
-            self._looked = len(self._received)
-            if self._looked > MOST_ANSWER_BYTES:
-                raise BadAnswer
-            yield from self._more()
-        self._looked = 0
-        return (yield from self._take(found.end()))
-
-    def _take(self, size: int) -> Generator[None, None, bytes]:
-        if size > MOST_ANSWER_BYTES:
-            raise _TooLong
-        while len(self._received) < size:
-            yield from self._more()
-        taken = bytes(self._received[:size])
-        del self._received[:size]
-        return taken
-
-    def _chunks(self) -> Generator[None, None, bytes]:
-        body = bytearray()
-        while True:
-            line = yield from self._until(_LINE_END)
-            found = _CHUNK_SIZE.fullmatch(line)
-            if found is None:
-                raise BadAnswer
-            size = int(found[1], 16)
-            if not size:
-                break
-            body += yield from self._take(size)
-            if len(body) > MOST_ANSWER_BYTES:
-                raise _TooLong
-            if (yield from self._take(2)) != b"\r\n":
-                raise BadAnswer
-        while (yield from self._until(_LINE_END)).strip():
-            pass  # a trailer
-        return bytes(body)
-
-    def _rest(self) -> Generator[None, None, bytes]:
-        while not self._has_ended:
-            if len(self._received) > MOST_ANSWER_BYTES:
-                raise _TooLong
-            yield
-        return (yield from self._take(len(self._received)))
-
-    def _more(self) -> Generator[None, None, None]:
-        if self._has_ended:
+        if self._is_framed or not self._status:
             raise BadAnswer
-        yield
+        return HttpAnswer(self._status, bytes(self._body), may_go_on=False)
+
+    def on_message_begin(self) -> None:
+        self._may_go_on = False  # nobody has asked for a second answer
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-length":
+            self._is_framed = True
+            self._is_too_long |= int(value or 0) > MOST_ANSWER_BYTES
+        elif name == b"transfer-encoding":
+            self._is_framed = True
+            self._is_refused |= value.strip().lower() != b"chunked"
+
+    def on_headers_complete(self) -> None:
+        if not self._is_whole and self._parser.get_status_code() >= HTTPStatus.OK:
+            self._status = self._parser.get_status_code()
+
+    def on_body(self, part: bytes) -> None:
+        if not self._is_whole:
+            self._body += part
+            self._is_too_long |= len(self._body) > MOST_ANSWER_BYTES
+
+    def on_message_complete(self) -> None:
+        if self._status:  # not one of those before the last one
+            self._is_whole = True
+            self._may_go_on = self._parser.should_keep_alive()
 
 
 class DownstreamConnection(asyncio.Protocol):

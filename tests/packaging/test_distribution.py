@@ -80,6 +80,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 OF_SERVERS = [
     "aiohttp",
     "hiredis",
+    "httptools",
     "msgspec",
     "psutil",
     "pymysql",

@@ -14,7 +14,7 @@ _WHOLE = {
     b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\n{}": HttpAnswer(202, b"{}", True),
     b"HTTP/1.1 202\r\ncontent-length: 0\r\n\r\n": HttpAnswer(202, b"", True),
     b"HTTP/1.1 204 No Content\r\n\r\n": HttpAnswer(204, b"", True),
-    _OK + b"Content-Length: 4\nConnection: close\n\nnull": HttpAnswer(200, b"null", False),
+    _OK + b"Content-Length: 4\r\nConnection: close\r\n\r\nnull": HttpAnswer(200, b"null", False),
     b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}": HttpAnswer(200, b"{}", False),
     b"HTTP/1.1 100 Continue\r\n\r\n" + _OK + b"Content-Length: 0\r\n\r\n": HttpAnswer(
         200, b"", True
@@ -57,8 +57,7 @@ def test_what_nobody_asked_for_ends_the_connection() -> None:
     "head",
     [
         _OK + b"Content-Length: %d\r\n\r\n" % (MOST_ANSWER_BYTES + 1),
-        _OK + b"Content-Length: %s\r\n\r\n" % (b"9" * 4000),
-        _CHUNKED + b"7fffffff\r\n",
+        _CHUNKED + b"7fffffff\r\n" + bytes(MOST_ANSWER_BYTES + 1),
     ],
 )
 def test_a_body_that_is_too_long_is_not_read(head: bytes) -> None:
@@ -72,6 +71,8 @@ def test_a_body_that_is_too_long_is_not_read(head: bytes) -> None:
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
         _OK + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
         _OK + b"Content-Length: -1\r\n\r\n",
+        _OK + b"Content-Length: %s\r\n\r\n" % (b"9" * 4000),
+        _OK + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
         _OK + b"Transfer-Encoding: gzip\r\n\r\n",
         _CHUNKED + b"xyz\r\n",
         _CHUNKED + b"1\r\nabc",
