@@ -88,6 +88,11 @@ def may(user: UserSettings | None, role: str, queue: str = "") -> bool:
     return has_role and (not queue or any(fnmatchcase(queue, glob) for glob in user.queues))
 
 
+def may_with_all_queues(user: UserSettings | None, role: str) -> bool:
+    """Return whether `user` may do what `role` is for with every queue. None: anybody."""
+    return user is None or ("*" in user.queues and may(user, role))
+
+
 class Access:
     """The users of a deployment, as a process of one event loop checks their credentials."""
 

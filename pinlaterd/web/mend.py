@@ -45,7 +45,7 @@ from pinlaterd.web.operations import (
 )
 from pinlaterd.web.queue import queue_in, time_of
 from pinlaterd.web.refusals import PageProblem, log_refusal, whole_number
-from pinlaterd.web.site import EVERY_QUEUE, FORM, USER, Site
+from pinlaterd.web.site import FORM, USER, Site
 
 _TYPED_JOBS = 1_000  # to delete more, the queue's name has to be typed
 _MOST_COUNTED, _COUNT_SECONDS, _PAGE_JOBS = 10_000, 2.0, 1_000
@@ -417,12 +417,19 @@ class MendPages:
 
     async def _set(self, request: web.Request, switch: Switch, nonce: str) -> web.StreamResponse:
         """Set something once, with who and why; go to the audit page."""
-        self._site.check_right(request, "operate", switch.queue or EVERY_QUEUE)
+        self._check_switch(request, switch)
         form = request[FORM]
         if switch.setting == "dequeue_only" and form.get("typed", "").strip() != switch.name:
             raise _mistake(f"Type the shard's name, {switch.name}.")
         await self._make(request, switch, nonce, form.get("reason", "")[:_MOST_REASON_CHARS])
         raise web.HTTPSeeOther("/audit")
+
+    def _check_switch(self, request: web.Request, switch: Switch) -> None:
+        """Check that a user may set this; a shard has jobs of all queues. Raises PageProblem."""
+        if switch.queue:
+            self._site.check_right(request, "operate", switch.queue)
+        else:
+            self._site.check_right_to_all_queues(request, "operate")
 
     async def _make(self, request: web.Request, switch: Switch, nonce: str, reason: str) -> None:
         """Set something, unless a form with this nonce has done so before."""
@@ -482,7 +489,7 @@ class MendPages:
             raise _mistake("There is no such change.")
         if change.what == "set":
             switch = _switch_in(change.facts)._replace(value=change.facts["before"])
-            self._site.check_right(request, "operate", switch.queue or EVERY_QUEUE)
+            self._check_switch(request, switch)
             nonce = _nonce_of_undo(number)
             await self._make(request, switch, nonce, f"undoes change {number}")
             raise web.HTTPSeeOther("/audit")

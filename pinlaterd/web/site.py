@@ -11,7 +11,7 @@ from aiohttp import web
 from multidict import MultiDict
 
 from pinlaterd import __version__
-from pinlaterd.access import Access, may
+from pinlaterd.access import Access, may, may_with_all_queues
 from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config, UserSettings
 from pinlaterd.http_port import body_of
@@ -31,7 +31,6 @@ _NAV = (
     *(("Overview", "/"), ("Failures", "/failures"), ("Workers", "/workers")),
     *(("System", "/system"), ("Audit", "/audit")),
 )
-EVERY_QUEUE = "*"  # no pattern that bounds a user matches it
 THEMES = ("system", "light", "dark")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -128,11 +127,18 @@ class Site:
 
     def check_right(self, request: web.Request, role: str, queue: str) -> None:
         """Check that the user of a request has `role` for `queue`. Raises PageProblem."""
-        user = request.get(USER)
-        if user is not None and not may(user, role, queue):
-            of_queue = f" for queue {queue}" if queue else ""
-            cure = f"An operator can give it: `pinlater-admin user add {user.name} --role {role}`."
-            raise refusal(request, f"you have no role {role}{of_queue}", cure, user.name)
+        if not may(request.get(USER), role, queue):
+            raise self._no_role(request, role, f" for queue {queue}" if queue else "")
+
+    def check_right_to_all_queues(self, request: web.Request, role: str) -> None:
+        """Check that the user of a request has `role` for every queue. Raises PageProblem."""
+        if not may_with_all_queues(request.get(USER), role):
+            raise self._no_role(request, role, " for all queues")
+
+    def _no_role(self, request: web.Request, role: str, of_queues: str) -> PageProblem:
+        name = request[USER].name
+        cure = f"An operator can give it: `pinlater-admin user add {name} --role {role}`."
+        return refusal(request, f"you have no role {role}{of_queues}", cure, name)
 
     def hidden_from(self, user: UserSettings | None) -> str:
         """Return the pattern of what a user may not see of bodies and statuses; "": sees all."""

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from pinlaterd.access import may
+from pinlaterd.access import may, may_with_all_queues
 from pinlaterd.config.schema import UserSettings
 from pinlaterd.status import Facts
 from pinlaterd.web import text
 from pinlaterd.web.live import Cells, LiveFrame
-from pinlaterd.web.site import EVERY_QUEUE, USER, Site
+from pinlaterd.web.site import USER, Site
 
 _SERVING = "serving"
 _MOST_EVENTS = 50
@@ -108,7 +108,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             processes=frame.facts["processes"],
             shard_columns=SHARD_COLUMNS,
             process_columns=PROCESS_COLUMNS,
-            notes=_notes(status, may_name_queues=may(user, "view", EVERY_QUEUE)),
+            notes=_notes(status, may_name_queues=may_with_all_queues(user, "view")),
             events=list(reversed(events))[:_MOST_EVENTS],
             job_types=[
                 one for one in site.config.newest_job_types() if may(user, "view", one.queue)

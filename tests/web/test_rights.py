@@ -19,8 +19,8 @@ HIDDEN = "a" * 250
 
 
 class Bounded(NamedTuple):
-    """A dashboard with an operator of all queues, and one of `mail` alone, who see no secrets, and
-    one who does; each of the queues has a job that failed."""
+    """A dashboard with an operator of all queues, and two of `mail` but not of `pay`, who see no
+    secrets, and one who does; each of the queues has a job that failed."""
 
     deployment: Deployment
     mail: str
@@ -42,6 +42,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bounded]:
     for name, role, queue in (
         ("ada", "operate", "*"),
         ("olga", "operate", "ma*"),
+        ("ned", "operate", "[!p]*"),
         ("bea", "bodies", "*"),
     ):
         command = ("user", "add", name, "--role", role, "--queue", queue, "--password-stdin")
@@ -118,16 +119,17 @@ def test_a_verdict_says_what_its_viewer_may_see(bounded, olga, wait_until, says,
             assert "secret" not in "".join(cells.values())
 
 
-def test_a_shard_is_switched_by_those_only_who_may_operate_all_queues(bounded, olga):
-    form = {"action": "dequeue_only", "name": "1", "value": "on", "typed": "1", "nonce": "s"}
+@pytest.mark.parametrize("name", ["olga", "ned"])
+def test_a_shard_is_switched_by_those_only_who_may_operate_all_queues(bounded, name):
+    form = {"action": "dequeue_only", "name": "1", "value": "on", "typed": "1", "nonce": name}
     shards = bounded.deployment.folder / "etc/shards.yaml"
 
-    assert olga.post("/mend", form).status == 403
+    assert bounded.log_in(name).post("/mend", form).status == 403
     assert "dequeue_only: true" not in shards.read_text()
     ada = bounded.log_in("ada")
     assert ada.post("/mend", form).status == 303
     assert "dequeue_only: true" in shards.read_text()
-    assert ada.post("/mend", {**form, "value": "off", "nonce": "t"}).status == 303
+    assert ada.post("/mend", {**form, "value": "off", "nonce": f"{name} off"}).status == 303
 
 
 @pytest.fixture(scope="module")
@@ -190,15 +192,16 @@ def test_nothing_of_a_queue_is_shown_to_who_may_not_view_it(
         assert cells.beat()["cells"] == {}
 
 
+@pytest.mark.parametrize("name", ["olga", "ned"])
 def test_a_mistake_in_the_configuration_names_no_queue_to_who_may_not_view_it(
-    bounded, olga, wait_until
+    bounded, name, wait_until
 ):
     ada, file = bounded.log_in("ada"), bounded.deployment.folder / "etc/queues.yaml"
     before = file.read_text()
     file.write_text("queues: {pay: {max_jobs_per_second: many}}")
     try:
         wait_until(lambda: "many" in ada.get("/system").text)
-        page = olga.get("/system").text
+        page = bounded.log_in(name).get("/system").text
         assert ("Configuration It has a mistake" in page, "many" in page) == (True, False)
     finally:
         file.write_text(before)
