@@ -44,7 +44,7 @@ from pinlaterd.web.operations import (
     pages,
 )
 from pinlaterd.web.queue import queue_in, time_of
-from pinlaterd.web.refusals import PageProblem, log_refusal, whole_number
+from pinlaterd.web.refusals import PageProblem, config_problem, log_refusal, whole_number
 from pinlaterd.web.site import FORM, USER, Site
 
 _TYPED_JOBS = 1_000  # to delete more, the queue's name has to be typed
@@ -56,6 +56,7 @@ _MOST_NONCE_CHARS = 100
 _MOST_EXPECTED, _MOST_ATTEMPTS, _LEAST_PER_SECOND = 10**12, 1_000, 0.001
 _MOST_DIGITS = 9  # of an operation's number
 _CLEAN_SECONDS = 3_600.0
+_MISTAKES = "the configuration has mistakes"
 # As queries and forms call the fields of a choice.
 _FIELDS = {
     "message": "message",
@@ -446,9 +447,10 @@ class MendPages:
         except (ConfigError, OSError) as error:
             self._audit.forget(nonce)
             if is_noted:
-                await asyncio.to_thread(self._audit.end, number, f"{FAILED}: {error}")
-            cure = "Mend that, and repeat it."
-            raise PageProblem(HTTPStatus.CONFLICT, str(error), cure) from None
+                # All who may view this queue read it, and mistakes may name any queue.
+                why = _MISTAKES if isinstance(error, ConfigError) else error
+                await asyncio.to_thread(self._audit.end, number, f"{FAILED}: {why}")
+            raise config_problem(error, request.get(USER)) from None
         await asyncio.to_thread(self._audit.end, number, "done")
 
     # --- /audit --------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from http import HTTPStatus
 from aiohttp import web
 from multidict import MultiDict
 
+from pinlaterd.access import may_with_all_queues
 from pinlaterd.client.coordinator import CoordinatorAway
+from pinlaterd.config.schema import UserSettings
 from pinlaterd.errors import (
     ConfigError,
     ConnectionFailed,
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 _MOST_DIGITS = 20  # of a number: more would take long to read
 _SAME_ORIGIN = "same-origin"
 _TOKEN = "token"  # noqa: S105 - the name of a form's field
+# Mistakes in all files are reported together, and may name any queue.
+HIDDEN_MISTAKES = "The configuration has a mistake; who may view all queues sees it."
 _TRY_AGAIN = "Go back, load the page again, and repeat what you did."
 
 
@@ -52,8 +56,8 @@ def whole_number(given: Mapping[str, str], name: str, otherwise: int, least: int
     return int(shown)
 
 
-def problem_of(request: web.Request, error: Exception) -> PageProblem:
-    """Return what the page says of `error`; log a defect of ours."""
+def problem_of(request: web.Request, error: Exception, user: UserSettings | None) -> PageProblem:
+    """Return what the page says of `error` to `user`; log a defect of ours."""
     match error:
         case PageProblem():
             return error
@@ -73,7 +77,7 @@ def problem_of(request: web.Request, error: Exception) -> PageProblem:
             cure = "Go back and change the request."
             return PageProblem(HTTPStatus.BAD_REQUEST, str(error), cure)
         case ConfigError():
-            return PageProblem(HTTPStatus.CONFLICT, str(error), "Mend that, and repeat it.")
+            return config_problem(error, user)
         case OSError(errno=errno.ENOSPC):
             cure = "Make room in the folder data, and repeat it."
             return PageProblem(HTTPStatus.INSUFFICIENT_STORAGE, "The disk is full.", cure)
@@ -84,6 +88,13 @@ def problem_of(request: web.Request, error: Exception) -> PageProblem:
             log.error("%s %s: a defect", request.method, raw_path(request), exc_info=error)
             what, cure = "This page has a defect.", "The log of the process `web` says more."
             return PageProblem(HTTPStatus.INTERNAL_SERVER_ERROR, what, cure)
+
+
+def config_problem(error: ConfigError | OSError, user: UserSettings | None) -> PageProblem:
+    """Return what the page says to `user` of a configuration that can't be read or changed."""
+    is_hidden = isinstance(error, ConfigError) and not may_with_all_queues(user, "view")
+    what = HIDDEN_MISTAKES if is_hidden else str(error)
+    return PageProblem(HTTPStatus.CONFLICT, what, "Mend that, and repeat it.")
 
 
 def _of_aiohttp(request: web.Request, error: web.HTTPException) -> PageProblem:

@@ -187,7 +187,7 @@ class Site:
             self.sessions.keep_cookie(request, redirection)
             raise
         except Exception as error:  # noqa: BLE001 - the outermost place of a request
-            problem = problem_of(request, error)
+            problem = problem_of(request, error, request.get(USER))
             answer = self.render(request, "problem.html", status=problem.status, problem=problem)
         if not answer.prepared:
             self.sessions.keep_cookie(request, answer)

@@ -14,6 +14,7 @@ from pinlaterd.config.schema import UserSettings
 from pinlaterd.status import Facts
 from pinlaterd.web import text
 from pinlaterd.web.live import Cells, LiveFrame
+from pinlaterd.web.refusals import HIDDEN_MISTAKES
 from pinlaterd.web.site import USER, Site
 
 _SERVING = "serving"
@@ -134,10 +135,7 @@ class Note(NamedTuple):
 def _notes(status: Facts, *, may_name_queues: bool) -> Sequence[Note]:
     """Return what is wrong, and what waits for somebody."""
     if status.get("config_problems") and not may_name_queues:
-        status = {
-            **status,
-            "config_problems": ["It has a mistake; who may view all queues sees it."],
-        }
+        status = {**status, "config_problems": [HIDDEN_MISTAKES]}
     kinds = (
         ("stopped", "Problem", "problems"),
         ("behind", "Configuration", "config_problems"),

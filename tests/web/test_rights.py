@@ -192,17 +192,21 @@ def test_nothing_of_a_queue_is_shown_to_who_may_not_view_it(
         assert cells.beat()["cells"] == {}
 
 
-@pytest.mark.parametrize("name", ["olga", "ned"])
-def test_a_mistake_in_the_configuration_names_no_queue_to_who_may_not_view_it(
-    bounded, name, wait_until
-):
-    ada, file = bounded.log_in("ada"), bounded.deployment.folder / "etc/queues.yaml"
+def test_a_mistake_in_the_configuration_names_no_queue_to_who_may_not_view_it(bounded, wait_until):
+    ada, ned = bounded.log_in("ada"), bounded.log_in("ned")
+    file = bounded.deployment.folder / "etc/queues.yaml"
     before = file.read_text()
     file.write_text("queues: {pay: {max_jobs_per_second: many}}")
     try:
         wait_until(lambda: "many" in ada.get("/system").text)
-        page = bounded.log_in(name).get("/system").text
-        assert ("Configuration It has a mistake" in page, "many" in page) == (True, False)
+        switch = "/mend?action=dequeue_only&shard=1"
+        form = {"action": "limit", "queue": "mail", "value": "5", "nonce": "m"}
+        for page in (ned.get("/system"), ned.get(switch), ned.post("/mend", form)):
+            is_said = "The configuration has a mistake" in page.text
+            assert (is_said, "many" in page.text) == (True, False)
+        audit = ned.get("/audit").text
+        assert ("failed: the configuration has mistakes" in audit, "many" in audit) == (True, False)
+        assert "many" in ada.get(switch).text
     finally:
         file.write_text(before)
     wait_until(lambda: "Configuration" not in ada.get("/system").text)

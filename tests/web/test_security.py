@@ -121,7 +121,8 @@ def test_a_form_that_is_too_long_is_refused_before_it_is_read(visitor):
 
 
 def test_a_mistake_in_files_and_a_full_disk_are_no_defects(visitor):
-    problem = problem_of(make_mocked_request("POST", "/mend"), OSError(errno.ENOSPC, "no space"))
+    full = OSError(errno.ENOSPC, "no space")
+    problem = problem_of(make_mocked_request("POST", "/mend"), full, None)
 
     assert (problem.status, problem.what) == (507, "The disk is full.")
     page = visitor.get("/mend?action=dequeue_only&shard=nowhere")
