@@ -134,15 +134,16 @@ class _Channel:
         self._name = name
         self._user = user
         self._cells: Cells = {}  # as they were sent last
-        self._whole = ""  # the same as JSON, once a viewer has begun with them
+        self._whole = ""  # what viewers begin with until the next, as JSON; "": not made yet
         self.viewers: set[asyncio.Queue[bytes | None]] = set()
 
     def all_cells(self, frame: LiveFrame | None, age: float) -> bytes:
         """Return the event with which a viewer begins: with what others were sent last."""
-        # After a restart all viewers come back at once.
-        self._cells = self._cells or self._cells_of(frame)
-        self._whole = self._whole or _json(self._cells)
-        return _event(age, self._whole)
+        # After a restart all viewers come back at once. Those who come before the first frame begin
+        # with nothing: `_cells` stays empty for them, so that the next event has all.
+        if not self._whole and frame is not None:
+            self._whole = _json(self._cells or self._cells_of(frame))
+        return _event(age, self._whole or "{}")
 
     def publish(self, frame: LiveFrame | None, age: float) -> None:
         """Send every viewer what has changed; end those who take nothing."""

@@ -99,6 +99,18 @@ def test_viewers_who_come_together_begin_with_cells_that_were_made_once():
     assert channel.all_cells(frame, 0.04) == _begun("2")
 
 
+def test_a_viewer_who_begins_before_the_first_figures_is_sent_all_of_them():
+    channel = _Channel(lambda *_: {"ready": "1"}, "", None)
+    early = asyncio.Queue[bytes | None](1)
+    channel.viewers.add(early)
+    frame = LiveFrame({}, 0.0)
+
+    assert channel.all_cells(None, 0.0) == b'data: {"age":0.0,"cells":{}}\n\n'
+    assert channel.all_cells(frame, 0.0) == _begun("1")
+    channel.publish(frame, 0.0)
+    assert early.get_nowait() == _begun("1")
+
+
 def _begun(ready: str) -> bytes:
     return b'data: {"age":0.0,"cells":{"ready":"%s"}}\n\n' % ready.encode()
 
