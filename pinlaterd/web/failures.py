@@ -52,24 +52,23 @@ class FailureWindows:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._kept: dict[tuple[str, str, str], tuple[float, FailureWindow, asyncio.Task[None]]] = {}
+        # With their searches, which return when they ended.
+        self._kept: dict[tuple[str, str, str], tuple[FailureWindow, asyncio.Task[float]]] = {}
 
     async def of(self, queue: str, within: str, hidden: str) -> FailureWindow:
         """Return the failures of a queue within a range, without what the pattern `hidden` hides,
-        no older than some seconds, or those of them that are known after a while. Viewers who ask
-        at the same time wait for the same search."""
-        now, key = self._site.clock.monotonic(), (queue, within, hidden)
-        at, window, task = self._kept.get(key) or (0.0, None, None)
-        failed = task is not None and task.done() and (task.cancelled() or task.exception())
-        if window is None or task is None or failed or now - at > _FRESH_SECONDS:
+        found no longer than some seconds ago, or those of them that are known after a while.
+        Viewers who ask while a search goes on wait for the same one."""
+        key = (queue, within, hidden)
+        window, task = self._kept.get(key) or (None, None)
+        if window is None or task is None or self._is_over(task):
             self._kept.pop(key, None)
-            while len(self._kept) >= _MOST_WINDOWS:
-                del self._kept[next(iter(self._kept))]
+            self._drop_some()
             window = self._window(*key)
             task = asyncio.ensure_future(self._fill(window))
             # It may fail when nobody waits for it any more; the next viewer searches again.
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
-            self._kept[key] = now, window, task
+            self._kept[key] = window, task
         await asyncio.wait({task}, timeout=_PATIENCE_SECONDS)
         while not (task.done() or window.failures):
             await asyncio.wait({task}, timeout=_PATIENCE_SECONDS)
@@ -77,15 +76,31 @@ class FailureWindows:
             task.result()
         return copy(window)
 
+    def _is_over(self, search: asyncio.Task[float]) -> bool:
+        """Return whether what a search found is not to be shown again."""
+        if not search.done():
+            return False
+        if search.cancelled() or search.exception():
+            return True
+        return self._site.clock.monotonic() - search.result() > _FRESH_SECONDS
+
+    def _drop_some(self) -> None:
+        """Make room for a window. One that is being filled stays: the next viewer would fill it
+        again at the same time."""
+        ended = [key for key, (_, search) in self._kept.items() if search.done()]
+        for key in ended[: max(0, len(self._kept) - _MOST_WINDOWS + 1)]:
+            del self._kept[key]
+
     def _window(self, queue: str, within: str, hidden: str) -> FailureWindow:
         range_ms = RANGES.get(within)
         since_ms = None if range_ms is None else self._site.clock.now_ms() - range_ms
         redact = partial(redacted_text, pattern=hidden) if hidden else None
         return FailureWindow(queue, since_ms, redact)
 
-    async def _fill(self, window: FailureWindow) -> None:
+    async def _fill(self, window: FailureWindow) -> float:
         while window.call is not None:
             window.take(await self._site.client.run(window.call))
+        return self._site.clock.monotonic()
 
 
 def heading(window: FailureWindow, queue: str) -> str:

@@ -12,10 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from pinlaterd.clock import Clock
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.model import CONTINUATION_START, JobRecord, JobState, ScanResult
 from pinlaterd.web import failures
+from tests.clocks import FakeClock
 from tests.deployment import Deployment
 from tests.web.conftest import PageAnswer, Visitor
 from tests.web.failing import fail
@@ -107,7 +107,7 @@ def test_a_queue_that_does_not_exist_is_said(visitor: Visitor):
 
 
 async def _groups_while_older_jobs_are_read() -> None:
-    asked, are_read = list[str](), asyncio.Event()
+    asked, are_read, clock = list[str](), asyncio.Event(), FakeClock()
 
     async def run(call: Any) -> ScanResult:
         asked.append(call.request.continuation)
@@ -122,12 +122,15 @@ async def _groups_while_older_jobs_are_read() -> None:
             raise ConnectionFailed("the router is being restarted")
         return ScanResult([job], looked_at=1, in_state=2)
 
-    site = SimpleNamespace(clock=Clock(), client=SimpleNamespace(run=run))
+    site = SimpleNamespace(clock=clock, client=SimpleNamespace(run=run))
     windows = failures.FailureWindows(cast("Any", site))
 
     first = await windows.of("mail", "", "")
     assert "The newest 1, " in failures.explained(first, "message", "")
     assert "load the page again" in failures.explained(first, "message", "")
+    clock.advance(60)
+    await windows.of("mail", "", "")
+    assert len(asked) == 2  # the search goes on, however long it takes
     are_read.set()
     whole = first
     while whole.call is not None:
@@ -136,6 +139,13 @@ async def _groups_while_older_jobs_are_read() -> None:
     assert "All 2, " in failures.explained(whole, "message", "")
     assert [row.jobs for row in failures.rows_of(whole, "message", 1_000)] == [2]
     assert len(first.failures) == 1
+    calls = len(asked)
+    clock.advance(9)
+    await windows.of("mail", "", "")
+    assert len(asked) == calls
+    clock.advance(2)
+    await windows.of("mail", "", "")
+    assert len(asked) > calls
 
 
 def test_groups_of_the_newest_jobs_are_shown_while_older_ones_are_read(
