@@ -26,12 +26,14 @@ Grouping = Literal["message", "place", "worker"]
 
 
 class Failure(NamedTuple):
-    """One job: when it failed, what its status says, and who ran it last."""
+    """One job: when it failed, what its status says, who ran it last, and whether a part of the
+    status was left out."""
 
     at_ms: int
     message: str
     place: str
     worker: str
+    is_redacted: bool
 
 
 class FailureGroup(NamedTuple):
@@ -96,9 +98,10 @@ class FailureWindow:
     def _failure(self, job: JobRecord) -> Failure:
         status = job.custom_status if self._redact is None else self._redact(job.custom_status)
         said = signature(status, failed=True)
-        worker = claim_source(job.claim_descriptor or "") or ""
-        texts = [self._shared.setdefault(text, text) for text in (*said, worker)]
-        return Failure(job.updated_at_ms, *texts)
+        source = claim_source(job.claim_descriptor or "") or ""
+        message, place, worker = (self._shared.setdefault(text, text) for text in (*said, source))
+        is_redacted = status != job.custom_status
+        return Failure(job.updated_at_ms, message, place, worker, is_redacted)
 
     @property
     def times_ms(self) -> tuple[int, int] | None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from http import HTTPStatus
+from operator import attrgetter
 from typing import NamedTuple, cast, get_args
 from urllib.parse import urlencode
 
 from aiohttp import web
 
 from pinlaterd.access import may
-from pinlaterd.client.failures import FailureGroup, FailureWindow, Grouping, shown_workers
+from pinlaterd.client.failures import Failure, FailureGroup, FailureWindow, Grouping, shown_workers
 from pinlaterd.signature import TIMED_OUT, UNSAID
 from pinlaterd.web import text
-from pinlaterd.web.bodies import REDACTED, redacted_text
+from pinlaterd.web.bodies import redacted_text
 from pinlaterd.web.job import hidden_pattern
 from pinlaterd.web.overview import verdict_of
 from pinlaterd.web.refusals import PageProblem
@@ -131,10 +132,17 @@ def explained(window: FailureWindow, by: str, within: str) -> str:
 def rows_of(window: FailureWindow, by: Grouping, now_ms: int) -> list[GroupRow]:
     """Return the groups, the largest first."""
     groups = window.groups(by, now_ms)
-    return [_row(window, by, group) for group in groups[:_MOST_GROUPS]]
+    # What is left of a status may be what others say: a link would lead to their jobs.
+    key_of: Callable[[Failure], str] = attrgetter(by)
+    redacted = {key_of(failure) for failure in window.failures if failure.is_redacted}
+    return [
+        # An empty text would choose all jobs.
+        _row(window, by, group, is_named=bool(group.key) and group.key not in redacted)
+        for group in groups[:_MOST_GROUPS]
+    ]
 
 
-def _row(window: FailureWindow, by: Grouping, group: FailureGroup) -> GroupRow:
+def _row(window: FailureWindow, by: Grouping, group: FailureGroup, *, is_named: bool) -> GroupRow:
     title, below = group.message, group.place
     if by == "place":
         title, below = group.place or "no place known", group.message
@@ -147,8 +155,6 @@ def _row(window: FailureWindow, by: Grouping, group: FailureGroup) -> GroupRow:
         chosen["since"] = window.since_ms
     chosen["before"] = group.last_ms + 1
     of_queue = {name: value for name, value in chosen.items() if name != "queue"}
-    # An empty text would choose all jobs; no job has one of which a part was left out.
-    is_named = bool(group.key) and REDACTED.decode() not in title + below
     return GroupRow(
         title,
         f"{below} and {text.many(more, 'other')}" if more else below,

@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import html
 import re
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from pinlaterd.client.failures import FailureWindow
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.model import CONTINUATION_START, JobRecord, JobState, ScanResult
 from pinlaterd.web import failures
+from pinlaterd.web.bodies import redacted_text
 from tests.clocks import FakeClock
 from tests.deployment import Deployment
 from tests.web.conftest import PageAnswer, Visitor
@@ -106,15 +109,31 @@ def test_a_queue_that_does_not_exist_is_said(visitor: Visitor):
     assert "nowhere" in page.text
 
 
+def _failed(status: str, at_ms: int) -> JobRecord:
+    descriptor = f"mail:s1:p1:{at_ms}"
+    return JobRecord(descriptor, JobState.FAILED, 1, 0, status, 0, 0, at_ms, None, None)
+
+
+def test_a_group_of_which_a_part_is_hidden_leads_to_no_jobs():
+    hide = partial(redacted_text, pattern=r"password=\S+")
+    window = FailureWindow("mail", None, hide)
+    # The quote that opens before what is hidden reaches to the end without it.
+    says = ["bad dsn 'host=a password=x' given", "bad dsn 'host=b'", "no dsn"]
+    window.take(ScanResult([_failed(each, 1) for each in says], looked_at=3, in_state=3))
+
+    rows = failures.rows_of(window, "message", 2)
+
+    paths = {row.title: {bool(row.jobs_path), bool(row.mend_path)} for row in rows}
+    assert paths == {"bad dsn #": {False}, "no dsn": {True}}
+
+
 async def _groups_while_older_jobs_are_read() -> None:
     asked, are_read, clock = list[str](), asyncio.Event(), FakeClock()
 
     async def run(call: Any) -> ScanResult:
         asked.append(call.request.continuation)
         at_ms = 1_000 - len(asked)
-        job = JobRecord(
-            f"mail:s1:p1:{at_ms}", JobState.FAILED, 1, 0, TIMEOUTS[0], 0, 0, at_ms, None, None
-        )
+        job = _failed(TIMEOUTS[0], at_ms)
         if asked[-1] == CONTINUATION_START:
             return ScanResult([job], f"v1:{at_ms}:1:1:{at_ms}", 1, 2)
         await are_read.wait()
