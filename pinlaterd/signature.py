@@ -28,8 +28,9 @@ _VARYING: Final = re.compile(
     r"|\d++(?![^()]*+\))"
 )
 _BETWEEN: Final = re.compile(r"(?<=\)); ")
-# The end of an attempt of a job that was retried after it.
-_RETRIED: Final = re.compile(r"(\([^()]*:\d+ in [^()]*\))(?=[^\W\d_])")
+# What may be the end of an attempt of a job that was retried after it. Where no bracket closes, a
+# look for a place would cost the square of the length.
+_RETRIED: Final = re.compile(r"\([^()]*+\)(?=[^\W\d_])")
 
 
 class Signature(NamedTuple):
@@ -65,8 +66,12 @@ def signature(status: str, *, failed: bool = False) -> Signature:
 
 def attempts_of(status: str) -> Sequence[str]:
     """Return what each attempt had to say that named a place or was the last one, in order."""
-    parts = _BETWEEN.split(_RETRIED.sub(r"\1; ", status))
+    parts = _BETWEEN.split(_RETRIED.sub(_separated, status))
     return [said.removesuffix("; ") for said in parts if said]
+
+
+def _separated(found: re.Match[str]) -> str:
+    return f"{found[0]}; " if _PLACE.fullmatch(found[0]) else found[0]
 
 
 def _last_attempt(status: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pinlaterd.signature import MOST_CHARS, TIMED_OUT, UNSAID, Signature, signature
+from pinlaterd.signature import MOST_CHARS, TIMED_OUT, UNSAID, Signature, attempts_of, signature
 
 PLACE = "(mail.py:12 in send)"
 
@@ -86,6 +86,7 @@ def test_what_a_worker_says_may_be_long(piece: str):
     status = "(" + piece * 200_000
 
     assert _least_seconds(lambda: signature(status)) < 0.5
+    assert _least_seconds(lambda: attempts_of(status)) < 0.5
 
 
 def _least_seconds(act: Callable[[], object]) -> float:

@@ -142,4 +142,5 @@ def test_what_attempts_said_is_told_apart_where_the_place_ends():
     said = attempts_of("a; b (x.py:1 in f); c (y.py:2 in g < x.py:3 in h); d")
 
     assert said == ["a; b (x.py:1 in f)", "c (y.py:2 in g < x.py:3 in h)", "d"]
+    assert attempts_of("a (x.py:1 in f)b (c)d") == ["a (x.py:1 in f)", "b (c)d"]
     assert attempts_of("") == []
