@@ -80,6 +80,8 @@ class JobTypeTarget(Target):
         job_id = await self.ids.of(job.descriptor)
         if not job_id:
             raise NotPushable("has no id: it was enqueued without a key")
+        if job_id in (".", ".."):  # which name another place in a path, also when they are quoted
+            raise NotPushable(f"has the id {job_id}, which no URL can name")
         body = b'{"data":%b,"attempts":%d}' % (job.claimed.body, job.attempts_remaining)
         return PushRequest(f"{self.url}/{quote(job_id, safe='')}", body)
 

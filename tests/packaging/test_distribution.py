@@ -80,7 +80,6 @@ EXTRAS = PROJECT["optional-dependencies"]
 OF_SERVERS = [
     "aiohttp",
     "hiredis",
-    "httptools",
     "msgspec",
     "psutil",
     "pymysql",
