@@ -240,7 +240,7 @@ def test_jobs_that_come_after_a_preview_are_not_deleted(client, visitor, queue, 
     path = f"/mend?action=delete&queue={queue}&state=pending"
     preview = visitor.get(path)
     assert f"Delete 20 pending jobs of {queue}?" in preview.text
-    assert re.search(r"unchanged since [0-9:]{8}; later ones stay", preview.text)
+    assert re.search(r"Unchanged since [0-9:]{8}; later ones stay", preview.text)
     late = client.enqueue(queue, [b"late"] * 15)
 
     number = number_of(visitor.follow(visitor.post("/mend", {**fields_of(preview), "mode": mode})))
