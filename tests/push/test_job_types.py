@@ -89,7 +89,7 @@ def test_an_id_names_nothing_else_at_the_downstream(
     wait_until(lambda: rickover.client.count(queue, JobState.FAILED) == 3, seconds=30)
 
     [received] = [one for one in rickover.there.received if "/names" in one.path]
-    escaped = "a%2Fb%3Fc%23d%0D%0AX-Evil%3A%201%0D%0A%0D%0A%252F%C3%BC"
+    escaped = "a%2Fb%3Fc%23d%0D%0AX-Evil:%201%0D%0A%0D%0A%252F%C3%BC"
     assert received.path == f"/v1/jobs/names/{escaped}"
     assert "X-Evil" not in received.headers
 
