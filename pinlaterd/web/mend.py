@@ -142,7 +142,7 @@ class MendPages:
         self._site = site
         self._audit = AuditLog(layout.DATA / "audit.jsonl", site.clock)
         self._operations = Operations(site.client, layout.DATA, self._audit, site.clock)
-        self._settling = asyncio.create_task(self._operations.settle())
+        self._operations.settle()
         site.live.add("op", self._cells)
         self._clean_trash()
 

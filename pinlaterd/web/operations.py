@@ -54,6 +54,7 @@ FIRST_JOBS = 10  # of a try
 RESTORE = "restore"  # an operation that enqueues again what a delete has deleted
 _BATCH_JOBS = 500
 _RESTORED_JOBS = 100  # at a time: so many, at most, are left out where the process ended meanwhile
+_SETTLE_SECONDS = 2.0  # after which it is tried again
 _KEPT = 500  # operations whose records are kept
 _FULL = "the trash is full: what is deleted from here on can't be restored"
 _ENDED = "the dashboard was ended"
@@ -160,6 +161,13 @@ class Operations:
         audit.skip_to(max(self._known, default=0))
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._queues: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # The queues of deletes that may not have noted which jobs of their last batch are left.
+        self._unsettled = {
+            number: operation.selection.queue
+            for number, operation in self._known.items()
+            if operation.what == "delete"
+        }
+        self._settling: dict[str, asyncio.Task[None]] = {}  # by queue
 
     def get(self, number: int) -> Operation | None:
         """Return an operation, if it is known."""
@@ -197,15 +205,12 @@ class Operations:
         is_known = any(known.source == operation.number for known in self._known.values())
         return is_known or self._audit.number_of(nonce) is not None
 
-    async def settle(self) -> None:
-        """Note soon what the process before this one has deleted, of deletes that it had begun."""
-        for operation in list(self._known.values()):
-            if operation.phase is Phase.INTERRUPTED and operation.what == "delete":
-                try:
-                    async with self._queues[operation.selection.queue]:
-                        await self._settle(operation.number)
-                except (PinLaterError, ConnectionFailed, OSError) as error:
-                    log.warning("operation %d: %s", operation.number, error)
+    def settle(self) -> None:
+        """Have deletes whose last batch was cut short, here or in the process before this one, note
+        which of its jobs are left: as soon as can be, since these may run and be removed."""
+        for queue in set(self._unsettled.values()) - self._settling.keys():
+            task = asyncio.create_task(self._settle_until_done(queue), name=f"settle {queue}")
+            self._settling[queue] = task
 
     def stop(self, operation: Operation) -> None:
         """Have an operation end behind the batch that is under way."""
@@ -237,6 +242,7 @@ class Operations:
         try:
             async with self._queues[operation.selection.queue]:
                 if operation.phase is Phase.RUNNING:
+                    await self._settle(operation.selection.queue)
                     steps = self._restore if operation.what == RESTORE else self._change
                     await steps(operation)
         except (PinLaterError, ConnectionFailed, OSError) as error:
@@ -244,19 +250,19 @@ class Operations:
         except Exception as error:
             operation.phase, operation.note = Phase.INTERRUPTED, repr(error)
             log.exception("operation %d failed", operation.number)
+        self.settle()
         with contextlib.suppress(OSError):  # the disk may be what failed
             await self._store(operation)
             await asyncio.to_thread(self._audit.end, operation.number, operation.outcome)
 
     async def _change(self, operation: Operation) -> None:
         """Retry or delete the jobs that scans find, batch by batch."""
-        if operation.what == "delete":
-            await self._settle(operation.number)
         async for descriptors, place_behind in self._batches(operation):
             if operation.is_stopped():  # while it looked for them
                 return
             keeps = operation.what == "delete" and not operation.without_trash
             if keeps:
+                self._unsettled[operation.number] = operation.selection.queue
                 try:
                     await self._keep(operation, descriptors)
                 except TrashFull:
@@ -268,6 +274,7 @@ class Operations:
             if keeps:
                 left = await self._there(descriptors) if operation.missed > missed else ()
                 await asyncio.to_thread(self.trash.add_left, operation.number, left)
+                del self._unsettled[operation.number]
             operation.tried += descriptors[: FIRST_JOBS - len(operation.tried)]
             operation.place = place_behind
             await self._store(operation)
@@ -322,13 +329,31 @@ class Operations:
         kept = [record for record in records.values() if record.state is state]
         await asyncio.to_thread(self.trash.add, operation.number, kept)
 
-    async def _settle(self, number: int) -> None:
-        """Note which jobs of a delete are there still, if its process ended before it did."""
-        if not self.trash.holds(number):
-            return
-        if unsettled := await asyncio.to_thread(self.trash.unsettled, number):
-            left = await self._there(unsettled)
-            await asyncio.to_thread(self.trash.add_left, number, left)
+    async def _settle_until_done(self, queue: str) -> None:
+        """Settle the deletes of a queue; try again while that fails."""
+        said = ""
+        try:
+            while queue in self._unsettled.values():
+                try:
+                    async with self._queues[queue]:
+                        await self._settle(queue)
+                except (PinLaterError, ConnectionFailed, OSError) as error:
+                    if said != (said := str(error)):
+                        log.warning("deletes of %s are not settled yet: %s", queue, error)
+                    await asyncio.sleep(_SETTLE_SECONDS)
+        finally:
+            del self._settling[queue]
+
+    async def _settle(self, queue: str) -> None:
+        """Note which jobs of cut-short batches are left, of all deletes of a queue. Call it with
+        the queue's lock, before any operation changes these jobs."""
+        for number in [number for number, its in self._unsettled.items() if its == queue]:
+            if self.trash.holds(number):
+                unsettled = await asyncio.to_thread(self.trash.unsettled, number)
+                if unsettled:
+                    left = await self._there(unsettled)
+                    await asyncio.to_thread(self.trash.add_left, number, left)
+            del self._unsettled[number]
 
     async def _there(self, descriptors: Sequence[str]) -> Sequence[str]:
         """Return the jobs that are there. They may end and be removed later, and are not to run
@@ -341,7 +366,6 @@ class Operations:
 
     async def _restore(self, operation: Operation) -> None:
         """Enqueue the jobs of a delete again, each once at most."""
-        await self._settle(operation.source)
         batches = self.trash.batches(operation.source, operation.seen, _RESTORED_JOBS)
         while batch := await asyncio.to_thread(next, batches, None):
             if operation.phase is not Phase.RUNNING:

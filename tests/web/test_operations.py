@@ -224,6 +224,23 @@ class Store:
         return [EnqueuedJob("", key in self.held) for key in keys]
 
 
+def fails_first(answer: Callable[[Any], Any], kind: type[Any], times: int) -> Callable[[Any], Any]:
+    """Return an answerer by which the first requests of a kind fail."""
+    fails = iter([True] * times)
+
+    def answer_or_fail(request: Any) -> Any:
+        if isinstance(request, kind) and next(fails, False):
+            raise PinLaterError("shard s1 is down")
+        return answer(request)
+
+    return answer_or_fail
+
+
+async def settled(operations: Operations) -> None:
+    """Wait until all deletes have noted which jobs of cut-short batches are left."""
+    await asyncio.wait_for(asyncio.gather(*operations._settling.values()), 10)
+
+
 async def restore(operations: Operations, deleted: Operation) -> Operation:
     """Restore what an operation has deleted."""
     again = Operation("restore", "ada", nonce_of_restore(deleted.number), deleted.selection)
@@ -303,7 +320,10 @@ async def test_a_restore_says_what_it_left_out(tmp_path: Path):
 
 
 @in_a_loop
-async def test_what_a_killed_process_had_deleted_is_known_once_the_next_has_begun(tmp_path: Path):
+async def test_what_a_killed_process_had_deleted_is_known_once_the_next_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(operations_of_web, "_SETTLE_SECONDS", 0)
     store = Store(2)
     first, second = store.jobs
     operations = make(tmp_path, Service(store))
@@ -313,12 +333,82 @@ async def test_what_a_killed_process_had_deleted_is_known_once_the_next_has_begu
     await operations._store(begun)
     del store.jobs[first]  # by the call under way
 
-    operations = make(tmp_path, Service(store))
-    await operations.settle()
+    operations = make(tmp_path, Service(fails_first(store, LookupRequest, 3)))
+    operations.settle()
+    await settled(operations)
     del store.jobs[second]  # it had run
     [batch] = operations.trash.batches(1, 0, 9)
 
     assert [one.descriptor for one in batch] == [first]
+
+
+@in_a_loop
+async def test_jobs_that_run_after_a_delete_was_interrupted_are_not_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(operations_of_web, "_SETTLE_SECONDS", 0)
+    store = Store(3)
+    operations = make(tmp_path, Service(fails_first(store, DeleteJobsRequest, 1)))
+    deleted = await operations.begin(operation("delete"))
+    await finish(operations, deleted)
+    assert deleted.phase is Phase.INTERRUPTED
+    await settled(operations)
+    store.jobs.clear()  # they have run
+
+    begun = await restore(operations, deleted)
+    assert (begun.phase, store.enqueued) == (Phase.DONE, [])
+
+
+@in_a_loop
+async def test_jobs_of_a_batch_that_filled_the_trash_are_not_restored_while_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trash, "MOST_BYTES", 500)
+    store = Store(4)
+
+    def answer(request: Any) -> Any:
+        if getattr(request, "include_body", False) and len(request.descriptors) > 2:
+            raise InvalidRequest("look up fewer jobs at a time")
+        return store(request)
+
+    operations = make(tmp_path, Service(answer))
+    deleted = await operations.begin(operation("delete", jobs=4))
+    await finish(operations, deleted)
+    assert deleted.phase is Phase.ASKING
+    assert operations.trash.holds(deleted.number)
+    await settled(operations)
+    store.jobs.clear()  # they have run
+
+    begun = await restore(operations, deleted)
+    assert (begun.phase, store.enqueued) == (Phase.DONE, [])
+
+
+@in_a_loop
+async def test_an_operation_waits_until_deletes_before_it_have_noted_which_jobs_are_left(
+    tmp_path: Path,
+):
+    store = Store(3)
+    is_down: list[bool] = []
+
+    def answer(request: Any) -> Any:
+        if isinstance(request, DeleteJobsRequest) and not is_down:
+            is_down.append(True)
+        if any(is_down):
+            raise PinLaterError("shard s1 is down")
+        return store(request)
+
+    operations = make(tmp_path, Service(answer))
+    deleted = await operations.begin(operation("delete"))
+    other = await operations.begin(operation("delete", nonce="other"))
+    await finish(operations, deleted)
+    await finish(operations, other)
+    assert (other.phase, other.note, len(store.jobs)) == (Phase.INTERRUPTED, "shard s1 is down", 3)
+
+    is_down[0] = False
+    operations.go_on(other)
+    await finish(operations, other)
+    assert (other.phase, other.done) == (Phase.DONE, 3)
+    assert list(operations.trash.batches(deleted.number, 0, 9)) == []
 
 
 @in_a_loop
