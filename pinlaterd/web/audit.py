@@ -62,9 +62,11 @@ class AuditLog:
         """Let a form act again whose change has failed, or has not begun."""
         self._numbers.pop(nonce, None)
 
-    def skip_to(self, number: int) -> None:
-        """Give no number up to this one again: the log may have been moved away."""
-        self._last = max(self._last, number)
+    def add_known(self, numbers: Mapping[str, int]) -> None:
+        """Add changes that are known from elsewhere, by the nonces of their forms: none acts again,
+        and no number is given again. The log may have been moved away, or be long."""
+        self._numbers.update(numbers)
+        self._last = max([self._last, *numbers.values()])
 
     def begin(self, number: int, who: str, what: str, facts: Mapping[str, Any]) -> None:
         """Store that a change is about to begin. Raises OSError."""

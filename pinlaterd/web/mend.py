@@ -310,7 +310,7 @@ class MendPages:
             if operation.phase is not Phase.STOPPED:
                 buttons.append(("stop", "Stop"))
         has_ended = operation.phase in (Phase.DONE, Phase.STOPPED, Phase.INTERRUPTED)
-        if has_ended and self._operations.trash.holds(operation.number):
+        if has_ended and self._operations.can_restore(operation):
             buttons.append((RESTORE, "Put back"))
         return self._site.render(
             request,
@@ -463,7 +463,7 @@ class MendPages:
     def _row(self, change: Change) -> Mapping[str, Any]:
         facts, operation = change.facts, self._operations.get(change.number)
         words = f"{change.what} jobs of {facts.get('queue', '')}"
-        can_undo = change.what == "delete" and self._operations.trash.holds(change.number)
+        can_undo = change.what == "delete" and self._operations.can_restore(operation)
         if change.what == "set":
             is_undone = self._audit.number_of(_nonce_of_undo(change.number)) is not None
             words, can_undo = _switch_in(facts).words, change.outcome == "done" and not is_undone

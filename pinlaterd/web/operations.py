@@ -158,7 +158,7 @@ class Operations:
         self._folder = data / "operations"
         self.trash = Trash(data / "trash", clock)
         self._known = _load(self._folder)
-        audit.skip_to(max(self._known, default=0))
+        audit.add_known({known.nonce: number for number, known in sorted(self._known.items())})
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._queues: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         # The queues of deletes that may not have noted which jobs of their last batch are left.
@@ -201,9 +201,13 @@ class Operations:
 
     def is_restored(self, operation: Operation) -> bool:
         """Return whether what an operation has deleted was enqueued again, which happens once."""
-        nonce = nonce_of_restore(operation.number)
-        is_known = any(known.source == operation.number for known in self._known.values())
-        return is_known or self._audit.number_of(nonce) is not None
+        return self._audit.number_of(nonce_of_restore(operation.number)) is not None
+
+    def can_restore(self, operation: Operation | None) -> bool:
+        """Return whether jobs of an operation are in the trash, and were not enqueued again."""
+        if operation is None or not self.trash.holds(operation.number):
+            return False
+        return not self.is_restored(operation)
 
     def settle(self) -> None:
         """Have deletes whose last batch was cut short, here or in the process before this one, note
@@ -224,8 +228,10 @@ class Operations:
         self._tasks[operation.number] = task
         task.add_done_callback(lambda _: self._tasks.pop(operation.number, None))
         for number in sorted(self._known)[:-_KEPT]:
-            has_ended = self._known[number].phase in (Phase.DONE, Phase.STOPPED)
-            if has_ended and number not in self._tasks and not self.trash.holds(number):
+            known = self._known[number]
+            has_ended = known.phase in (Phase.DONE, Phase.STOPPED) and number not in self._tasks
+            # A restore is known as long as what it restores: else that could be restored again.
+            if has_ended and not any(map(self.trash.holds, (number, known.source))):
                 del self._known[number]
                 _file(self._folder, number).unlink(missing_ok=True)
 

@@ -205,6 +205,8 @@ def test_deleted_jobs_are_restored_byte_for_byte_and_once(client, visitor, queue
     again = [visitor.post(f"/op/{number}", {"do": "restore"}) for _ in range(2)]
     assert again[0].headers["Location"] == again[1].headers["Location"]
     ended(number_of(visitor.follow(again[0])))
+    assert "Put back" not in visitor.get(f"/op/{number}").body
+    assert f'value="{number}"' not in visitor.get("/audit").body
 
     named = [job.descriptor for job in client.scan(queue, JobState.PENDING)]
     found = client.lookup(named, include_body=True).values()

@@ -473,6 +473,25 @@ async def test_an_audit_log_that_was_moved_away_gives_no_number_twice(tmp_path: 
 
     assert (first.number, second.number) == (1, 2)
     assert again.get(1) == first
+    assert again._audit.number_of(first.nonce) == 1
+
+
+@in_a_loop
+async def test_a_restore_is_known_as_long_as_the_trash_has_its_jobs(tmp_path, monkeypatch):
+    monkeypatch.setattr(operations_of_web, "_KEPT", 1)
+    operations = make(tmp_path, Service(Store(3)))
+    deleted = await operations.begin(operation("delete"))
+    await finish(operations, deleted)
+    assert operations.can_restore(deleted)
+    restored = await restore(operations, deleted)
+    other = await operations.begin(operation("delete", nonce="other"))
+    await finish(operations, other)
+    (tmp_path / "audit.jsonl").unlink()
+
+    again = make(tmp_path, Service(Store(3)))
+
+    assert again.get(restored.number) == restored
+    assert (again.is_restored(deleted), again.can_restore(deleted)) == (True, False)
 
 
 def test_lines_that_a_crash_cut_short_hide_no_others(tmp_path: Path):
