@@ -12,7 +12,10 @@ import base64
 import contextlib
 import json
 import os
+from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,7 +72,8 @@ class Trash:
     def unsettled(self, number: int) -> Sequence[str]:
         """Return the jobs of the last batch, if it isn't known which of them were deleted. Raises
         OSError."""
-        return self._look_through(number)[1]
+        [unsettled] = deque(self._deleted(number), maxlen=1)
+        return list(unsettled)
 
     def _append(self, number: int, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -88,9 +92,11 @@ class Trash:
         with a key. Raises OSError."""
         batch: list[KeptJob] = []
         size = 0
-        places = list(self._look_through(number)[0].values())
+        places = array("Q")  # of up to some millions of lines
+        for deleted in self._deleted(number):
+            places.extend(deleted.values())
         with self._file(number).open("rb") as file:
-            for place in places[begin:]:
+            for place in islice(places, begin, None):
                 file.seek(place)
                 line = file.readline()
                 batch.append(_job(line, f"trash-{number}-"))
@@ -101,25 +107,24 @@ class Trash:
         if batch:
             yield batch
 
-    def _look_through(self, number: int) -> tuple[Mapping[str, int], Sequence[str]]:
-        """Return where the line of each deleted job begins, and the jobs behind the last line that
-        lists what was not deleted."""
-        places: dict[str, int] = {}
-        unsettled: list[str] = []
+    def _deleted(self, number: int) -> Iterator[Mapping[str, int]]:
+        """Yield where the lines of each batch's deleted jobs begin, by descriptor. The last one are
+        the jobs behind the last line that lists what was not deleted."""
+        batch: dict[str, int] = {}
         place = 0
         with self._file(number).open("rb") as file:
             for line in file:
                 with contextlib.suppress(msgspec.MsgspecError):  # a crash may have cut the last one
                     head = msgspec.json.decode(line, type=_Head)
                     if head.left is not None:
-                        unsettled.clear()
                         for descriptor in head.left:
-                            places.pop(descriptor, None)
+                            batch.pop(descriptor, None)
+                        yield batch
+                        batch = {}
                     else:  # a batch that was sent again is there twice
-                        places.setdefault(head.descriptor, place)
-                        unsettled.append(head.descriptor)
+                        batch.setdefault(head.descriptor, place)
                 place += len(line)
-        return places, unsettled
+        yield batch
 
     def clean(self) -> None:
         """Remove what is older than a day."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import tracemalloc
 from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from pathlib import Path
@@ -516,6 +517,29 @@ def test_lines_that_a_crash_cut_short_hide_no_others(tmp_path: Path):
     found = [(change.number, change.who, change.outcome) for change in audit.changes()]
     assert found == [(2, "bob", "done: 3 deleted"), (1, "ada", "")]
     assert AuditLog(tmp_path / "audit.jsonl", clock).next_number() == 3
+
+
+def test_a_large_delete_is_looked_through_in_little_memory(tmp_path: Path):
+    kept = trash.Trash(tmp_path / "trash", FakeClock())
+    names = names_of(20_000)
+    for at in range(0, len(names), 500):
+        kept.add(1, map(job, names[at : at + 500]))
+        kept.add_left(1, names[at : at + 500])  # it was interrupted, and has gone on
+        kept.add(1, map(job, names[at : at + 500]))
+        kept.add_left(1, names[at : at + 10])
+    kept.add(1, [job("mail:s1:p1:0")])
+
+    tracemalloc.start()
+    try:
+        unsettled, batches = kept.unsettled(1), kept.batches(1, 19_590, 20)
+        first = next(batches)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert (unsettled, most < 1_000_000) == (["mail:s1:p1:0"], True)
+    found = [one.descriptor for batch in (first, *batches) for one in batch]
+    assert found == [*names[-10:], "mail:s1:p1:0"]
 
 
 def test_after_a_day_the_trash_is_emptied(tmp_path: Path):
