@@ -6,7 +6,7 @@ kept, and stay in the file of the history.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -112,16 +112,20 @@ class Events:
 
 def merged_events(by_server: Mapping[str, Sequence[Event] | None]) -> Sequence[Event]:
     """Return the marks of several servers, the oldest first, with the servers' names. Every server
-    takes on a configuration: that is one mark, the first server's."""
-    found: dict[tuple[str, ...], Event] = {}
+    takes on each configuration: that is one mark, the first server's."""
+    found: list[Event] = []
+    known: Counter[tuple[str, str]] = Counter()  # configurations, by what they are about and say
     for server, events in by_server.items():
+        here: Counter[tuple[str, str]] = Counter()
         for event in events or ():
-            if event.kind == "config":
-                found.setdefault((event.kind, event.about, event.text), event)
-            else:
-                named = msgspec.structs.replace(event, text=f"{server}: {event.text}")
-                found[server, str(len(found))] = named
-    return sorted(found.values(), key=lambda event: event.at_ms)
+            if event.kind != "config":
+                found.append(msgspec.structs.replace(event, text=f"{server}: {event.text}"))
+                continue
+            here[event.about, event.text] += 1
+            if here[event.about, event.text] > known[event.about, event.text]:
+                found.append(event)
+        known |= here
+    return sorted(found, key=lambda event: event.at_ms)
 
 
 def changes_between(before: Config, after: Config) -> Mapping[str, str]:

@@ -33,6 +33,7 @@ _LONG_POINTS = 7 * 86_400_000 // LONG_STEP_MS
 _NAN = math.nan
 _FLOAT_BYTES = 4
 _MAGIC = b"pinlaterd history 1\n"
+_RESTART_MS = 60_000
 _RECENT = 1 / 60  # part of the newest 5 s in what a subject's activity of late is
 
 
@@ -65,6 +66,11 @@ SHARD = SubjectKind(
 )
 PROCESS = SubjectKind("process", ("cpu_percent", "rss_bytes"))
 KINDS = {kind.name: kind for kind in (QUEUE, SHARD, PROCESS)}
+
+
+def is_of_hour(since_ms: int, now_ms: int) -> bool:
+    """Tell whether points of 5 s go back so far."""
+    return since_ms >= now_ms - (_POINTS + 1) * STEP_MS
 
 
 class _Ring:
@@ -257,16 +263,19 @@ class History:
             if subject[1] not in names:
                 self._bytes -= self._subjects.pop(subject).size
 
-    def read(self, kind: SubjectKind, name: str, since_ms: int, now_ms: int) -> Series:
-        """Return what is known of a subject since then: at 5 s if that is within the hour. It has
-        no points if nothing is known."""
+    def read(
+        self, kind: SubjectKind, name: str, since_ms: int, now_ms: int, step_ms: int = STEP_MS
+    ) -> Series:
+        """Return what is known of a subject since then: at 5 s if that is within the hour and is
+        asked for. It has no points if nothing is known."""
         kept = self._subjects.get((kind.name, name))
         if kept is None:
-            return Series(STEP_MS, since_ms, {series: [] for series in kind.series})
+            return Series(step_ms, since_ms, {series: [] for series in kind.series})
         kept.sum_up()
-        ring, step_ms = kept.week, LONG_STEP_MS
-        if kept.hour is not None and since_ms >= now_ms - (_POINTS + 1) * STEP_MS:
-            ring, step_ms = kept.hour, STEP_MS
+        ring = kept.week
+        if kept.hour is not None and step_ms < LONG_STEP_MS and is_of_hour(since_ms, now_ms):
+            ring = kept.hour
+        step_ms = STEP_MS if ring is kept.hour else LONG_STEP_MS
         last = now_ms // step_ms
         first = max(since_ms // step_ms, last - ring.points + 1)
         rows = [ring.row(number) for number in range(first, last + 1)]
@@ -331,20 +340,44 @@ class History:
 
 
 def merged_series(kind: SubjectKind, parts: Sequence[Series]) -> Series:
-    """Return the history of a subject on several servers: the sum of what is known, but of ages and
-    percentiles the greatest."""
-    step_ms = max(part.step_ms for part in parts)
-    known = [one for one in parts if one.step_ms == step_ms and one.series[kind.figures[0]]]
+    """Return the history of a subject on several servers, whose points are of one length: the sum,
+    but of ages and percentiles the greatest. It is a gap where a server that was up does not know
+    its part; one that is away has none."""
+    known = [one for one in parts if one.series[kind.figures[0]]]
     if len(known) < 2:
         return known[0] if known else parts[0]
-    first = max(part.from_ms for part in known)
+    step_ms, first = known[0].step_ms, max(part.from_ms for part in known)
+    cut = [
+        {name: values[(first - part.from_ms) // step_ms :] for name, values in part.series.items()}
+        for part in known
+    ]
+    points = min(len(one[kind.figures[0]]) for one in cut)
+    gaps: dict[str, set[int]] = {name: set() for name in kind.figures}
+    for one in cut:
+        rows = list(zip(*(one[name][:points] for name in kind.figures), strict=True))
+        was_up = _was_up([any(value is not None for value in row) for row in rows], step_ms)
+        for at, row in enumerate(rows):
+            for name, value in zip(kind.figures, row, strict=True):
+                if value is None and was_up[at]:
+                    gaps[name].add(at)
     series = {
-        name: _together(
-            kind, name, [part.series[name][(first - part.from_ms) // step_ms :] for part in known]
-        )
+        name: [
+            None if at in gaps.get(name, ()) else value
+            for at, value in enumerate(_together(kind, name, [one[name] for one in cut]))
+        ]
         for name in kind.series
     }
     return Series(step_ms, first, series)
+
+
+def _was_up(known: Sequence[bool], step_ms: int) -> Sequence[bool]:
+    """Tell for each point whether a server was up, by where it knows anything: it was also within
+    the minute after a point that it knows, in which a coordinator starts again."""
+    found, last = [], -math.inf
+    for at, is_known in enumerate(known):
+        last = at if is_known else last
+        found.append((at - last) * step_ms <= _RESTART_MS)
+    return found
 
 
 def merged_outlines(series: str, parts: Sequence[Outlines]) -> Outlines:

@@ -25,6 +25,7 @@ from pinlaterd.coordinator.history import (
     STEP_MS,
     Outlines,
     Series,
+    is_of_hour,
     load_history,
     merged_outlines,
     merged_series,
@@ -173,8 +174,8 @@ class Overview:
 
     def series(self, question: HistoryQuestion) -> Series:
         """Return the history of a subject as far as this server knows it."""
-        now_ms = self._clock.now_ms()
-        return self.history.read(KINDS[question.kind], question.name, question.since_ms, now_ms)
+        kind, now_ms = KINDS[question.kind], self._clock.now_ms()
+        return self.history.read(kind, question.name, question.since_ms, now_ms, question.step_ms)
 
     async def read_history(self, query: Mapping[str, str]) -> Facts:
         """Return the history that a request asks for: of the `queue`, `shard` or `process` that it
@@ -183,17 +184,28 @@ class Overview:
         if len(kinds) != 1:
             raise QuestionError("name one subject: ?queue=NAME, ?shard=NAME or ?process=NAME")
         kind, name, now_ms = kinds[0], query[kinds[0].name], self._clock.now_ms()
-        question = HistoryQuestion(kind.name, name, _since_ms(query, now_ms))
-        others = await self._others(query, question, Series)
-        found = merged_series(kind, [self.series(question), *filter(None, others.values())])
-        marks = await self._events_since(query, found.from_ms)
+        since_ms = _since_ms(query, now_ms)
+        step_ms = STEP_MS if is_of_hour(since_ms, now_ms) else LONG_STEP_MS
+        question = HistoryQuestion(kind.name, name, since_ms, step_ms)
+        own, others = self.series(question), await self._others(query, question, Series)
+        parts = [own, *filter(None, others.values())]
+        if len({part.step_ms for part in parts}) > 1:  # some have kept long points only
+            question = HistoryQuestion(kind.name, name, since_ms, LONG_STEP_MS)
+            own, others = self.series(question), await self._others(query, question, Series)
+            parts = [own, *filter(None, others.values())]
+        found = merged_series(kind, parts)
+        unanswered = [server for server, one in others.items() if one is None]
         return {
             kind.name: name,
             **msgspec.structs.asdict(found),
             "now_ms": now_ms,
-            "unanswered": [server for server, one in others.items() if one is None],
-            "events": marks,
+            "unanswered": sorted({*unanswered, *self._gone_servers(query)}),
+            "events": await self._events_since(query, found.from_ms),
         }
+
+    def _gone_servers(self, query: Mapping[str, str]) -> Sequence[str]:
+        servers = self._take().status.get("servers", []) if is_whole(query) else []
+        return [server["name"] for server in servers if server["state"] == "gone"]
 
     async def read_outlines(self, query: Mapping[str, str]) -> Outlines:
         """Return a `series` of all queues over the last hour, by so many `points`. Raises

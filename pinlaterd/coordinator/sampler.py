@@ -113,7 +113,7 @@ class Sampler:
         seconds = max(now.at - before.at, 1e-3)
         for queue, totals in now.queues.items():
             happened = recent(before.queues.get(queue), totals, seconds)
-            row = _queue_row(totals, happened, is_known=bool(totals.counted and not now.missing))
+            row = _queue_row(totals, happened, is_known=not now.missing)
             activity = _activity(totals, happened)
             history.record(QUEUE, queue, now_ms, row, happened.wait, activity=activity)
         shards = {shard["name"]: shard for shard in sample.status["shards"]}

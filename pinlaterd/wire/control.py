@@ -296,11 +296,13 @@ class HoldingQuestion(_Message):
 
 
 class HistoryQuestion(_Message):
-    """A question for the history of a queue, shard or process (`kind`) since a time."""
+    """A question for the history of a queue, shard or process (`kind`) since a time, by points of
+    so many milliseconds where it has them, else by longer ones."""
 
     kind: str
     name: str
     since_ms: int
+    step_ms: int
 
 
 class OutlinesQuestion(_Message):

@@ -56,8 +56,14 @@ def test_history_and_marks_are_of_the_whole_service(site: Site):
 
     outlines = [server.page("/outlines.json?series=in&servers=all") for server in site.servers]
     assert all(PROBE in one for one in outlines)
+
+    def is_gone() -> bool:
+        servers = first.page("/status.json")["servers"]
+        return [one["name"] for one in servers if one["state"] == "gone"] == [victim.name]
+
     victim.machine.off()
     try:
-        assert victim.name in first.page(f"{_HISTORY}&servers=all")["unanswered"]
+        wait_until(is_gone)
+        assert first.page(f"{_HISTORY}&servers=all")["unanswered"] == [victim.name]
     finally:
         site.restore()

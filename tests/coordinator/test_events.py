@@ -96,6 +96,13 @@ def test_marks_of_several_servers_name_them_and_a_configuration_is_one():
     paused = Event(2_000, "config", "mail", "mail: paused on")
     killed = Event(1_000, "process", "router", "router restarted, pid 8")
 
-    found = merged_events({"jobs-1": [paused], "jobs-2": [killed, paused], "jobs-3": None})
+    again = Event(9_000, "config", "mail", "mail: paused on")
+    late = Event(9_500, "config", "mail", "mail: paused on")
 
-    assert [event.text for event in found] == ["jobs-2: router restarted, pid 8", paused.text]
+    found = merged_events(
+        {"jobs-1": [paused, again], "jobs-2": [killed, paused, late], "jobs-3": None}
+    )
+
+    killed_text = "jobs-2: router restarted, pid 8"
+    assert [event.text for event in found] == [killed_text, paused.text, again.text]
+    assert found[-1].at_ms == 9_000

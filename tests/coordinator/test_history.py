@@ -144,10 +144,38 @@ def test_the_history_of_several_servers_adds_up():
     found = merged_series(QUEUE, parts)
 
     assert (found.step_ms, found.from_ms) == (STEP_MS, NOW_MS)
-    assert found.series["in"] == [3, 5, 3, 5]
+    assert found.series["in"] == [3, 5, None, 5], "not known by one that was up"
     assert found.series["oldest_ms"] == [0, 1, 2, 3]
     assert found.series["wait_p99_ms"][1] == pytest.approx(500, rel=0.05)
     assert merged_series(QUEUE, parts[2:]).series["in"] == []
+
+
+def test_a_server_that_was_away_has_no_part_and_one_that_starts_again_makes_a_gap():
+    here, there = History(MIB), History(MIB)
+    away = range(20, 60)  # of the points of 5 s: longer than a start takes
+    for step in range(80):
+        at = NOW_MS + step * STEP_MS
+        here.record(QUEUE, "mail", at, row(ready=1), activity=1)
+        if step > 5 and step not in away:
+            there.record(QUEUE, "mail", at, row(ready=2), activity=1)
+
+    now_ms = NOW_MS + 79 * STEP_MS
+    parts = [known(one, now_ms=now_ms) for one in (here, there)]
+    ready = merged_series(QUEUE, parts).series["ready"]
+
+    assert len(ready) == 80
+    assert (ready[5], ready[6], ready[19]) == (1, 3, 3)
+    assert ready[20:31] == [None] * 11
+    assert (ready[35], ready[59], ready[60]) == (1, 1, 3)
+
+
+def test_long_points_are_read_where_they_are_asked_for():
+    kept = History(MIB)
+    kept.record(QUEUE, "mail", NOW_MS, row(ready=1), activity=1)
+
+    found = kept.read(QUEUE, "mail", NOW_MS - 2 * STEP_MS, NOW_MS, LONG_STEP_MS)
+
+    assert (found.step_ms, found.series["ready"][-1]) == (LONG_STEP_MS, 1)
 
 
 def test_outlines_of_several_servers_add_up():
