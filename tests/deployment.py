@@ -194,11 +194,12 @@ class Deployment:
         _kill(psutil.Process(self.supervisord_pid()).children(recursive=True))
 
     def processes(self) -> list[psutil.Process]:
-        """All that run in the deployment's folder."""
-        found = []
+        """All that run in the deployment's folder, and in those below it: a private store."""
+        found, folders = [], f"{self.folder}/"
         for process in psutil.process_iter():
             try:
-                if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(self.folder):
+                is_here = f"{process.cwd()}/".startswith(folders)
+                if is_here and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue  # ended meanwhile, or another user's
