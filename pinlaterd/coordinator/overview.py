@@ -187,14 +187,11 @@ class Overview:
         since_ms = _since_ms(query, now_ms)
         step_ms = STEP_MS if is_of_hour(since_ms, now_ms) else LONG_STEP_MS
         question = HistoryQuestion(kind.name, name, since_ms, step_ms)
-        own, others = self.series(question), await self._others(query, question, Series)
-        parts = [own, *filter(None, others.values())]
+        parts, unanswered = await self._series_of_all(query, question)
         if len({part.step_ms for part in parts}) > 1:  # some have kept long points only
             question = HistoryQuestion(kind.name, name, since_ms, LONG_STEP_MS)
-            own, others = self.series(question), await self._others(query, question, Series)
-            parts = [own, *filter(None, others.values())]
+            parts, unanswered = await self._series_of_all(query, question)
         found = merged_series(kind, parts)
-        unanswered = [server for server, one in others.items() if one is None]
         return {
             kind.name: name,
             **msgspec.structs.asdict(found),
@@ -202,6 +199,14 @@ class Overview:
             "unanswered": sorted({*unanswered, *self._gone_servers(query)}),
             "events": await self._events_since(query, found.from_ms),
         }
+
+    async def _series_of_all(
+        self, query: Mapping[str, str], question: HistoryQuestion
+    ) -> tuple[Sequence[Series], Sequence[str]]:
+        """Return what each server knows of a subject, and the servers that don't answer."""
+        own, others = self.series(question), await self._others(query, question, Series)
+        unanswered = [server for server, one in others.items() if one is None]
+        return [own, *filter(None, others.values())], unanswered
 
     def _gone_servers(self, query: Mapping[str, str]) -> Sequence[str]:
         servers = self._take().status.get("servers", []) if is_whole(query) else []

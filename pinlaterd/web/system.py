@@ -93,11 +93,10 @@ def routes(site: Site) -> list[web.RouteDef]:
     async def show(request: web.Request) -> web.StreamResponse:
         frame, user = await site.frames.now(), request.get(USER)
         status = await site.frames.ask("/status.json?servers=all") or {}
+        marks = await site.frames.ask("/events.json?servers=all") or {}
         events = [
             one
-            for one in (await site.frames.ask("/events.json?servers=all") or {"events": []})[
-                "events"
-            ]
+            for one in marks.get("events", ())
             if one["kind"] not in _OF_QUEUES or may(user, "view", one["about"])
         ]
         frame_url = os.environ.get(_FRAME_VARIABLE, "")

@@ -242,6 +242,17 @@ async def settled(operations: Operations) -> None:
     await asyncio.wait_for(asyncio.gather(*operations._settling.values()), 10)
 
 
+async def assert_not_restored_once_they_ran(
+    operations: Operations, deleted: Operation, store: Store
+) -> None:
+    """Let the jobs that a delete has left run, and restore it: none is enqueued."""
+    await settled(operations)
+    store.jobs.clear()
+
+    begun = await restore(operations, deleted)
+    assert (begun.phase, store.enqueued) == (Phase.DONE, [])
+
+
 async def restore(operations: Operations, deleted: Operation) -> Operation:
     """Restore what an operation has deleted."""
     again = Operation("restore", "ada", nonce_of_restore(deleted.number), deleted.selection)
@@ -353,11 +364,7 @@ async def test_jobs_that_run_after_a_delete_was_interrupted_are_not_restored(
     deleted = await operations.begin(operation("delete"))
     await finish(operations, deleted)
     assert deleted.phase is Phase.INTERRUPTED
-    await settled(operations)
-    store.jobs.clear()  # they have run
-
-    begun = await restore(operations, deleted)
-    assert (begun.phase, store.enqueued) == (Phase.DONE, [])
+    await assert_not_restored_once_they_ran(operations, deleted, store)
 
 
 @in_a_loop
@@ -377,11 +384,7 @@ async def test_jobs_of_a_batch_that_filled_the_trash_are_not_restored_while_they
     await finish(operations, deleted)
     assert deleted.phase is Phase.ASKING
     assert operations.trash.holds(deleted.number)
-    await settled(operations)
-    store.jobs.clear()  # they have run
-
-    begun = await restore(operations, deleted)
-    assert (begun.phase, store.enqueued) == (Phase.DONE, [])
+    await assert_not_restored_once_they_ran(operations, deleted, store)
 
 
 @in_a_loop
