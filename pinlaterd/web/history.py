@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import msgspec
 from aiohttp import web
 
-from pinlaterd.client.coordinator import fetch_json
 from pinlaterd.web import text
 from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import Site
@@ -62,13 +59,13 @@ def routes(site: Site) -> list[web.RouteDef]:
     """Return the routes of the figures, and of their table."""
 
     async def figures(request: web.Request) -> web.StreamResponse:
-        body = msgspec.json.encode(await _fetch(request))
+        body = msgspec.json.encode(await _fetch(site, request))
         answer = web.Response(body=body, content_type="application/json", charset="utf-8")
         answer.enable_compression()
         return answer
 
     async def table(request: web.Request) -> web.StreamResponse:
-        found, queue = await _fetch(request), request.match_info["queue"]
+        found, queue = await _fetch(site, request), request.match_info["queue"]
         values = values_of(request, queue)
         row_ms = max(found["step_ms"], _ROW_MINUTES[values["range"]] * 60_000)
         return site.render(
@@ -86,14 +83,14 @@ def routes(site: Site) -> list[web.RouteDef]:
     return [site.page(f"{path}.json", figures), site.page(path, table)]
 
 
-async def _fetch(request: web.Request) -> Any:
+async def _fetch(site: Site, request: web.Request) -> Any:
     """Ask the coordinator for a queue's history. Raises ConnectionFailed, or PageProblem."""
     queue, asked = request.match_info["queue"], request.query.get("range", _USUAL_RANGE)
     if asked not in RANGES:
         cure = f"Choose from {', '.join(RANGES)}."
         raise PageProblem(HTTPStatus.BAD_REQUEST, f"There is no range {asked[:20]!r}.", cure)
     path = f"/history.json?queue={quote(queue)}&since={asked}&servers=all"
-    found = await asyncio.to_thread(fetch_json, path, directory=Path(), url=None)
+    found = await site.frames.fetch(path)
     # What was done to other queues is no matter of this one.
     found["events"] = [
         mark

@@ -101,9 +101,13 @@ class ServiceFrames:
     async def ask(self, path: str) -> Facts | None:
         """Return another page of the coordinator; None if it does not answer."""
         try:
-            found: Facts = await asyncio.to_thread(fetch_json, path, directory=Path(), url=None)
+            return await self.fetch(path)
         except ConnectionFailed:
             return None
+
+    async def fetch(self, path: str) -> Facts:
+        """Return another page of the coordinator. Raises ConnectionFailed."""
+        found: Facts = await asyncio.to_thread(fetch_json, path, directory=Path(), url=None)
         return found
 
     async def _ask(self) -> LiveFrame:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from aiohttp import web
 
 from pinlaterd.access import may
-from pinlaterd.client.coordinator import fetch_json
 from pinlaterd.status import Facts
 from pinlaterd.web import text
 from pinlaterd.web.site import USER, Site
@@ -78,7 +75,7 @@ def routes(site: Site) -> list[web.RouteDef]:
     async def show(request: web.Request) -> web.StreamResponse:
         queue, user = request.query.get("queue", ""), request.get(USER)
         site.check_right(request, "view", queue)
-        found: Facts = await asyncio.to_thread(fetch_json, _PAGE, directory=Path(), url=None)
+        found = await site.frames.fetch(_PAGE)
         rows = [
             row_of(worker)
             for worker in found["workers"]
