@@ -183,7 +183,7 @@ def routes(site: Site) -> list[web.RouteDef]:
     async def show(request: web.Request) -> web.StreamResponse:
         frame, user = await site.frames.now(), request.get(USER)
         facts, rows = frame.facts, rows_of(frame, user, site.hidden_from(user))
-        shown = rows if "all" in request.query else rows[: _most_shown(rows)]
+        shown = rows if "all" in request.query else rows[: most_shown(rows)]
         return site.render(
             request,
             "overview.html",
@@ -204,13 +204,14 @@ def routes(site: Site) -> list[web.RouteDef]:
     return [site.page("/", show)]
 
 
-def _most_shown(rows: Sequence[Row]) -> int:
-    """Return how many rows the page begins with: none that is unwell is left out."""
+def most_shown(rows: Sequence[Row]) -> int:
+    """Return how many rows the page begins with: none that is unwell is left out, and idle ones are
+    shown only if all are idle."""
     active = [row for row in rows if row.verdict["kind"] != VerdictKind.IDLE]
     unwell = [row for row in active if row.verdict["kind"] != VerdictKind.WELL]
     if len(rows) <= _MOST_ROWS:
         return len(rows)
-    return max(len(unwell), min(len(active), _MOST_ROWS))
+    return max(len(unwell), min(len(active) or len(rows), _MOST_ROWS))
 
 
 # --- shards and processes ---------------------------------------------------------------------

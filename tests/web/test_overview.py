@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from pinlaterd.client import AckInfo
-from pinlaterd.web.overview import Row, banners_of
+from pinlaterd.web.overview import Row, banners_of, most_shown
 from tests.deployment import frozen
 from tests.web.conftest import Visitor
 
@@ -76,8 +76,16 @@ def test_with_many_queues_the_idle_ones_are_folded_and_one_link_away(
 
     wait_until(lambda: all(name in visitor.get("/?all=1").body for name in names))
     folded = visitor.get("/")
-    assert "more are well or idle" in folded.text
+    assert re.search(r"\d+ more (is|are) well or idle", folded.text)
     assert not all(name in folded.body for name in names)
+
+
+def test_of_many_queues_that_are_idle_some_are_shown():
+    idle = Row("q", {"kind": "idle", "level": "idle"}, (), "")
+    active = idle._replace(verdict={"kind": "well", "level": "ok"})
+
+    assert [most_shown([idle] * count) for count in (3, 15)] == [3, 12]
+    assert most_shown([active] * 2 + [idle] * 15) == 2
 
 
 def test_of_many_queues_that_are_unwell_a_few_have_banners_and_the_others_a_number():
