@@ -67,6 +67,10 @@ class NotIdentified(Exception):
         self.user = user
 
 
+class AuthorizerFailed(Exception):
+    """The deployment's own function has not said who makes a request: it is refused."""
+
+
 class Forbidden(Exception):
     """A user has no role for what a request asks."""
 
@@ -120,12 +124,13 @@ class Access:
         }
 
     async def identify_sender(self, request: web.Request) -> UserSettings | None:
-        """Return who makes a request; None where there are no users. Raises NotIdentified."""
+        """Return who makes a request; None where there are no users. Raises NotIdentified,
+        AuthorizerFailed."""
         headers, address = request.headers, request.remote or ""
         if self._authorizer is None:
             return await self.identify(headers.get("Authorization"), address)
         self._check_failures(address)
-        user = await self._authorizer(headers, address)
+        user = await _ask(self._authorizer, headers, address)
         if user is None and "Authorization" not in headers:
             raise NotIdentified(Refusal.NO_CREDENTIALS)
         if user is None:
@@ -218,6 +223,24 @@ def _bytes(header: str) -> bytes:
     return header.encode(errors="surrogateescape")
 
 
+async def _ask(
+    authorizer: Authorizer, headers: Mapping[str, str], address: str
+) -> UserSettings | None:
+    """Call an authorizer. Raises AuthorizerFailed, which is logged, whatever that raises: what is
+    no Exception would end the connection without an answer, or the process."""
+    try:
+        user = await authorizer(headers, address)
+        if user is not None and not isinstance(user, UserSettings):
+            raise TypeError(f"expected UserSettings or None, got {user!r}")
+    except BaseException as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # the client has gone
+            raise
+        log.exception("http_authorizer failed; the request from %s is refused", address)
+        raise AuthorizerFailed("http_authorizer failed; the log says more") from error
+    return user
+
+
 def load_authorizer(named: str, etc: Path) -> Authorizer | None:
     """Return the function that `named`, MODULE:NAME, stands for, in a module that is installed or
     in `etc`; None if it is empty. Raises ConfigError."""
@@ -227,8 +250,8 @@ def load_authorizer(named: str, etc: Path) -> Authorizer | None:
     sys.path.append(str(etc.resolve()))
     try:
         found: Authorizer = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError([f"http_authorizer: {named}: {error}"]) from error
+    except BaseException as error:  # the module is the deployment's own, and may even call sys.exit
+        raise ConfigError([f"http_authorizer: {named}: {type(error).__name__}: {error}"]) from error
     return found
 
 

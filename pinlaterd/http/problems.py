@@ -20,7 +20,13 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from pinlaterd.access import FAILURES_SECONDS, Forbidden, NotIdentified, Refusal
+from pinlaterd.access import (
+    FAILURES_SECONDS,
+    AuthorizerFailed,
+    Forbidden,
+    NotIdentified,
+    Refusal,
+)
 from pinlaterd.errors import (
     ConfigError,
     ConnectionFailed,
@@ -138,6 +144,7 @@ _KINDS: tuple[tuple[type[Exception], _Kind], ...] = (
     (PinLaterError, _Kind(HTTPStatus.INTERNAL_SERVER_ERROR)),
     (ConnectionFailed, _Kind(HTTPStatus.SERVICE_UNAVAILABLE, Code.UNAVAILABLE, is_passing=True)),
     (ConfigError, _Kind(HTTPStatus.CONFLICT, Code.INVALID_REQUEST)),
+    (AuthorizerFailed, _Kind(HTTPStatus.INTERNAL_SERVER_ERROR, Code.INTERNAL)),
 )
 
 

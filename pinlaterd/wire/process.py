@@ -210,7 +210,11 @@ def serve(
     Raises ConfigError, DeploymentError, OSError."""
     start = start_process(kind, etc)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(_serve(kind, start, make))
+        try:
+            return runner.run(_serve(kind, start, make))
+        except SystemExit:  # of a task that code of the deployment's own has begun
+            log.exception("the process ends")
+            return ExitCode.FAILURE
 
 
 async def _serve(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from pinlaterd.access import load_authorizer
+from pinlaterd.errors import ConfigError
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.docs.pages import REPOSITORY, python_blocks
@@ -153,6 +156,51 @@ def test_a_function_of_ones_own_says_who_makes_a_request(tmp_path: Path, wait_un
         wait_until(lambda: "/claims from 127.0.0.1 as 'ada': no role work" in log.read_text())
 
     assert [answer.status for answer in (nobody, allowed, forbidden)] == [401, 201, 403]
+
+
+_FAULTY = """
+import asyncio
+from pinlaterd.config.schema import UserSettings
+
+class NoException(BaseException):
+    pass
+
+FAULTS = {"exit": SystemExit(1), "own": NoException(), "cancelled": asyncio.CancelledError()}
+
+async def authorize(headers, address):
+    fault = headers.get("X-Fault")
+    if fault in FAULTS:
+        raise FAULTS[fault]
+    return fault or UserSettings("ada", roles=("view",))
+"""
+
+
+def test_an_authorizer_that_fails_costs_its_request_alone(tmp_path: Path, wait_until: WaitUntil):
+    deployment = Deployment(tmp_path / "d")
+    deployment.init(http=True, settings={"http_authorizer": "faulty:authorize"})
+    (deployment.folder / "etc/faulty.py").write_text(_FAULTY)
+    log = deployment.folder / "run/log/http.log"
+    with deployment.running():
+        for fault in ("exit", "own", "cancelled", "no UserSettings"):
+            asker = HttpClient(deployment.http_port, {"X-Fault": fault})
+            answers = asker.get("/v2/queues"), asker.get("/v1/archived-jobs")
+            assert [answer.status for answer in answers] == [500, 500]
+        served = http_of(deployment).get("/v2/queues")
+        wait_until(lambda: log.read_text().count("http_authorizer failed; the request from") == 8)
+
+    assert served.status == 200
+    assert log.read_text().count("serving HTTP on") == 1
+
+
+@pytest.mark.parametrize("source", ["def authorize(:", "raise SystemExit(0)", "raise ValueError"])
+def test_a_module_of_an_authorizer_that_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = tmp_path.name  # which no other test's module has
+    (tmp_path / f"{name}.py").write_text(source)
+    with pytest.raises(ConfigError, match=f"http_authorizer: {name}:authorize: [A-Z]"):
+        load_authorizer(f"{name}:authorize", tmp_path)
 
 
 def test_users_is_a_file_for_its_owner_only(guarded):
