@@ -21,7 +21,7 @@ import re2
 from aiohttp import web
 from multidict import MultiMapping
 
-from pinlaterd.access import may
+from pinlaterd.access import may, may_with_all_queues
 from pinlaterd.client import calls
 from pinlaterd.config import layout
 from pinlaterd.config.schema import UserSettings
@@ -31,7 +31,7 @@ from pinlaterd.signature import signature
 from pinlaterd.web import text
 from pinlaterd.web.audit import FAILED, AuditLog, Change
 from pinlaterd.web.bodies import redacted_message, redacted_text
-from pinlaterd.web.job import hidden_pattern
+from pinlaterd.web.job import hidden_pattern, last_said
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.operations import (
     FIRST_JOBS,
@@ -45,7 +45,7 @@ from pinlaterd.web.operations import (
 )
 from pinlaterd.web.queue import queue_in, time_of
 from pinlaterd.web.refusals import PageProblem, config_problem, log_refusal, whole_number
-from pinlaterd.web.site import FORM, USER, Site
+from pinlaterd.web.site import ALL_QUEUES, FORM, USER, Site
 
 _TYPED_JOBS = 1_000  # to delete more, the queue's name has to be typed
 _MOST_COUNTED, _COUNT_SECONDS, _PAGE_JOBS = 10_000, 2.0, 1_000
@@ -177,6 +177,7 @@ class MendPages:
         return self._site.render(
             request,
             "mend.html",
+            queue=selection.queue,
             what=what,
             title=f"{what.capitalize()} {_jobs(found, selection)} of {selection.queue}?",
             words=in_words(selection),
@@ -225,11 +226,12 @@ class MendPages:
         return Preview(count, False, samples)
 
     def _samples(self, request: web.Request, found: Preview) -> Sequence[JobRecord]:
-        """Return the samples with their last words, as far as this user may see those."""
+        """Return the samples with what their last attempts had to say, as far as this user may see
+        that."""
         pattern = hidden_pattern(self._site, request)
         # Redacted before it is cut: half a secret matches no pattern.
         return [
-            job._replace(custom_status=redacted_text(job.custom_status, pattern)[-_SAID_CHARS:])
+            job._replace(custom_status=last_said(job, pattern)[-_SAID_CHARS:])
             for job in found.samples
         ]
 
@@ -312,6 +314,8 @@ class MendPages:
         has_ended = operation.phase in (Phase.DONE, Phase.STOPPED, Phase.INTERRUPTED)
         if has_ended and self._operations.can_restore(operation):
             buttons.append((RESTORE, "Put back"))
+        if not may(request.get(USER), "operate", selection.queue):
+            buttons.clear()
         return self._site.render(
             request,
             "op.html",
@@ -402,6 +406,7 @@ class MendPages:
         return self._site.render(
             request,
             "mend.html",
+            queue=switch.queue or ALL_QUEUES,
             what=switch.setting,
             title=f"{words[:1].upper()}{words[1:]}?",
             words=f"Now: {switch._replace(value=before).words}. It can be undone.",
@@ -457,10 +462,11 @@ class MendPages:
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         changes = await asyncio.to_thread(self._audit.changes)
-        shown = [self._row(change) for change in changes if self._may_see(request, change)]
+        user = request.get(USER)
+        shown = [self._row(change, user) for change in changes if self._may(user, "view", change)]
         return self._site.render(request, "audit.html", changes=shown)
 
-    def _row(self, change: Change) -> Mapping[str, Any]:
+    def _row(self, change: Change, user: UserSettings | None) -> Mapping[str, Any]:
         facts, operation = change.facts, self._operations.get(change.number)
         words = f"{change.what} jobs of {facts.get('queue', '')}"
         can_undo = change.what == "delete" and self._operations.can_restore(operation)
@@ -474,12 +480,15 @@ class MendPages:
             "outcome": outcome,
             "page": "" if operation is None else f"/op/{change.number}",
             "reason": facts.get("reason", ""),
-            "can_undo": can_undo,
+            "can_undo": can_undo and self._may(user, "operate", change),
         }
 
-    def _may_see(self, request: web.Request, change: Change) -> bool:
+    def _may(self, user: UserSettings | None, role: str, change: Change) -> bool:
+        """Return whether a user may do with a change what a role is for."""
         queue = _switch_in(change.facts).queue if change.what == "set" else change.facts["queue"]
-        return may(request.get(USER), "view", queue)
+        if not queue and role != "view":  # a shard's, which has jobs of all queues
+            return may_with_all_queues(user, role)
+        return may(user, role, queue)
 
     async def _undo(self, request: web.Request) -> web.StreamResponse:
         """Set the value that a change has replaced, or enqueue again what it has deleted."""

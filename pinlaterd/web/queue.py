@@ -285,6 +285,7 @@ def routes(site: Site) -> list[web.RouteDef]:
         return site.render(
             request,
             "queue.html",
+            queue=name,
             name=name,
             row=row,
             figures=figures_of(queue, settings),

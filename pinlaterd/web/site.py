@@ -31,6 +31,7 @@ _NAV = (
     *(("Overview", "/"), ("Failures", "/failures"), ("Workers", "/workers")),
     *(("System", "/system"), ("Audit", "/audit")),
 )
+ALL_QUEUES = "*"
 THEMES = ("system", "light", "dark")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -135,6 +136,18 @@ class Site:
         if not may_with_all_queues(request.get(USER), role):
             raise self._no_role(request, role, " for all queues")
 
+    def _why_read_only(self, request: web.Request, queue: str) -> str:
+        """Return what prevents the user of a request from changing `queue`, or anything where that
+        is "", as a sentence's end; "": nothing."""
+        if not self.config.server.web_writes:
+            return "`web_writes: true` in etc/pinlaterd.yaml allows it"
+        user = request.get(USER)
+        if queue == ALL_QUEUES:
+            is_allowed, of_queue = may_with_all_queues(user, "operate"), " for all queues"
+        else:
+            is_allowed, of_queue = may(user, "operate", queue), f" for {queue}" if queue else ""
+        return "" if is_allowed else f"the role `operate`{of_queue} allows it"
+
     def _no_role(self, request: web.Request, role: str, of_queues: str) -> PageProblem:
         name = request[USER].name
         cure = f"An operator can give it: `pinlater-admin user add {name} --role {role}`."
@@ -155,16 +168,20 @@ class Site:
         template: str,
         *,
         status: HTTPStatus = HTTPStatus.OK,
+        queue: str = "",
         **values: object,
     ) -> web.Response:
-        """Return a page of a template that extends base.html."""
+        """Return a page of a template that extends base.html. `queue`: that the page is of, and may
+        change; ALL_QUEUES: all."""
         user, config = request.get(USER), self.config
-        theme = request.cookies.get("theme", "")
+        theme, read_only = request.cookies.get("theme", ""), self._why_read_only(request, queue)
         frame: dict[str, object] = {
             "nav": [(title, path) for title, path in _NAV if path in self._paths],
             "path": request.path,
             "label": config.server.web_label,
-            "writes": config.server.web_writes,
+            "queue": queue,
+            "writes": not read_only,
+            "read_only": read_only,
             "user": user.name if user is not None else "",
             "token": self.sessions.token(request),
             "theme": theme if theme in THEMES else "system",

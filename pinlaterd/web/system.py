@@ -15,7 +15,7 @@ from pinlaterd.status import Facts
 from pinlaterd.web import text
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.refusals import HIDDEN_MISTAKES
-from pinlaterd.web.site import USER, Site
+from pinlaterd.web.site import ALL_QUEUES, USER, Site
 
 _SERVING = "serving"
 _MOST_EVENTS = 50
@@ -103,6 +103,7 @@ def routes(site: Site) -> list[web.RouteDef]:
         answer = site.render(
             request,
             "system.html",
+            queue=ALL_QUEUES,
             cells=cells_of(frame, "", None),
             shards=frame.facts["shards"],
             processes=frame.facts["processes"],

@@ -115,6 +115,14 @@ def test_a_preview_says_what_would_be_and_changes_nothing(client, visitor, queue
     assert client.count(queue, JobState.FAILED) == 8
 
 
+def test_a_preview_shows_what_last_attempts_said(client, visitor, queue):
+    fail(client, queue, "Timeout: one (mail.py:12 in send); KeyError: two (mail.py:9 in send)")
+
+    page = visitor.get(f"/mend?action=retry&queue={queue}")
+
+    assert ("KeyError: two" in page.text, "Timeout: one" in page.text) == (True, False)
+
+
 def test_ten_are_tried_then_it_asks_and_goes_on_with_those_of_the_preview(
     mending, client, visitor, queue, ended, wait_until
 ):

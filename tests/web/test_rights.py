@@ -132,6 +132,37 @@ def test_a_shard_is_switched_by_those_only_who_may_operate_all_queues(bounded, n
     assert ada.post("/mend", {**form, "value": "off", "nonce": f"{name} off"}).status == 303
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "offer", "needed"),
+    [
+        ("bea", "/q/pay?state=failed", "Retry failed", "for pay"),
+        ("bea", "/j/{job}", "Retry…", "for pay"),
+        ("bea", "/failures?queue=pay", "Retry…", "for pay"),
+        ("olga", "/system", "Take no jobs", "for all queues"),
+    ],
+)
+def test_a_page_offers_what_its_user_may_do(bounded, name, path, offer, needed):
+    may, may_not = bounded.log_in("ada"), bounded.log_in(name)
+    page, bare = (visitor.get(path.format(job=bounded.pay)) for visitor in (may, may_not))
+
+    assert (offer in page.text, offer in bare.text) == (True, False)
+    said = f"Nothing can be changed here: the role operate {needed} allows it"
+    assert (said in page.text, said in bare.text) == (False, True)
+
+
+def test_who_may_only_look_at_a_change_can_not_undo_it(bounded, wait_until):
+    ada, bea = bounded.log_in("ada"), bounded.log_in("bea")
+    with bounded.deployment.client("mailer:web3") as client:
+        [job] = fail(client, "pay", ["paid by eve"])
+    form = {"action": "delete", "queue": "pay", "descriptor": job, "before": "4102444800000"}
+    page = ada.post("/mend", {**form, "mode": "all", "nonce": "look"}).headers["Location"]
+    wait_until(lambda: "Put back" in ada.get(page).text)
+
+    assert "Put back" in ada.get("/audit").text
+    for path in (page, "/audit"):
+        assert "Put back" not in bea.get(path).text
+
+
 @pytest.fixture(scope="module")
 def operation(bounded) -> str:
     """The path of an operation of `pay`, which asks."""
