@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 # Bounds what a hostile pattern may take, compiled program and search cache together.
 _MAX_PATTERN_MEMORY_BYTES = 8 << 20
-_LEAST_SLICE = 50  # jobs, but for the first slice
+# Of a slice, with bodies or without: some 0.5 ms of the searcher or of the server. A process that
+# wakes up meanwhile may have to wait for its end, whatever its priority.
+_SLICE_JOBS = 32
 _MAX_REASON_CHARS = 200  # RE2 repeats the pattern in it
 # RE2 takes as many steps for a body as its program has instructions times its bytes at most: for a
 # million some 5 ms of a fast processor.
@@ -202,13 +204,18 @@ class WalkingSearcher(Searcher):
         if self._clock.monotonic() > search.deadline:
             raise too_late()
 
-    def _slice_sizes(self, search: Search, most: int) -> Iterator[int]:
-        """Yield how many jobs each slice of a walk reads, at most `most`: as many as are wanted
-        still, since others may be read in vain; and more with each slice that did not do."""
-        least = 0
+    def _slices(self, search: Search, keys: Iterable[T]) -> Iterator[list[T]]:
+        """Divide the keys of a walk into slices, and pause before each. The first one has no more
+        than are wanted, since others may be read in vain."""
+        left = iter(keys)
+        size = min(_SLICE_JOBS, search.limit)
         while True:
-            yield min(most, max(least, search.limit - len(self.found)))
-            least = max(_LEAST_SLICE, 2 * least)
+            self._next_slice(search)
+            part = list(islice(left, size))
+            if not part:
+                return
+            yield part
+            size = _SLICE_JOBS
 
     def _next_slice(self, search: Search) -> None:
         """To be called before each, while nothing of the store is held."""

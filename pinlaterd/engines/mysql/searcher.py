@@ -20,7 +20,6 @@ from pinlaterd.engines.mysql.connection import (
     MysqlConnection,
     is_gone,
     is_timeout,
-    pieces,
     storage_error,
 )
 from pinlaterd.engines.mysql.statements import in_ms, select, stored_job, whole_job
@@ -29,11 +28,11 @@ from pinlaterd.engines.searching import WalkingSearcher, too_late
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.model import JobState, PendingKey
 
-# Of a page. In a new table only pending jobs have an index by run-after: the server sorts the
-# others for each page, so their pages grow.
-_KEYS, _MOST_KEYS = 5_000, 80_000
-# Read at a time: between jobs with bodies, others have their turns.
-_ROWS, _BODIES = 1_000, 50
+# Of a page: some 0.5 ms of a searcher.
+_KEYS = 100
+# In a new table only pending jobs have an index by run-after: the server sorts the others for each
+# page, so their pages grow.
+_SORTED_KEYS, _MOST_SORTED_KEYS = 5_000, 80_000
 _LONGEST_SECONDS = 3600.0
 
 
@@ -123,21 +122,19 @@ class MysqlSearcher(WalkingSearcher):
         if search.after is not None and search.after.run_after_ms <= last_ms:
             place = _behind(search.after, priority)
         met: set[int] = set()
-        pages = self._slice_sizes(search, _KEYS)
         sorts = search.state is not JobState.PENDING and not search.newest_end_first
-        most = _KEYS if sorts else next(pages)
+        most = _SORTED_KEYS if sorts else _KEYS
         while place is not None and table is not None:
             self._next_slice(search)
             keys, place = self._page(search, table, place, most)
-            most = min(2 * most, _MOST_KEYS) if sorts else next(pages)
+            if sorts:
+                most = min(2 * most, _MOST_SORTED_KEYS)
             if search.state is JobState.IN_PROGRESS:
                 # The only state in which a job's run-after may change while the walk goes on.
                 keys = [key for key in keys if key.local_id not in met]
                 met.update(key.local_id for key in keys)
-            with_body = self._matches is not None
-            columns, rows = whole_job(table, with_body=with_body), _BODIES if with_body else _ROWS
-            for part in pieces(keys, rows):
-                self._next_slice(search)
+            columns = whole_job(table, with_body=self._matches is not None)
+            for part in self._slices(search, keys):
                 yield from self._read(search, table, columns, part)
 
     def _page(

@@ -18,7 +18,7 @@ import sqlite3
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import groupby, islice
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 # Steps of SQLite's virtual machine between looks at the deadline: some 0.1 ms.
 _STEPS_PER_LOOK = 10_000
-_SLICE_JOBS, _SLICE_BODIES = 1000, 16
 _RUNS_A_READ = 500
 
 _SOUND, _SOUND_TIMES = struct.Struct(">bii").pack, struct.Struct(">qqqq").pack  # as in an answer
@@ -164,13 +163,9 @@ class SqliteSearcher(WalkingSearcher):
         walk = self._latest_first if self._walks_in_order(search) else self._by_end
         runs = walk(search, priority)
         with_body, met = self._matches is not None, set[int]()
-        sizes = self._slice_sizes(search, _SLICE_BODIES if with_body else _SLICE_JOBS)
-        keys = ((run[0], local_id) for run in runs for local_id in range(run[1], run[2] + 1))
-        while True:
-            self._next_slice(search)
-            times = {i: at for at, i in islice(keys, next(sizes))}
-            if not times:
-                return
+        keys = ((local_id, run[0]) for run in runs for local_id in range(run[1], run[2] + 1))
+        for part in self._slices(search, keys):
+            times = dict(part)
             jobs = [
                 job
                 for job in stored_jobs(

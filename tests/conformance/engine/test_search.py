@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ class Searching:
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of fewer jobs than the larger tests have: as they are, a page of MySQL would hold all."""
-    monkeypatch.setattr(mysql_searcher, "_KEYS", 300)
+    monkeypatch.setattr(mysql_searcher, "_SORTED_KEYS", 300)
 
 
 @pytest.fixture
@@ -174,6 +175,22 @@ def test_scans_of_many_jobs_are_complete_and_in_order(
     assert order == sorted(order)
     assert search.count(state) == 3_000
     assert len(search.find("o", state, limit=10_000)) == 3_000
+
+
+@pytest.mark.parametrize("newest_end_first", [True, False])
+def test_a_search_pauses_after_each_few_jobs(store: EngineHarness, newest_end_first: bool):
+    """Meanwhile it holds a core, and the server holds others up."""
+    store.fail(*_bring_to(store, JobState.IN_PROGRESS, [Job(b"x", attempts_allowed=1)] * 300))
+    looks = list[int]()
+    searcher = store.engine.searcher()(lambda: looks.append(searcher.looked_at))
+
+    found = searcher.scan(
+        Search("mail", JobState.FAILED, limit=1_000, newest_end_first=newest_end_first)
+    )
+    searcher.close()
+
+    assert len(found) == 300
+    assert max(later - look for look, later in pairwise([*looks, 300])) <= 50
 
 
 # --- bodies ---------------------------------------------------------------------------------

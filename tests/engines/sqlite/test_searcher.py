@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pinlaterd import engines
 from pinlaterd.engines.base import Checkpoint, Search
 from pinlaterd.engines.sqlite import searcher as searching
 from pinlaterd.engines.sqlite.searcher import SqliteSearcher
@@ -102,7 +103,7 @@ def test_a_walk_meets_no_job_twice_and_none_that_has_gone(
     store.engine.delete_found(QUEUE, state, [keys[2_200]])
     met += [job.key for job in walk]
 
-    assert met == [key for key in keys if key != keys[2_200]]
+    assert sorted(met) == [key for key in keys if key != keys[2_200]]
     searcher.close()
 
 
@@ -116,7 +117,7 @@ def test_claims_that_are_renewed_together_while_a_walk_goes_on_are_all_met(
 ):
     """They are in one run then, which began where the walk has been."""
     monkeypatch.setattr(searching, "_RUNS_A_READ", 1)
-    monkeypatch.setattr(searching, "_SLICE_JOBS", 2)
+    monkeypatch.setattr(engines.searching, "_SLICE_JOBS", 2)
     keys = store.enqueue(b"a", b"b", b"c", b"d")
     for _ in range(2):
         store.claim(limit=2)
