@@ -37,6 +37,8 @@ from pinlaterd.router_client import RouterClient
 _MOST_JOBS = 100
 _FIRST_JOBS = 8  # of each scan: most of many types bring nothing
 _LOOKUPS = 16  # with bodies, in one call
+# Shards refuse more searches of a server than a few dozen; these are of one process.
+_SCANS_AT_A_TIME = 8
 _STATES = {
     "": (JobState.SUCCEEDED, JobState.FAILED),
     "succeeded": (JobState.SUCCEEDED,),
@@ -93,10 +95,18 @@ class _Scan:
     """The archived jobs of a queue and state that are still to come."""
 
     def __init__(
-        self, client: RouterClient, queue: str, state: JobState, status: str, after: _Place | None
+        self,
+        client: RouterClient,
+        turns: asyncio.Semaphore,
+        queue: str,
+        state: JobState,
+        status: str,
+        after: _Place | None,
     ) -> None:
-        """Find those of a status of Rickover's, if one is given, that come behind `after`."""
+        """Find those of a status of Rickover's, if one is given, that come behind `after`. Each
+        page takes one of `turns`."""
         self._client = client
+        self._turns = turns
         self._queue = queue
         self._state = state
         self._size = _FIRST_JOBS  # of the next page
@@ -112,7 +122,8 @@ class _Scan:
             call = calls.page_after(scan, ScanResult((), self._continuation))
             assert call is not None
             try:
-                page = await self._client.run(call)
+                async with self._turns:
+                    page = await self._client.run(call)
             except QueueNotFound:
                 return
             jobs = page.jobs
@@ -135,6 +146,7 @@ class Archive:
     def __init__(self, client: RouterClient, job_types: JobTypes) -> None:
         self._client = client
         self._job_types = job_types
+        self._turns = asyncio.Semaphore(_SCANS_AT_A_TIME)
 
     async def show(self, request: web.Request, _names: Names) -> web.Response:
         query = request.query
@@ -148,7 +160,7 @@ class Archive:
             raise server_error(f"There is no status {status}")
         after = _Place.parse(query["cursor"]) if "cursor" in query else None
         scans = [
-            _Scan(self._client, one.queue, state, status, after)
+            _Scan(self._client, self._turns, one.queue, state, status, after)
             for one in self._job_types.newest_first
             if name in ("", one.name) and may(request.get(USER), "view", one.queue)
             for state in _STATES[status]

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pinlaterd.config import edit
+from pinlaterd.config.schema import DELIVERY_STRATEGIES, JobType, queue_of_type
 from pinlaterd.model import JobState
 from tests.deployment import Deployment
 from tests.http.conftest import HttpAnswer, HttpClient, http_of, serving_http
@@ -468,6 +470,21 @@ def test_a_query_that_is_wrong(api, query):
 
     assert error(answer) == (400, "invalid_parameter")
     assert "instance" not in answer.body
+
+
+def test_the_archive_of_many_types_is_shown(api, http_service, wait_until):
+    names = {f"many-{number}" for number in range(20)}  # more than may be searched at a time
+    for name in names:
+        queue = queue_of_type(name)
+        made = JobType(name, queue, datetime.now(UTC), DELIVERY_STRATEGIES[0])
+        assert edit.add_job_type(http_service.folder / "etc", made)
+        assert api.put(f"/v2/queues/{queue}").status in (200, 201)
+    wait_until(lambda: names <= {one["name"] for one in api.get("/v2/job-types").body})
+    ended = OneType(api)
+    job_id = ended.new()
+    assert ended.report(job_id, "succeeded", 7).status == 200
+
+    assert job_id in ids_of(api.get("/v1/archived-jobs?limit=100"))
 
 
 def test_a_status_that_there_is_not_is_an_error(api):
