@@ -71,7 +71,7 @@ class JobBody(_Request, frozen=True, kw_only=True):
             body = bytes(self.data)
         else:
             raise Mistake(field, "give `data` (any JSON) or `body` (bytes in base64)")
-        run_after_ms = _since_1970(self.run_after, field, "run_after")
+        run_after_ms = since_1970(self.run_after, field, "run_after")
         priority = QUEUE_DEFAULT if isinstance(self.priority, UnsetType) else self.priority
         attempts = QUEUE_DEFAULT if isinstance(self.attempts, UnsetType) else self.attempts
         return Job(body, priority, run_after_ms, attempts, self.status, self._options(field))
@@ -81,7 +81,7 @@ class JobBody(_Request, frozen=True, kw_only=True):
             raise Mistake(_within(field, "key"), f"expected 1 to {MOST_KEY_BYTES} bytes of UTF-8")
         if self.key is None and self.expires_at is None:
             return None
-        return JobOptions(self.key, _since_1970(self.expires_at, field, "expires_at"))
+        return JobOptions(self.key, since_1970(self.expires_at, field, "expires_at"))
 
 
 class EnqueueBody(JobBody, frozen=True, kw_only=True):
@@ -157,6 +157,12 @@ class CheckpointBody(_Request, frozen=True, kw_only=True):
     attempts: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     run_after: Time | None = None
     release: bool = False
+
+    def check(self, place: str) -> None:
+        """Raise Mistake, which names `place`, if fields contradict each other or can't be."""
+        if isinstance(self.body, bytes) and isinstance(self.data, Raw):
+            raise Mistake(place, "give `data` or `body`, not both")
+        since_1970(self.run_after, place, "run_after")
 
     def info(self) -> CheckpointInfo:
         body = bytes(self.data) if isinstance(self.data, Raw) else self.body
@@ -308,7 +314,7 @@ def milliseconds(time: datetime | int) -> int:
     return round(time.timestamp() * _MILLISECOND)
 
 
-def _since_1970(time: datetime | int | None, field: str, name: str) -> int | None:
+def since_1970(time: datetime | int | None, field: str, name: str) -> int | None:
     """Return a time of a body as milliseconds. Raises Mistake, which names `name` in `field`."""
     if time is None:
         return None

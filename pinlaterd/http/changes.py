@@ -12,7 +12,7 @@ from pinlaterd.client import calls
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config.schema import Config
 from pinlaterd.http.api import answer_json, read_body, read_query
-from pinlaterd.http.bodies import JobAnswer, Milliseconds, Time, milliseconds
+from pinlaterd.http.bodies import JobAnswer, Milliseconds, Time, milliseconds, since_1970
 from pinlaterd.http.pages import MOST_TEXT_CHARS, JobPages, literal
 from pinlaterd.model import ALL_PRIORITIES, JobChoice, JobState
 from pinlaterd.router_client import RouterClient
@@ -109,7 +109,7 @@ class ChangeHandlers:
     async def retry_jobs(self, request: web.Request) -> web.Response:
         """Make failed jobs pending again, the longest failed first. Raises Problem."""
         body = await read_body(request, RetryBody)
-        run_after_ms = None if body.run_after is None else milliseconds(body.run_after)
+        run_after_ms = since_1970(body.run_after, "", "run_after")
 
         def retried(
             queue: str, priority: int, limit: int, *, dry_run: bool = False

@@ -18,7 +18,7 @@ from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from pinlaterd.client import calls
-from pinlaterd.errors import RequestError
+from pinlaterd.errors import QueueNotFound, RequestError
 from pinlaterd.http.api import answer_json, read_query
 from pinlaterd.http.bodies import JobAnswer, Time, milliseconds
 from pinlaterd.http.problems import invalid
@@ -166,6 +166,8 @@ class JobPages:
                 "key", "give it without `state`, `text` and `cursor`: one job may hold it"
             )
         found = await self._client.run(calls.lookup_keys(queue, [key], include_body=True))
+        if not found and queue not in await self._client.run(calls.queue_names()):
+            raise QueueNotFound(queue)
         jobs = list(map(JobAnswer.of, found.values()))
         return answer_json(PageAnswer(jobs=jobs, cursor=None))
 

@@ -41,6 +41,8 @@ from pinlaterd.errors import (
     PasswordInvalid,
     PinLaterError,
     PriorityNotSupported,
+    QueueNameInvalid,
+    QueueNameTooLong,
     QueueNotFound,
     RequestError,
     ShardConnectionFailed,
@@ -146,6 +148,18 @@ _KINDS: tuple[tuple[type[Exception], _Kind], ...] = (
     (ConfigError, _Kind(HTTPStatus.CONFLICT, Code.INVALID_REQUEST)),
     (AuthorizerFailed, _Kind(HTTPStatus.INTERNAL_SERVER_ERROR, Code.INTERNAL)),
 )
+_FIELDS_OF_KINDS: tuple[tuple[type[Exception], str], ...] = (
+    (PriorityNotSupported, "priority"),
+    (QueueNameInvalid, "queue"),
+    (QueueNameTooLong, "queue"),
+)
+# Our fields by the names that the service has for them, which its messages begin with.
+_ARGUMENT = re.compile(r"invalid request: (\w+) ")
+_FIELDS = {
+    "jobDescriptors": "descriptors",
+    "retryDelayMillis": "retry_delay_ms",
+    "spreadMillis": "spread_ms",
+}
 
 
 def problem_of(error: Exception) -> Problem | None:
@@ -157,8 +171,8 @@ def problem_of(error: Exception) -> Problem | None:
     if isinstance(error, EnqueuedInPart):
         members["jobs"] = [_fate(descriptor) for descriptor in error.descriptors]
     detail = str(error)
-    if isinstance(error, PriorityNotSupported):
-        members["errors"] = [{"field": "priority", "message": detail}]
+    if field := _field_of(error, detail):
+        members["errors"] = [{"field": field, "message": detail}]
     if isinstance(error, ConnectionFailed) and not isinstance(error, OutcomeUnknown):
         detail += "; nothing was done"
     code = kind.code or (error.code.name if isinstance(error, PinLaterError) else "")
@@ -166,6 +180,14 @@ def problem_of(error: Exception) -> Problem | None:
     seconds = math.ceil(int(wait[1]) / 1000) if wait else _RETRY_SECONDS
     headers = {"Retry-After": str(seconds)} if kind.is_passing else {}
     return Problem(kind.status, code, detail, headers=headers, **members)
+
+
+def _field_of(error: Exception, detail: str) -> str | None:
+    """Return the field that is at fault for an error of the service; None if that is not known."""
+    if isinstance(error, InvalidRequest):
+        named = _ARGUMENT.match(detail)
+        return named and _FIELDS.get(named[1])
+    return next((field for of, field in _FIELDS_OF_KINDS if isinstance(error, of)), None)
 
 
 def _unauthorized(refused: NotIdentified) -> Problem:
@@ -232,6 +254,8 @@ def explained(request: web.Request, error: Exception) -> Problem:
         return of_aiohttp(error)
     if isinstance(error, NotIdentified):
         return _unauthorized(error)
+    if isinstance(error, Mistake):
+        return invalid_body(error)
     problem = problem_of(error)
     if problem is None:
         log.error("%s %s: a defect", request.method, request.path, exc_info=error)

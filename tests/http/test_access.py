@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.access import load_authorizer
+from pinlaterd.config.ticket import accept_ticket, ticket_to_delete
 from pinlaterd.errors import ConfigError
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
@@ -20,7 +21,7 @@ CALLS = {
     "queues": ("GET", "/v2/queues", None),
     "queue": ("GET", "/v2/queues/mail", None),
     "create": ("PUT", "/v2/queues/mail", None),
-    "delete": ("DELETE", "/v2/queues/mail", None),
+    "delete": ("DELETE", "/v2/queues/gone", None),
     "enqueue": ("POST", "/v2/queues/mail/jobs", {"data": 1}),
     "page": ("GET", "/v2/queues/mail/jobs", None),
     "retry": ("POST", "/v2/queues/mail/retry", None),
@@ -79,7 +80,7 @@ def test_a_user_may_do_what_its_role_says_and_nothing_else(guarded, user, call):
 def test_every_call_is_among_these(guarded):
     paths = http_of(guarded).as_user("view", SECRET).get("/v2/openapi.json").body["paths"]
     described = {(method.upper(), path) for path, each in paths.items() for method in each}
-    named = {"mail": "{queue}", "mail:s1:p1:1": "{descriptor}"}
+    named = {"mail": "{queue}", "gone": "{queue}", "mail:s1:p1:1": "{descriptor}"}
 
     tried = {
         (method, "/".join(named.get(part, part) for part in path.split("/")))
@@ -96,6 +97,32 @@ def test_every_call_needs_a_user(guarded, call):
 
     assert answer.status == 401
     assert answer.headers["WWW-Authenticate"].startswith("Basic")
+
+
+def test_an_admin_of_a_queue_deletes_it_without_the_password(guarded):
+    api, other = http_of(guarded).as_user("elsewhere", SECRET), "/v2/queues/mail"
+    made = api.put("/v2/queues/other_mail")
+    answers = [api.delete("/v2/queues/other_mail"), api.get("/v2/queues/other_mail")]
+    refused = api.delete(other, headers={"X-Admin-Password": "ticket-" + "0" * 32})
+
+    assert made.status == 201
+    assert [answer.status for answer in answers] == [204, 404]
+    assert (refused.status, refused.body["code"]) == (403, "FORBIDDEN")
+    assert not list((guarded.folder / "run").glob("ticket-*"))
+
+
+def test_a_ticket_deletes_one_queue_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    with ticket_to_delete("mail") as ticket, ticket_to_delete("mail") as misused:
+        accepted = [accept_ticket(ticket, "mail") for _ in range(2)]
+        accepted += [accept_ticket(misused, queue) for queue in ("news", "mail")]
+    with ticket_to_delete("mail") as late:
+        pass
+
+    assert accepted == [True, False, False, False]
+    assert not accept_ticket(late, "mail")
+    assert not accept_ticket("../run", "mail")
 
 
 def test_a_token_is_shown_once_and_refused_once_its_user_is_removed(guarded, wait_until):

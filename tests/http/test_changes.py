@@ -155,6 +155,8 @@ def test_pending_jobs_are_deleted_with_those_that_are_scheduled(api, mail):
         ("delete", {"state": "failed", "limit": 0}, "limit"),
         ("retry", {"state": "pending"}, "state"),
         ("retry", {"colour": "x"}, "colour"),
+        ("retry", {"run_after": "1969-12-31T00:00:00Z"}, "run_after"),
+        ("retry", {"descriptors": ["no such"]}, "descriptors"),
         ("retry", {"descriptors": "mail:s1:p1:1"}, "descriptors"),
         ("retry?preview=maybe", {}, "preview"),
         ("retry?sure=true", {}, "sure"),

@@ -177,7 +177,8 @@ def test_a_mistake_in_the_query_is_named(api, mail, query, field, says):
     assert says in error["message"]
 
 
-def test_a_queue_that_is_not_there_is_named(api):
-    answer = api.get("/v2/queues/nowhere/jobs")
+@pytest.mark.parametrize("query", ["", "?key=order-17"])
+def test_a_queue_that_is_not_there_is_named(api, query):
+    answer = api.get(f"/v2/queues/nowhere/jobs{query}")
 
     assert (answer.status, answer.body["code"]) == (404, "QUEUE_NOT_FOUND")

@@ -12,6 +12,7 @@ import pytest
 from pinlaterd.client import Job
 from tests.deployment import Deployment, frozen
 from tests.http.conftest import HttpClient, http_of, serving_http
+from tests.http.test_stream import LINES
 
 
 def test_a_job_goes_from_enqueue_to_its_end(api, mail):
@@ -207,6 +208,10 @@ def test_a_job_whose_run_after_a_checkpoint_put_off_is_counted_where_it_is(api, 
         ({"descriptor": "mail:s1:p1:1", "claim": ""}, "checkpoints[0].claim"),
         ({"descriptor": "mail:s1:p1:1"}, "checkpoints[0].claim"),
         ({"descriptor": "mail:s1:p1:1", "claim": "x", "run_after": -1}, "checkpoints[0].run_after"),
+        (
+            {"descriptor": "mail:s1:p1:1", "claim": "x", "run_after": "1969-12-31T00:00:00Z"},
+            "checkpoints[0].run_after",
+        ),
         ({"descriptor": "mail:s1:p1:1", "claim": "x", "data": 1, "body": ""}, "checkpoints[0]"),
     ],
 )
@@ -283,17 +288,21 @@ def test_refusals_of_the_service_have_its_codes(api, mail):
     unknown = api.post("/v2/queues/nowhere/jobs", {"data": 1})
     invalid = api.put("/v2/queues/no-hyphens")
     priority = api.post(f"{mail}/jobs", {"data": 1, "priority": 9})
+    default = api.put("/v2/queues/nowhere", {"limits": {"default_priority": 9}})
     descriptor = f"{mail.rpartition('/')[2]}:s1:p1:1"
-    early = {"descriptor": descriptor, "claim": "x", "run_after": "1969-12-31T00:00:00Z"}
-    unnamed = api.post("/v2/jobs/checkpoints", {"checkpoints": [early]})
+    late = {"descriptor": descriptor, "claim": "x", "retry_delay_ms": 2**63 - 1}
+    delayed = api.post("/v2/jobs/acks", {"failed": [late]})
     no_job = api.get("/v2/jobs/mail:s1:p1:1")
     password = api.delete(mail, headers={"X-Admin-Password": "guess"})
 
     assert (unknown.status, unknown.body["code"]) == (404, "QUEUE_NOT_FOUND")
     assert (invalid.status, invalid.body["code"]) == (400, "QUEUE_NAME_INVALID")
     assert (priority.status, priority.body["code"]) == (400, "PRIORITY_NOT_SUPPORTED")
-    assert priority.body["errors"][0]["field"] == "priority"
-    assert (unnamed.status, unnamed.body["code"]) == (400, "INVALID_REQUEST")
+    assert (delayed.status, delayed.body["code"]) == (400, "INVALID_REQUEST")
+    assert (default.status, default.body["code"]) == (400, "INVALID_REQUEST")
+    assert api.get("/v2/queues/nowhere").status == 404
+    named = [answer.body["errors"][0]["field"] for answer in (invalid, priority, delayed, default)]
+    assert named == ["queue", "priority", "retry_delay_ms", "limits.default_priority"]
     assert (no_job.status, no_job.body["code"]) == (404, "JOB_NOT_FOUND")
     assert (password.status, password.body["code"]) == (403, "PASSWORD_INVALID")
 
@@ -473,6 +482,8 @@ def test_a_key_that_is_wrong_is_named(api, mail):
         (api.post(jobs, {"jobs": [{"data": 1}, {"data": 1, "key": "é" * 101}]}), "jobs[1].key"),
         (api.post(jobs, {"data": 1, "key": "other"}, headers=headers), "Idempotency-Key"),
         (api.post(jobs, {"jobs": [{"data": 1}]}, headers=headers), "Idempotency-Key"),
+        (api.post(jobs, b'{"data": 1}', headers={**headers, **LINES}), "Idempotency-Key"),
+        (api.post(jobs, {"data": 1}, headers={"Idempotency-Key": "\xff"}), "Idempotency-Key"),
     ]
 
     for answer, field in wrong:

@@ -1,0 +1,39 @@
+"""Tickets: files by which a process of a deployment shows its router that a queue may be deleted.
+
+Only the deployment's own processes can write to run/. One that has checked its user makes a file
+there, and its name takes the place of the admin password. The router removes it as it accepts it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pinlaterd.config.layout import RUN, replace_file
+
+_TICKET = re.compile(r"ticket-[0-9a-f]{32}")
+
+
+@contextmanager
+def ticket_to_delete(queue: str) -> Iterator[str]:
+    """Provide the password of one deleteQueue of `queue`."""
+    ticket = f"ticket-{secrets.token_hex(16)}"
+    replace_file(RUN / ticket, queue.encode())
+    try:
+        yield ticket
+    finally:
+        (RUN / ticket).unlink(missing_ok=True)
+
+
+def accept_ticket(password: str, queue: str) -> bool:
+    """Return whether a password is a ticket to delete `queue` that was not accepted before."""
+    if _TICKET.fullmatch(password) is None:
+        return False
+    try:
+        is_right = (RUN / password).read_bytes() == queue.encode()
+        (RUN / password).unlink()
+    except FileNotFoundError:
+        return False
+    return is_right
