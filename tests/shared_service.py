@@ -14,12 +14,12 @@ import pytest
 
 from pinlaterd.client import Client
 from pinlaterd.config.password import hash_password
-from tests.deployment import PATIENT, Deployment, serving
+from tests.deployment import MOST_PATIENT, Deployment, serving
 
 ADMIN_PASSWORD = "open sesame"
 # On this queue a claim times out so soon that tests can wait for it.
 SHORT_CLAIMS_QUEUE = "short_claims"
-SHORT_CLAIM_SECONDS = 3
+SHORT_CLAIM_SECONDS = 6
 
 _numbers = itertools.count(1)
 
@@ -29,7 +29,7 @@ def running_service(folder: Path) -> Iterator[Deployment]:
     settings = {
         "admin_password_hash": hash_password(ADMIN_PASSWORD),
         "monitor_interval_seconds": 0.1,
-        **PATIENT,
+        **MOST_PATIENT,
     }
     queues = {SHORT_CLAIMS_QUEUE: {"job_claimed_timeout_seconds": SHORT_CLAIM_SECONDS}}
     with serving(folder, shards=2, settings=settings, queues=queues) as deployment:

@@ -44,7 +44,7 @@ def quickstart(deployment: Deployment, *more: str) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=140,
     )
 
 
@@ -117,7 +117,7 @@ def test_a_cluster_goes_on_without_the_server_that_it_kills(cluster):
         capture_output=True,
         text=True,
         check=False,
-        timeout=160,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lost = re.search(r"Server (jobs-\d) was killed, with its \d+ processes", done.stdout)

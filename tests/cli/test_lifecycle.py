@@ -14,7 +14,7 @@ import pytest
 from pinlaterd.lifecycle import MIN_LIFE_SECONDS, StopSignal
 from tests.cli.program import ROOT
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 def start(code: str, **environment: str) -> subprocess.Popen[str]:

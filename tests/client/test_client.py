@@ -45,7 +45,7 @@ RECORD = JobRecord("mail:s1:p1:7", JobState.FAILED, 3, 0, "why", 1, 2, 3, "h:9:1
 
 @pytest.fixture
 def client(server, connect):
-    with connect(port=server.port, source="test:here", timeout_seconds=10) as client:
+    with connect(port=server.port, source="test:here", timeout_seconds=60) as client:
         yield client
 
 
@@ -302,16 +302,16 @@ def test_when_all_connections_stay_in_use_the_caller_is_told(server, connect):
 
     def hold(_call):
         holding.set()
-        release.wait(20)
+        release.wait(120)
         return DequeueResult([])
 
     server.reply = hold
     with connect(port=server.port, max_connections=1, timeout_seconds=0.2) as client:
         holder = threading.Thread(
-            target=lambda: client.dequeue("mail", limit=1, max_wait_ms=10_000), daemon=True
+            target=lambda: client.dequeue("mail", limit=1, max_wait_ms=100_000), daemon=True
         )
         holder.start()
-        assert holding.wait(20)
+        assert holding.wait(60)
         with pytest.raises(ConnectionFailed, match="max_connections"):
             client.count("mail", JobState.PENDING)
         release.set()

@@ -147,7 +147,7 @@ def test_more_queues_than_the_client_has_connections_and_a_stop_that_waits_for_n
             wait_until(lambda: have_ended(client, descriptors))
             began = time.monotonic()
 
-    assert time.monotonic() - began < 20  # some milliseconds, where the machine is idle
+    assert time.monotonic() - began < 50  # some milliseconds, where the machine is idle
 
 
 @pytest.mark.parametrize("connections", [1, 3])
@@ -171,7 +171,7 @@ def test_what_was_claimed_as_the_worker_stopped_is_released(
         if waiting.is_set():
             return DequeueResult([])
         waiting.set()
-        answer.wait(20)
+        answer.wait(120)
         return DequeueResult([claimed])
 
     server.reply = reply
@@ -183,7 +183,7 @@ def test_what_was_claimed_as_the_worker_stopped_is_released(
     handlers = handlers_of("mail", lambda job: "done", concurrency=1)
     worker = Worker(Client(port=server.port), handlers)
     with running(worker):
-        assert waiting.wait(20)
+        assert waiting.wait(60)
         worker.stop()
         wait_until(has_hung_up)
         answer.set()

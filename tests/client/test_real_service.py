@@ -165,7 +165,7 @@ def test_a_killed_router_costs_no_read_and_gets_calls_again_once_it_is_back(
 def test_a_frozen_router_costs_no_long_poll_its_time_and_is_found_once_it_goes_on(
     service, servers, wait_until, connect
 ):
-    with connect(servers, timeout_seconds=0.5, connect_timeout_seconds=0.2) as client:
+    with connect(servers, timeout_seconds=2, connect_timeout_seconds=1) as client:
 
         def is_found_out() -> bool:
             with suppress(ConnectionFailed):

@@ -180,16 +180,16 @@ def test_a_call_under_way_where_a_server_left_ends_as_ever(
 
 
 def test_a_first_look_that_finds_nothing_is_an_error(listed, three, connect) -> None:
-    with connect(listed.name, timeout_seconds=30) as client:
+    with connect(listed.name, timeout_seconds=300) as client:
         for attempt in (lambda: None, listed.spoil):
             attempt()
             began = time.monotonic()
             with pytest.raises(ConnectionFailed, match="no server is known from") as caught:
                 count(client)
-            assert time.monotonic() - began < 15
+            assert time.monotonic() - began < 60
             assert listed.name in str(caught.value)
         listed.set(three[0].port)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 assert count(client) == 5

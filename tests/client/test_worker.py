@@ -200,7 +200,9 @@ def test_a_retry_is_a_warning_in_the_log_and_the_end_an_error_with_the_handlers_
 def test_renewals_that_are_late_are_a_warning_in_the_log(client, wait_until, caplog):
     """The handler keeps Python's lock for as long as its claim lasts."""
     client.create_queue(SHORT_CLAIMS_QUEUE)
-    handlers = handlers_of(SHORT_CLAIMS_QUEUE, lambda job: ctypes.PyDLL(None).sleep(3))
+    handlers = handlers_of(
+        SHORT_CLAIMS_QUEUE, lambda job: ctypes.PyDLL(None).sleep(SHORT_CLAIM_SECONDS)
+    )
     descriptors = client.enqueue(SHORT_CLAIMS_QUEUE, [b"x"])
     with running(Worker(client, handlers, max_wait_ms=100)):
         wait_until(lambda: have_ended(client, descriptors))
@@ -443,7 +445,7 @@ def test_a_job_that_takes_longer_than_its_claims_time_out_keeps_it(client, wait_
 
     def handle(job: RunningJob) -> str:
         runs.append(job.body)
-        release.wait(30)
+        release.wait(120)
         return "lost" if job.lost else "kept"
 
     [descriptor] = client.enqueue(SHORT_CLAIMS_QUEUE, [b"long"])
@@ -469,7 +471,7 @@ def test_claims_last_for_a_minute_and_are_renewed(client, queue, wait_until, mon
 
     def handle(job: RunningJob) -> None:
         seconds.append(job.claimed.claim_timeout_seconds)
-        release.wait(30)
+        release.wait(120)
 
     def work_until(is_done: Callable[[], object]) -> None:
         with running(Worker(client, handlers_of(queue, handle, concurrency=2), max_wait_ms=100)):
@@ -481,13 +483,13 @@ def test_claims_last_for_a_minute_and_are_renewed(client, queue, wait_until, mon
     work_until(lambda: seconds == [60])
 
     release.clear()
-    monkeypatch.setattr("pinlaterd.client.worker._CLAIM_TIMEOUT_MS", 1_000)
+    monkeypatch.setattr("pinlaterd.client.worker._CLAIM_TIMEOUT_MS", 4_000)
     [descriptor] = client.enqueue(queue, [b"b"])
     [record] = records_of(client, [descriptor])
-    later_ms = record.created_at_ms + 3_000
+    later_ms = record.created_at_ms + 9_000
     work_until(lambda: records_of(client, [descriptor])[0].updated_at_ms > later_ms)
 
-    assert seconds == [60, 1]
+    assert seconds == [60, 4]
     assert books(client, [descriptor]) == {DONE: 1}
 
 
@@ -533,7 +535,7 @@ def test_a_claim_that_is_lost_is_told_to_the_handler_and_its_result_is_dropped(
         wait_until(lambda: runs)
         take_away(client, runs[0])
         wait_until(lambda: have_ended(client, [descriptor]))
-        assert told.wait(20)
+        assert told.wait(60)
         wait_until(lambda: worker.queue_figures()[0].claims_lost == 1)
 
     assert len(runs) == 2
@@ -559,7 +561,7 @@ def test_stop_finishes_what_runs_and_hands_back_the_rest_at_once(client, queue, 
         if job.body == b"quick":
             return "quick"
         running_job.set()
-        release.wait(20)
+        release.wait(120)
         return "done"
 
     quick = client.enqueue(queue, [b"quick"] * 20)
@@ -567,7 +569,7 @@ def test_stop_finishes_what_runs_and_hands_back_the_rest_at_once(client, queue, 
     with running(worker) as thread:
         wait_until(lambda: have_ended(client, quick))
         descriptors = client.enqueue(queue, [b"slow"] * 5)
-        assert running_job.wait(20)
+        assert running_job.wait(60)
         worker.stop()
         wait_until(lambda: books(client, descriptors)["PENDING", 2] == 4)
         assert thread.is_alive()
@@ -582,7 +584,7 @@ def test_what_still_runs_when_the_grace_is_over_is_handed_back(client, queue, wa
 
     def handle(job: RunningJob) -> str:
         jobs.append(job)
-        release.wait(60)
+        release.wait(120)
         return "too late"
 
     async def handle_async(job: RunningJob) -> str:
@@ -612,7 +614,7 @@ def test_jobs_that_run_at_most_once_are_not_handed_back(
     def handle(job: RunningJob) -> None:
         runs.append(job.descriptor)
         if job.body == b"slow":
-            release.wait(30)
+            release.wait(120)
 
     async def handle_async(job: RunningJob) -> None:
         runs.append(job.descriptor)
@@ -621,7 +623,7 @@ def test_jobs_that_run_at_most_once_are_not_handed_back(
 
     function = handle if kind == "threads" else handle_async
     quick = client.enqueue(queue, [b"quick"] * 20)
-    grace_seconds = 30.0 if has_time else 0.1
+    grace_seconds = 60.0 if has_time else 0.1
     handlers = handlers_of(queue, function, concurrency=1)
     worker = Worker(client, handlers, max_wait_ms=100, grace_seconds=grace_seconds)
     with running(worker):
@@ -655,7 +657,7 @@ def test_a_task_that_is_cancelled_at_the_end_may_clean_up(client, queue):
     client.enqueue(queue, [b"x"])
     worker = Worker(client, handlers_of(queue, handle), max_wait_ms=100, grace_seconds=0)
     with running(worker):
-        assert begun.wait(20)
+        assert begun.wait(60)
 
     assert cleaned_up.is_set()
 

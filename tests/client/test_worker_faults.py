@@ -64,7 +64,8 @@ def test_a_process_of_the_service_is_killed_in_the_middle(
             found = books(client, descriptors)
         except (PinLaterError, ConnectionFailed):
             return False
-        return found["PENDING", 2] == 0 and found["SUCCEEDED", 2] == len(runs)
+        held = sum(each.waiting + each.running for each in worker.queue_figures())
+        return not held and found["PENDING", 2] == 0 and found["SUCCEEDED", 2] == len(runs)
 
     with running(worker):
         wait_until(lambda: len(runs) > JOBS // 5)

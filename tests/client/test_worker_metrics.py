@@ -55,7 +55,7 @@ def test_figures_are_served_to_prometheus_and_exact(client, queue, wait_until):
 
     def hang(job: RunningJob) -> None:
         hangs.set()
-        release.wait(60)
+        release.wait(120)
 
     handlers = handlers_of(queue, handle, concurrency=3)
     handlers.queue(other, concurrency=1)(hang)
@@ -65,7 +65,7 @@ def test_figures_are_served_to_prometheus_and_exact(client, queue, wait_until):
         jobs = client.enqueue(queue, [*bodies, Job(b"fail", attempts_allowed=1)])
         hanging = client.enqueue(other, [b"hang"])
         wait_until(lambda: have_ended(client, jobs))
-        assert hangs.wait(20)
+        assert hangs.wait(60)
         found = scraped(url)
         release.set()
         wait_until(lambda: have_ended(client, hanging))

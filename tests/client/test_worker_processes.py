@@ -225,8 +225,8 @@ def test_a_claim_that_is_lost_is_told_to_the_process_or_ends_it(
         pid = int(pid_file.read_text())
         take_away(client, runs[0])
         wait_until(lambda: have_ended(client, descriptors), seconds=60)
-        facts = worker.queue_figures()[0]
-        assert (facts.claims_lost, facts.runs.endings[Ending.LOST]) == (1, 1)
+        wait_until(lambda: worker.queue_figures()[0].claims_lost == 1)
+        wait_until(lambda: worker.queue_figures()[0].runs.endings[Ending.LOST] == 1)
         assert is_gone(pid) is not heeds
 
     assert Path(f"{pid_file}.told").exists() is heeds

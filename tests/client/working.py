@@ -19,7 +19,7 @@ from pinlaterd.client import (
     Worker,
 )
 
-WORKER_END_SECONDS = 40.0
+WORKER_END_SECONDS = 120.0
 
 
 @contextmanager

@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0
 _POLL_SECONDS = 0.002
-_COMMAND_SECONDS = 90.0
+_COMMAND_SECONDS = 240.0
 _DAY_SECONDS = 86_400
 # It reaps whatever loses its parent.
 _INIT = ("env", "--ignore-signal=CHLD", "sleep", "infinity")

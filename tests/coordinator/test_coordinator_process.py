@@ -33,7 +33,7 @@ from pinlaterd.wire.curve import ClusterKey
 from tests.deployment import unused_port
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 20.0
+SECONDS = 60.0
 
 pytestmark = pytest.mark.service
 

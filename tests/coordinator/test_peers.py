@@ -33,7 +33,7 @@ from tests.deployment import unused_port
 
 KEY = ClusterKey(bytes(32), "c")
 HOST = "127.0.0.1"
-SECONDS = 20.0
+SECONDS = 60.0
 SILENCE_SECONDS = 0.5
 REPORT = ServerReport("", RateReport(RouterId("a", 1, 0), 0, {"mail": 1.5}, {}, {}), {}, ("m-1",))
 GRANT = ServerGrant("a term", "m-1", RateGrant(8, {"mail": 3.5}, {}))

@@ -225,7 +225,7 @@ def test_a_claim_whose_answer_died_with_the_router_comes_back_after_its_time_out
         deployment.kill("router")  # and with it, say, the worker
         deployment.wait_until_serving(seconds=BACK_SECONDS)
 
-        [second] = client.dequeue("brief", limit=1, max_wait_ms=8000)
+        [second] = client.dequeue("brief", limit=1, max_wait_ms=30_000)
 
     assert (second.descriptor, second.body) == (descriptor, b"x")
     assert second.attempts_remaining == first.attempts_remaining - 1

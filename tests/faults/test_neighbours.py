@@ -25,7 +25,7 @@ __all__ = ["queue"]
 
 pytestmark = pytest.mark.service
 
-# The calls of this module's service may take 10 s, so that a wait for a deadline shows.
+# The calls of this module's service may take 30 s, so that a wait for a deadline shows.
 FROZEN_SECONDS = 10.0
 USUAL_SECONDS = 2.0
 PAUSE_SECONDS = 4.0

@@ -11,7 +11,7 @@ from pinlaterd.rpc.compact import from_binary, to_binary
 from tests.hostile.calls import head
 from tests.rpc.thrift_bytes import framed
 
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
 TRACE_METHOD = "__can__finagle__trace__v3__"  # unknown to us: answered, whatever came before
 _TRACE_SEQID = 0x51EED
 _MOST_BYTES = 64 << 20

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.deployment import CALL_SECONDS, PATIENT, Deployment, serving
+from tests.deployment import CALL_SECONDS, MOST_PATIENT, Deployment, serving
 
 
 class HttpAnswer(NamedTuple):
@@ -75,7 +75,7 @@ def serving_http(
     folder: Path, *, shards: int = 1, **settings: object
 ) -> AbstractContextManager[Deployment]:
     """A deployment with the interface; `settings`: those that differ from the defaults."""
-    settings = {"monitor_interval_seconds": 0.1, **PATIENT, **settings}
+    settings = {"monitor_interval_seconds": 0.1, **MOST_PATIENT, **settings}
     return serving(folder, shards=shards, settings=settings, http=True)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import json
+from contextlib import ExitStack
+from http.client import HTTPConnection
+from typing import Any
 
-import psutil
 import pytest
 
-from tests.deployment import Deployment, frozen
-from tests.http.conftest import HttpAnswer, http_of, serving_http
+from tests.deployment import CALL_SECONDS, Deployment, frozen
+from tests.http.conftest import http_of, serving_http
 
 MANY = 40
 
@@ -22,29 +22,19 @@ def deployment(tmp_path_factory: pytest.TempPathFactory):
         yield deployment
 
 
-def _at_once(
-    deployment: Deployment, bodies: list[object], wait_until: Callable[..., object]
-) -> list[HttpAnswer]:
+def _at_once(deployment: Deployment, bodies: list[object]) -> list[tuple[int, Any]]:
     """The answers to enqueues that are all read before the first call of them is answered."""
-    api, started = http_of(deployment), threading.Barrier(len(bodies) + 1)
-
-    def enqueue(body: object) -> HttpAnswer:
-        started.wait()
-        return api.post("/v2/queues/mail/jobs", body)
-
-    with ThreadPoolExecutor(len(bodies)) as pool:
+    with ExitStack() as connections:
+        sent = []
         with frozen(deployment.pid_of("router")):
-            found = [pool.submit(enqueue, body) for body in bodies]
-            started.wait()
-            wait_until(lambda: _open_connections(deployment) >= len(bodies))
-            api.get("/v3")  # the others were read by now
-        return [future.result() for future in found]
-
-
-def _open_connections(deployment: Deployment) -> int:
-    connections = psutil.Process(deployment.pid_of("http")).net_connections("tcp")
-    ours = [one for one in connections if one.laddr.port == deployment.http_port]
-    return sum(one.status == psutil.CONN_ESTABLISHED for one in ours)
+            for body in bodies:
+                one = HTTPConnection("127.0.0.1", deployment.http_port, timeout=CALL_SECONDS)
+                connections.callback(one.close)
+                one.request("POST", "/v2/queues/mail/jobs", json.dumps(body))
+                sent.append(one)
+            http_of(deployment).get("/v3")  # the others were read by now
+        answers = [one.getresponse() for one in sent]
+        return [(answer.status, json.loads(answer.read())) for answer in answers]
 
 
 def _calls(deployment: Deployment) -> int:
@@ -54,18 +44,18 @@ def _calls(deployment: Deployment) -> int:
 
 
 def test_each_of_many_has_its_own_outcome_and_they_take_few_calls(deployment, wait_until):
-    answers = _at_once(deployment, [{"data": n} for n in range(MANY)], wait_until)
+    answers = _at_once(deployment, [{"data": n} for n in range(MANY)])
 
     api = http_of(deployment)
-    found = [api.get(f"/v2/jobs/{answer.body['descriptor']}").body["data"] for answer in answers]
+    found = [api.get(f"/v2/jobs/{body['descriptor']}").body["data"] for _, body in answers]
     assert found == list(range(MANY))
     wait_until(lambda: _calls(deployment))
     assert _calls(deployment) <= 5
 
 
-def test_a_mistake_fails_alone(deployment, wait_until):
+def test_a_mistake_fails_alone(deployment):
     bodies: list[object] = [{"data": n, "priority": 9 if n == 7 else 1} for n in range(MANY)]
-    answers = _at_once(deployment, bodies, wait_until)
+    answers = _at_once(deployment, bodies)
 
-    assert [answer.status for answer in answers] == [201] * 7 + [400] + [201] * (MANY - 8)
-    assert answers[7].body["code"] == "PRIORITY_NOT_SUPPORTED"
+    assert [status for status, _ in answers] == [201] * 7 + [400] + [201] * (MANY - 8)
+    assert answers[7][1]["code"] == "PRIORITY_NOT_SUPPORTED"

@@ -495,7 +495,7 @@ def test_a_status_that_there_is_not_is_an_error(api):
 
 
 def test_a_home_shard_that_is_away_is_waited_for_or_told(tmp_path, wait_until):
-    with serving_http(tmp_path / "d", shards=1, request_timeout_ms=1000) as deployment:
+    with serving_http(tmp_path / "d", shards=1, request_timeout_ms=4_000) as deployment:
         jobs = OneType(http_of(deployment))
         job_id = jobs.new()
         deployment.supervisorctl("stop", "shard-1")

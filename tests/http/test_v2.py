@@ -433,7 +433,7 @@ def test_a_router_that_was_killed_costs_no_request(tmp_path, wait_until):
 
 
 def test_a_shard_that_hangs_is_named_and_may_be_asked_again(tmp_path):
-    with serving_http(tmp_path / "d", request_timeout_ms=1_000) as deployment:
+    with serving_http(tmp_path / "d", request_timeout_ms=4_000) as deployment:
         api = http_of(deployment)
         api.put("/v2/queues/mail")
         descriptor = api.post("/v2/queues/mail/jobs", {"data": 1}).body["descriptor"]

@@ -36,7 +36,7 @@ def admin(live: Live) -> Admin:
             capture_output=True,
             text=True,
             check=False,
-            timeout=90,
+            timeout=120,
         )
 
     return run
@@ -277,9 +277,7 @@ def test_a_move_that_is_killed_again_and_again_loses_no_job(live, admin, client,
     for _ in range(3):
         enough = moved() + chance.randrange(200)
         command = start(live, "shard", "drain", "2", "--move", "--yes")
-        wait_until(
-            lambda enough=enough, of=command: moved() > enough or of.poll() is not None, seconds=30
-        )
+        wait_until(lambda enough=enough, of=command: moved() > enough or of.poll() is not None)
         command.kill()
         command.communicate()
 
@@ -298,7 +296,7 @@ def test_a_move_loses_no_job_if_a_shard_is_killed(live, client, queue, wait_unti
 
     live.deployment.kill(victim)
 
-    output, errors = command.communicate(timeout=60)
+    output, errors = command.communicate(timeout=120)
     assert command.returncode == 0, errors
     assert json.loads(output)["jobs"]["scheduled"] == 0
     live.deployment.wait_until_serving()
@@ -312,7 +310,7 @@ def test_two_moves_of_a_shard_do_not_run_at_once(live, admin, client, queue, wai
     lock = live.deployment.folder / "run/move-2.lock"
     lock.unlink(missing_ok=True)  # of the tests before
     first = start(live, "shard", "drain", "2", "--move", "--yes")
-    wait_until(lock.exists, seconds=30)
+    wait_until(lock.exists)
 
     second = admin("shard", "drain", "2", "--move", "--yes")
 

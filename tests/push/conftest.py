@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pytest
 
 from pinlaterd.client import Client
-from tests.deployment import PATIENT, Deployment, serving
+from tests.deployment import MOST_PATIENT, Deployment, serving
 from tests.push.downstream import Downstream, Received, downstream
 
-SETTINGS = {**PATIENT, "monitor_interval_seconds": 0.1, "push_hosts": "127.0.0.1"}
+SETTINGS = {**MOST_PATIENT, "monitor_interval_seconds": 0.1, "push_hosts": "127.0.0.1"}
 # Of the hasty ones a callback has to come within a second.
 _QUEUES = tuple(f"mail_{number}" for number in range(1, 31))
 _HASTY = tuple(f"hasty_{number}" for number in range(1, 11))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ def test_jobs_outlive_a_downstream_that_is_down(tmp_path: Path, wait_until: Wait
         deployment.client() as client,
     ):
         client.create_queue("mail")
+        began = time.monotonic()
         client.enqueue("mail", [Job(b"%d" % n, attempts_allowed=9) for n in range(jobs)])
 
         def warnings() -> str:
@@ -59,15 +61,17 @@ def test_jobs_outlive_a_downstream_that_is_down(tmp_path: Path, wait_until: Wait
         def failed() -> int:
             return int(deployment.stats()["counters"].get("mail_push_failed", 0))
 
-        wait_until(lambda: "connection refused" in warnings(), seconds=30)
+        wait_until(lambda: "connection refused" in warnings())
         first = failed()
-        wait_until(lambda: failed() >= first + 3, seconds=30)
+        wait_until(lambda: failed() >= first + 3)
         waiting = list(client.scan("mail", JobState.PENDING))
 
-        assert failed() <= first + 4, "one probe at a time"
+        # What was in flight, and then one probe a second.
+        attempts = failed()
+        most = 16 + 2 + (time.monotonic() - began)
+        assert attempts <= most
         assert deployment.stats()["gauges"]["mail_push_concurrency"] <= 1
-        assert first <= 16, "what was in flight, and no more"
-        assert len([job for job in waiting if job.attempts_remaining == 9]) >= jobs - 24
+        assert len([job for job in waiting if job.attempts_remaining == 9]) >= jobs - most
 
         def call_back(received: Received) -> None:
             job = received.body

@@ -18,7 +18,7 @@ from tests.push.downstream import Downstream, Received, Reply, downstream
 
 pytestmark = pytest.mark.service
 
-_SETTINGS = {**PATIENT, "monitor_interval_seconds": 0.1, "push_timeout_seconds": 2}
+_SETTINGS = {**PATIENT, "monitor_interval_seconds": 0.1, "push_timeout_seconds": 4}
 
 
 class Rickover(NamedTuple):
@@ -86,7 +86,7 @@ def test_an_id_names_nothing_else_at_the_downstream(
     for dots in (".", ".."):
         rickover.enqueue(queue, b"1", 1, dots)
 
-    wait_until(lambda: rickover.client.count(queue, JobState.FAILED) == 3, seconds=30)
+    wait_until(lambda: rickover.client.count(queue, JobState.FAILED) == 3)
 
     [received] = [one for one in rickover.there.received if "/names" in one.path]
     escaped = "a%2Fb%3Fc%23d%0D%0AX-Evil:%201%0D%0A%0D%0A%252F%C3%BC"
@@ -110,7 +110,7 @@ def test_a_job_that_is_to_run_once_at_most_is_sent_once(
     queue = rickover.create("once", attempts=1, strategy="at_most_once")
     job_id = rickover.enqueue(queue, b"1", 1)
 
-    wait_until(lambda: rickover.client.count(queue, JobState.FAILED) == 1, seconds=30)
+    wait_until(lambda: rickover.client.count(queue, JobState.FAILED) == 1)
 
     assert len(rickover.received(job_id)) == 1
 
@@ -121,11 +121,11 @@ def test_a_refused_attempt_is_repeated_with_rickovers_backoff(
     rickover.there.act = lambda _: Reply(500)
     queue = rickover.create("refused")
     job_id = rickover.enqueue(queue, b"1", 3)
-    wait_until(lambda: len(rickover.received(job_id)) == 2, seconds=30)
+    wait_until(lambda: len(rickover.received(job_id)) >= 2)
     rickover.there.act = lambda _: None
 
-    assert [one.body["attempts"] for one in rickover.received(job_id)] == [3, 2]
-    wait_until(lambda: len(rickover.received(job_id)) == 3, seconds=30)
+    assert [one.body["attempts"] for one in rickover.received(job_id)][:2] == [3, 2]
+    wait_until(lambda: len(rickover.received(job_id)) == 3)
     times = [one.at for one in rickover.received(job_id)]
     assert times[1] - times[0] > 1.9
     assert times[2] - times[1] > 3.9
@@ -148,7 +148,7 @@ def test_rickovers_example(rickover: Rickover, wait_until: WaitUntil) -> None:
     data = {"invoice_id": 4}
     enqueued = rickover.api.put(f"/v1/jobs/{name}/random_id", {"data": data})
     job = f"/v1/jobs/{name}/job_{enqueued.body['id'].removeprefix('job_')}"
-    wait_until(lambda: rickover.api.get(job).body["status"] == "succeeded", seconds=30)
+    wait_until(lambda: rickover.api.get(job).body["status"] == "succeeded")
     rickover.there.act = lambda _: None
     received = [one for one in rickover.there.received if one.path == job]
     again = rickover.api.post(job, {"status": "succeeded", "attempt": 2})

@@ -34,19 +34,19 @@ def test_it_runs_where_a_queue_is_pushed(
 
         deployment.write("queues", {"mail": {"push": {"url": f"{there.url}/mail"}}})
         client.enqueue("mail", [b"1"])
-        wait_until(lambda: [one.path for one in there.received] == ["/mail"], seconds=30)
+        wait_until(lambda: [one.path for one in there.received] == ["/mail"])
         pid = deployment.pid_of("push")
 
         deployment.write("queues", {"news": {"push": {"url": f"{there.url}/news"}}})
         client.enqueue("news", [b"2"])
         wait_until(lambda: [one.path for one in there.received] == ["/mail", "/news"])
         client.enqueue("mail", [b"3"])
-        left = client.dequeue("mail", limit=1, max_wait_ms=5000)
+        left = client.dequeue("mail", limit=1, max_wait_ms=30_000)
         assert [job.body for job in left] == [b"3"], "it is left to workers now"
         assert deployment.pid_of("push") == pid, "nothing was restarted"
 
         deployment.write("queues", {})
-        wait_until(lambda: "push" not in deployment.pids(), seconds=30)
+        wait_until(lambda: "push" not in deployment.pids())
 
 
 def test_the_environment_names_a_downstream(tmp_path: Path, wait_until: WaitUntil) -> None:

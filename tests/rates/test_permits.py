@@ -44,7 +44,7 @@ def test_no_more_run_than_the_limit_whatever_is_killed(limited: Deployment, wait
             wait_until(lambda: workers.done >= before + 10)  # noqa: B023 - before it changes
             limited.kill(program)
             limited.wait_until_serving()
-        wait_until(lambda: client.count("mail", JobState.PENDING) == 0, seconds=30)
+        wait_until(lambda: client.count("mail", JobState.PENDING) == 0)
 
     assert workers.most == LIMIT
 

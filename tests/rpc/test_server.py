@@ -31,7 +31,7 @@ from tests.conftest import WaitUntil
 from tests.rpc.thrift_bytes import enqueue, framed, job, queue_names, write_message
 
 HOST = "127.0.0.1"
-SECONDS = 20.0
+SECONDS = 60.0
 # In which the calls of a connection that is gone end; on a busy machine, of so many tries.
 ENDED_SECONDS = 1.0
 TRIES = 3
@@ -384,7 +384,8 @@ def test_a_client_that_trickles_single_bytes_is_closed(start, wait_until):
 def test_a_call_that_takes_long_is_not_taken_for_a_stalled_client(start, wait_until):
     """Its next call lies unfinished in the server only because the server reads no more."""
     calls = Collector()
-    server = start(calls, request_timeout_ms=100, max_calls_per_connection=1)
+    # Long enough to send the rest of a message within it.
+    server = start(calls, request_timeout_ms=1500, max_calls_per_connection=1)
     with server.connect() as patient, server.connect() as stalled:
         patient.sendall(framed(queue_names(seqid=1)) + framed(queue_names(seqid=2))[:-3])
         stalled.sendall(b"\0\0\0\x09partial")
@@ -543,7 +544,7 @@ def test_a_reader_that_takes_nothing_is_closed(start):
 def test_those_who_hold_memory_and_make_no_progress_make_room_for_others(start, wait_until, caplog):
     """Clients leave large messages unfinished, until others would have to wait for ever."""
     limit, frame = 1 << 20, 1 << 19
-    server = start(max_buffered_bytes=limit, max_frame_bytes=frame, request_timeout_ms=150)
+    server = start(max_buffered_bytes=limit, max_frame_bytes=frame, request_timeout_ms=2000)
     hoarders = [server.connect() for _ in range(10)]
     try:
         with caplog.at_level(logging.WARNING), server.connect() as good:

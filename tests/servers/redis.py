@@ -27,8 +27,8 @@ HOST = "127.0.0.1"
 PRIORITY_LEVELS = 3
 # Short, so that what waits for the end of a frozen owner's lease is soon done.
 LEASE_SECONDS = 6.0
-_START_SECONDS = 20.0
-_END_SECONDS = 20.0
+_START_SECONDS = 60.0
+_END_SECONDS = 60.0
 
 _numbers = itertools.count(1)
 

@@ -44,7 +44,7 @@ from pinlaterd.wire.envelope import (
 
 pytestmark = pytest.mark.service
 
-SECONDS = 20.0
+SECONDS = 60.0
 PENDING = JobState.PENDING
 
 

@@ -18,7 +18,7 @@ from tests.conftest import WaitUntil
 
 NO_TIME, ALL_TIME = 0.0, float("inf")
 START = ScanAfter((1 << 63) - 1, 0, 0)  # where a first answer without jobs says to go on
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
 
 
 class Scans:

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import pytest
 
 from tests.conftest import WaitUntil
-from tests.deployment import CALL_SECONDS, PATIENT, Deployment, serving
+from tests.deployment import CALL_SECONDS, MOST_PATIENT, Deployment, serving
 
 _TOKEN = re.compile(r'name="token" value="([^"]+)"')
 
@@ -97,7 +97,7 @@ def serving_web(
     folder: Path, *, shards: int = 1, **settings: Any
 ) -> AbstractContextManager[Deployment]:
     """A deployment with the dashboard; `settings`: those that differ from the defaults."""
-    settings = {"monitor_interval_seconds": 0.1, **PATIENT, **settings}
+    settings = {"monitor_interval_seconds": 0.1, **MOST_PATIENT, **settings}
     return serving(folder, shards=shards, settings=settings, web=True)
 
 

@@ -21,7 +21,7 @@ from pinlaterd.web.find import Searches, SearchQuery
 from pinlaterd.web.site import Site
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
-from tests.web.conftest import Visitor
+from tests.web.conftest import PageAnswer, Visitor
 
 pytestmark = pytest.mark.service
 
@@ -40,8 +40,14 @@ def find(visitor: Visitor, wait_until: WaitUntil):
 
     def run(text: str, **more: str) -> tuple[set[str], str]:
         path = "/find?" + urlencode({"q": text, **more})
-        wait_until(lambda: "data-over" in visitor.get(path).body)
-        page = visitor.get(path)
+        pages: list[PageAnswer] = []
+
+        def is_over() -> bool:
+            pages.append(visitor.get(path))
+            return "data-over" in pages[-1].body
+
+        wait_until(is_over)
+        page = pages[-1]
         return set(re.findall(r'href="/j/([^"]+)"', page.body)), page.text
 
     return run

@@ -25,9 +25,9 @@ def known(dashboard: Deployment, wait_until: WaitUntil) -> str:
 
     def ready() -> list[float]:
         found = json.loads(visitor.get("/q/letters/history.json?range=1h").body)
-        return [value for value in found["series"].get("ready", ()) if value]
+        return list(found["series"].get("ready", ()))
 
-    wait_until(ready)
+    wait_until(lambda: 1500 in ready())
     wait_until(lambda: "data-history" in visitor.get("/q/letters").body)
     return "letters"
 

@@ -40,7 +40,7 @@ from pinlaterd.wire.link import ShardLink
 from tests.clocks import FakeClock
 from tests.cluster.machines import NoNamespacesError, own_user_options
 
-SECONDS = 20.0
+SECONDS = 60.0
 FACTS = ShardFacts(64, (), ())
 KEY = ClusterKey(bytes(32), "prod")
 _Frame = TypeVar("_Frame", bound=Frame)

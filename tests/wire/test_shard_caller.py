@@ -21,7 +21,7 @@ from tests.conftest import FreePort
 from tests.wire.played import KEY, other_time
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 20.0
+SECONDS = 60.0
 Start = Callable[..., subprocess.Popen[str]]
 
 
