@@ -1,11 +1,10 @@
 """The coordinator's pages, for programs: over its Unix socket, or over HTTP.
 
-`fetch_sample` is for event loops, the rest blocks. pinlaterd.status tells what samples show.
+pinlaterd.status tells what samples show.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -52,11 +51,6 @@ class _UnixConnection(http.client.HTTPConnection):
             self.sock.connect(f"/proc/self/fd/{directory}/{STATS_SOCKET}")
         finally:
             os.close(directory)
-
-
-async def fetch_sample(directory: Path, url: str | None = None) -> Sample:
-    """Take a sample without holding up the event loop."""
-    return await asyncio.to_thread(take_sample, directory, url)
 
 
 def take_sample(directory: Path, url: str | None = None) -> Sample:

@@ -71,14 +71,6 @@ def _shards(config: Config) -> Mapping[str, object]:
     return {shard.name: asdict(shard) for shard in started}
 
 
-def _http_processes(config: Config) -> Mapping[str, object]:
-    return numbered(config.server.http_processes) if config.server.http_port else {}
-
-
-def _web_processes(config: Config) -> Mapping[str, object]:
-    return numbered(1) if config.server.web_port else {}
-
-
 def _push_processes(config: Config) -> Mapping[str, object]:
     # Where nothing is to be pushed there is none.
     is_needed = bool(config.pushes or config.server.downstream_url)
@@ -117,7 +109,9 @@ KINDS = [
         main="pinlaterd.http.main",
         purpose="Run the HTTP interface, a client of the routers.",
         priority=400,
-        members=_http_processes,
+        members=lambda config: numbered(
+            config.server.http_processes if config.server.http_port else 0
+        ),
         restart=RestartRule.HANDOVER,
         address=("http_host", "http_port"),
     ),
@@ -134,7 +128,7 @@ KINDS = [
         main="pinlaterd.web.main",
         purpose="Run the dashboard, a client of the routers.",
         priority=600,
-        members=_web_processes,
+        members=lambda config: numbered(1 if config.server.web_port else 0),
         address=("web_host", "web_port"),
     ),
 ]

@@ -50,6 +50,7 @@ _SINCE = re.compile(r"([0-9]{1,15})([smhd]?)")
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 _MOST_POINTS = 72
+_OF_ALL = {"servers": "all"}  # the query of a request that is about all servers
 
 T = TypeVar("T")
 
@@ -131,10 +132,10 @@ class Overview:
             part.failures = failures.get(queue, {})
         return frame
 
-    async def frame(self, *, whole: bool) -> Facts:
-        """Return what has happened in the last seconds, here or on the `whole` cluster."""
+    async def read_frame(self, query: Mapping[str, str]) -> Facts:
+        """Return what has happened in the last seconds."""
         await self._details.wait_for_first()
-        others = await self._ask_others(FrameQuestion(), ServerFrame) if whole else {}
+        others = await self._others(query, FrameQuestion(), ServerFrame)
         return whole_frame(self.server_frame(), others, self._pauses())
 
     def _pauses(self) -> Mapping[str, PauseNote]:
@@ -145,9 +146,9 @@ class Overview:
             if queue.paused
         }
 
-    async def workers(self) -> Facts:
+    async def read_workers(self, _query: Mapping[str, str]) -> Facts:
         """Return who calls for jobs, and what each source does and holds."""
-        queues = (await self.frame(whole=True))["queues"]
+        queues = (await self.read_frame(_OF_ALL))["queues"]
         return await self._workers.page({row["name"]: row["in_progress"] for row in queues})
 
     async def _gather_details(self) -> Sequence[Details]:
@@ -157,7 +158,7 @@ class Overview:
         )
         return [*own, *(one for found in others.values() for one in found or ())]
 
-    async def failures(self, query: Mapping[str, str]) -> Facts:
+    async def read_failures(self, query: Mapping[str, str]) -> Facts:
         """Return what failed attempts of the `queue` that a request names have said. Raises
         QuestionError."""
         queue = query.get("queue")
@@ -230,10 +231,10 @@ class Overview:
         now_ms = self._clock.now_ms()
         return self.history.outlines(QUEUE, question.series, question.points, now_ms)
 
-    async def read_events(self, query: Mapping[str, str]) -> Sequence[Event]:
+    async def read_events(self, query: Mapping[str, str]) -> Facts:
         """Return the marks `since` a time, all by default. Raises QuestionError."""
         since_ms = _since_ms(query, self._clock.now_ms(), default="0")
-        return await self._events_since(query, since_ms)
+        return {"events": await self._events_since(query, since_ms)}
 
     async def _events_since(self, query: Mapping[str, str], since_ms: int) -> Sequence[Event]:
         own, server = self.events.since(since_ms), self._config_of().server.server
@@ -243,7 +244,7 @@ class Overview:
 
 def is_whole(query: Mapping[str, str]) -> bool:
     """Tell whether a request is about all servers of the cluster."""
-    return query.get("servers") == "all"
+    return query.get("servers") == _OF_ALL["servers"]
 
 
 def _since_ms(query: Mapping[str, str], now_ms: int, default: str = "1h") -> int:

@@ -67,7 +67,6 @@ class Pages:
         self._status = status
         self._stats = stats
         self._whole = whole
-        self._overview = overview
         self._prometheus = PrometheusText()
         self._handlers: Mapping[str, _Handler] = {
             "/stats.txt": self._stats_text,
@@ -76,12 +75,12 @@ class Pages:
             "/health": self._health,
             "/status.json": self._status_json,
             "/snapshot.json": self._snapshot_json,
-            "/frame.json": self._frame_json,
-            "/history.json": self._history_json,
-            "/outlines.json": self._outlines_json,
-            "/events.json": self._events_json,
-            "/workers.json": self._workers_json,
-            "/failures.json": self._failures_json,
+            "/frame.json": _answers(overview.read_frame),
+            "/history.json": _answers(overview.read_history),
+            "/outlines.json": _answers(overview.read_outlines),
+            "/events.json": _answers(overview.read_events),
+            "/workers.json": _answers(overview.read_workers),
+            "/failures.json": _answers(overview.read_failures),
         }
 
     def application(self) -> web.Application:
@@ -136,24 +135,6 @@ class Pages:
             stats = self._chosen(request)
         return _json(stats)
 
-    async def _frame_json(self, request: web.Request) -> web.Response:
-        return _json(await self._overview.frame(whole=is_whole(request.query)))
-
-    async def _history_json(self, request: web.Request) -> web.Response:
-        return _json(await self._overview.read_history(request.query))
-
-    async def _outlines_json(self, request: web.Request) -> web.Response:
-        return _json(await self._overview.read_outlines(request.query))
-
-    async def _workers_json(self, _request: web.Request) -> web.Response:
-        return _json(await self._overview.workers())
-
-    async def _failures_json(self, request: web.Request) -> web.Response:
-        return _json(await self._overview.failures(request.query))
-
-    async def _events_json(self, request: web.Request) -> web.Response:
-        return _json({"events": await self._overview.read_events(request.query)})
-
     def _chosen(self, request: web.Request) -> Mapping[str, StatsSnapshot]:
         stats = self._stats()
         process = request.query.get("process")
@@ -168,6 +149,15 @@ class Pages:
 def _json(found: object) -> web.Response:
     body = msgspec.json.encode(found)
     return web.Response(body=body, content_type="application/json", charset="utf-8")
+
+
+def _answers(read: Callable[[Mapping[str, str]], Awaitable[object]]) -> _Handler:
+    """Make the handler that answers with what `read` returns for a request's query."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return _json(await read(request.query))
+
+    return handler
 
 
 @web.middleware

@@ -24,10 +24,9 @@ from pinlaterd.config import layout
 from pinlaterd.config.schema import Config
 from pinlaterd.coordinator.permits import NotedPermits, PermitAllocator
 from pinlaterd.coordinator.server_rates import member_number
-from pinlaterd.lifecycle import process_place
 from pinlaterd.model import JobState
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import ControlServer, PermitGrant, PermitReport
+from pinlaterd.wire.control import ControlServer, NoteFile, PermitGrant, PermitReport
 
 if TYPE_CHECKING:
     from pinlaterd.coordinator.peers import Peers
@@ -39,7 +38,7 @@ _RELAY_SECONDS = 0.9  # after which all that a shard reported is passed on again
 # Numbers of a leader's grants: its member node's number, and behind it these bits.
 _GRANT_BITS = 32
 _REMOTE = b"peer "  # in front of the connections of other servers' coordinators
-_NOTES = msgspec.json.Decoder(tuple[str, list[NotedPermits]])  # where they were noted
+_NOTES = NoteFile(layout.PERMITS_FILE, msgspec.json.Decoder(tuple[str, list[NotedPermits]]))
 
 
 class _Reported(NamedTuple):
@@ -70,7 +69,7 @@ class PermitControl:
         self._granted: list[tuple[bytes, PermitGrant]] = []  # by the leader, not passed on yet
         self._allocators: Mapping[JobState, PermitAllocator] = {}  # empty: another server leads
         if not self._in_cluster:
-            self._lead(_read_notes(), clock.now_ms())
+            self._lead(_NOTES.read(), clock.now_ms())
 
     def _lead(self, noted: Collection[NotedPermits], number: int) -> None:
         self._allocators = {
@@ -175,7 +174,7 @@ class PermitControl:
 
     def _note(self) -> None:
         try:
-            _write_notes([n for one in self._allocators.values() for n in one.holdings()])
+            _NOTES.write([n for one in self._allocators.values() for n in one.holdings()])
             self._note_failed = False
         except OSError as error:
             # A coordinator that comes after us has to rely on what shards report.
@@ -199,17 +198,3 @@ class PermitControl:
         names = ", ".join(unknown)
         what = f"limits: how many jobs shard {names} holds is not known"
         return [f"{what}; until it serves, no shard gets more of queues that have them"]
-
-
-def _read_notes() -> Collection[NotedPermits]:
-    """Read what shards held; nothing from before the machine or the container was started, since
-    the file may be an older one then."""
-    try:
-        place, notes = _NOTES.decode(layout.PERMITS_FILE.read_bytes())
-    except (OSError, ValueError):
-        return ()
-    return notes if place == process_place() else ()
-
-
-def _write_notes(notes: Collection[NotedPermits]) -> None:
-    layout.replace_file(layout.PERMITS_FILE, msgspec.json.encode((process_place(), notes)))

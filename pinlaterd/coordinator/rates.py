@@ -22,7 +22,7 @@ from pinlaterd.config.layout import SERVER_SET_COPY, FileWatch, is_out_of_files,
 from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.stats import Stats
-from pinlaterd.wire.control import ControlServer, Holding, RouterId, read_holdings, write_holdings
+from pinlaterd.wire.control import HOLDINGS, ControlServer, Holding, RouterId
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class RateControl:
         if server.server_set_file and not server.cluster:
             self._server_set = ServerSetFile(Path(server.server_set_file), own)
         self._queues = config.queues
-        noted = read_holdings()
+        noted = HOLDINGS.read()
         self.allocator = RateAllocator(
             clock,
             is_running,
@@ -96,7 +96,7 @@ class RateControl:
         if self.allocator.note_due or self.unnoted:
             # Before any router may spend it: a coordinator that comes after us has to know.
             try:
-                write_holdings(self._holdings())
+                HOLDINGS.write(self._holdings())
                 self.unnoted = self._note_failed = False
                 self.notes += 1
             except OSError as error:

@@ -34,13 +34,13 @@ from pinlaterd.router.shards import ShardSet
 from pinlaterd.rpc.server import RETIRE_SECONDS, ThriftServer
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
+    HOLDINGS,
     UNHEALTHY_SHARDS,
     Details,
     Mend,
     ProcessState,
     RouterId,
     Snapshot,
-    read_holdings,
 )
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import new_context
@@ -123,7 +123,7 @@ class Router(ReportingProcess):
             for queue, of_queue in active.config.queues.items()
             if of_queue.max_jobs_per_second is not None
         ]
-        limits.follow(shares_at_start(name, limited, read_holdings(), _is_another), {})
+        limits.follow(shares_at_start(name, limited, HOLDINGS.read(), _is_another), {})
         self._rates.watch()
         self._peer = layout.listener_socket(counterpart(name))
         self._offer: Offer | None = None
@@ -207,7 +207,7 @@ class Router(ReportingProcess):
         self._stats.gauge("router_calls_waiting", self._service.admission.waiting)
         self._rates.show()
         for (queue, method), jobs in self._shared.mends.items():
-            self._control.report_mend(Mend(queue, method, jobs))
+            self._control.tell(Mend(queue, method, jobs))
         self._shared.mends.clear()
 
     def hear(self, *, is_newcomer: bool) -> bool:

@@ -354,7 +354,7 @@ class RateReporter:
         spilled = self._limits.take_spilled(demands)
         for queue, tokens in (returned or {}).items():
             spilled[queue] = spilled.get(queue, 0.0) + tokens
-        self._control.report_rates(
+        self._control.tell(
             RateReport(self._router, self._followed, self._limits.shares(), demands, spilled)
         )
 

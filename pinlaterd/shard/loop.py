@@ -426,7 +426,7 @@ class ShardLoop:
         """Report until nothing is due: what is granted in answer is to be confirmed at once."""
         while self._service.permits_due:
             for report in self._service.permit_reports():
-                self._control.report_permits(report)
+                self._control.tell(report)
             self._hear()
 
     def _hear(self) -> None:
@@ -434,7 +434,7 @@ class ShardLoop:
         is_changed = self._updates.follow()
         question = self._control.take_question()
         if question is not None:
-            self._control.report_details(self._service.details(whole=question.whole))
+            self._control.tell(self._service.details(whole=question.whole))
         granted = self._control.take_permits()
         for grant in granted:
             self._service.grant(grant)

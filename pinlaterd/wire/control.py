@@ -32,7 +32,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import zmq
@@ -45,6 +45,8 @@ from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.key_placement import KeyPlacement
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _MESSAGES_IN_TRANSIT = 100  # for each process; a process that can't send just tries again
@@ -396,21 +398,28 @@ class Holding(NamedTuple):
     shares: Rates
 
 
-_HOLDINGS = msgspec.json.Decoder(tuple[str, list[Holding]])  # where they were noted
+class NoteFile(Generic[T]):
+    """A file in which the coordinator notes what processes hold."""
+
+    def __init__(self, path: Path, decoder: msgspec.json.Decoder[tuple[str, list[T]]]) -> None:
+        self._path = path
+        self._decoder = decoder  # of the place where they were noted, and of the notes
+
+    def write(self, notes: Sequence[T]) -> None:
+        layout.replace_file(self._path, msgspec.json.encode((process_place(), notes)))
+
+    def read(self) -> Sequence[T]:
+        """Return what was noted; nothing if there is no file that can be read, or it is from before
+        the machine or the container was started: all that held anything have ended, and their pids
+        are others' by now."""
+        try:
+            place, notes = self._decoder.decode(self._path.read_bytes())
+        except (OSError, ValueError):
+            return []
+        return notes if place == process_place() else []
 
 
-def write_holdings(holdings: Sequence[Holding], path: Path = layout.RATES_FILE) -> None:
-    layout.replace_file(path, msgspec.json.encode((process_place(), holdings)))
-
-
-def read_holdings(path: Path = layout.RATES_FILE) -> Sequence[Holding]:
-    """Nothing if there is no file that can be read, or it is from before the machine or the
-    container was started: all that held anything have ended, and their pids are others' by now."""
-    try:
-        place, holdings = _HOLDINGS.decode(path.read_bytes())
-    except (OSError, ValueError):
-        return []
-    return holdings if place == process_place() else []
+HOLDINGS = NoteFile(layout.RATES_FILE, msgspec.json.Decoder(tuple[str, list[Holding]]))
 
 
 # --- both ends ------------------------------------------------------------------------------
@@ -553,21 +562,10 @@ class ControlClient(PeerClient):
         question, self._question = self._question, None
         return question
 
-    def report_details(self, details: Details) -> None:
-        """Answer a question; lost if the coordinator is away."""
-        self.send(pack(details))
-
-    def report_mend(self, mend: Mend) -> None:
-        """Report that calls have changed jobs; lost if the coordinator is away."""
-        self.send(pack(mend))
-
-    def report_permits(self, report: PermitReport) -> None:
-        """Lost if the coordinator is away; after the next Snapshot all is reported again."""
-        self.send(pack(report))
-
-    def report_rates(self, report: RateReport) -> None:
-        """Lost if the coordinator is away; after the next Snapshot it is reported again."""
-        self.send(pack(report))
+    def tell(self, message: Details | Mend | PermitReport | RateReport) -> None:
+        """Send a message, which is lost if the coordinator is away: permits and rates are reported
+        again after the next Snapshot."""
+        self.send(pack(message))
 
 
 class ControlServer:

@@ -182,7 +182,7 @@ class ReportingProcess:
             question = self._control.take_question()
             details = None if question is None else self.details(whole=question.whole)
             if details is not None:
-                self._control.report_details(details)
+                self._control.tell(details)
             more = self.hear(is_newcomer=snapshot is not None) or snapshot is not None
             more = more or details is not None
 

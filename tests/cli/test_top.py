@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -13,7 +12,7 @@ from pinlaterd.cli import admin as admin_commands
 from pinlaterd.cli import command, service_status
 from pinlaterd.cli.admin import cli
 from pinlaterd.client import Job
-from pinlaterd.client.coordinator import fetch_sample
+from pinlaterd.client.coordinator import take_sample
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.stats import Stats, empty
 from pinlaterd.status import Sample, frame, shards_of
@@ -93,10 +92,10 @@ def test_stats_that_are_not_known_exactly_say_so(monkeypatch, service, client, q
 
 
 @pytest.mark.parametrize("by_url", [False, True])
-def test_a_program_on_an_event_loop_sees_what_shard_list_shows(admin, service, *, by_url):
+def test_a_program_sees_what_shard_list_shows(admin, service, *, by_url):
     url = f"127.0.0.1:{service.stats_port}" if by_url else None
 
-    sample = asyncio.run(fetch_sample(service.folder, url))
+    sample = take_sample(service.folder, url)
 
     shown = [(shard["name"], shard["state"], shard["where"]) for shard in shards_of(sample)]
     assert shown == [(s["name"], s["state"], s["where"]) for s in admin.facts("shard list")]

@@ -154,8 +154,7 @@ class Step:
 
 @pytest.fixture(autouse=True)
 def notes(monkeypatch):
-    monkeypatch.setattr("pinlaterd.coordinator.rates.read_holdings", Note.read)
-    monkeypatch.setattr("pinlaterd.coordinator.rates.write_holdings", Note.write)
+    monkeypatch.setattr("pinlaterd.coordinator.rates.HOLDINGS", Note)
 
 
 def walks(seeds: int) -> None:

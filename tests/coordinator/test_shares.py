@@ -16,12 +16,12 @@ from pinlaterd.coordinator.allocator import FLOOR_FRACTION, divide
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import (
+    HOLDINGS,
     ControlServer,
     Holding,
     RateGrant,
     RateReport,
     RouterId,
-    read_holdings,
 )
 from tests.clocks import FakeClock
 
@@ -74,7 +74,7 @@ class Control:
         self.sent: list[tuple[RateGrant, Sequence[Holding]]] = []
 
     def send(self, _peer: bytes, grant: RateGrant) -> None:
-        self.sent.append((grant, read_holdings()))
+        self.sent.append((grant, HOLDINGS.read()))
 
 
 @pytest.mark.parametrize(("servers", "share"), [("a:1\n", 20.0), ("a:1\nb:1\n", 10.0)])

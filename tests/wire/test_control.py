@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from pinlaterd.wire.control import (
     Heartbeat,
     Holding,
     MalformedMessage,
+    NoteFile,
     ProcessState,
     RateGrant,
     RateReport,
@@ -22,10 +24,8 @@ from pinlaterd.wire.control import (
     ShardEntry,
     Snapshot,
     pack,
-    read_holdings,
     read_snapshot,
     unpack,
-    write_holdings,
     write_snapshot,
 )
 
@@ -81,17 +81,18 @@ def test_the_snapshot_is_what_was_written_or_nothing(tmp_path):
 
 def test_what_routers_hold_is_what_was_written_or_nothing(tmp_path):
     path = tmp_path / "rates.json"
-    assert read_holdings(path) == []
+    notes = NoteFile(path, msgspec.json.Decoder(tuple[str, list[Holding]]))
+    assert notes.read() == []
 
-    write_holdings([Holding(ROUTER, 7, {"mail": 2.5})], path)
-    assert read_holdings(path) == [Holding(ROUTER, 7, {"mail": 2.5})]
+    notes.write([Holding(ROUTER, 7, {"mail": 2.5})])
+    assert notes.read() == [Holding(ROUTER, 7, {"mail": 2.5})]
     assert list(tmp_path.iterdir()) == [path]
 
     path.write_text(path.read_text().replace(process_place(), "another boot"))
-    assert read_holdings(path) == []
+    assert notes.read() == []
 
     path.write_text("[[")
-    assert read_holdings(path) == []
+    assert notes.read() == []
 
 
 @pytest.fixture
