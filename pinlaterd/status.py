@@ -493,6 +493,7 @@ class QueuePart(msgspec.Struct):
     silent_seconds: float | None = None  # since a job was handed out; None: not known
     unasked_seconds: float | None = None  # since a worker asked; None: not known
     failures: dict[str, int] = {}  # attempts that failed lately, by what they said
+    failed_in_hour: int = 0  # attempts
 
 
 class ServerFrame(msgspec.Struct):
@@ -708,6 +709,7 @@ def _verdict(
         max_jobs_per_second=totals.rate_limit,
         top_failure=top,
         top_failure_share=failures[top] / sum(failures.values()) if top else 0.0,
+        failed_in_hour=sum(part.failed_in_hour for part in parts),
         shards_missing=missing,
         is_readable=totals.counted > 0,
     )

@@ -81,6 +81,7 @@ class QueueView(NamedTuple):
     pause_reason: str = ""
     top_failure: str = ""  # what most of the attempts that failed lately said
     top_failure_share: float = 0  # of them
+    failed_in_hour: int = 0  # attempts
     shards_missing: Sequence[str] = ()  # whose figures are not known
     is_readable: bool = True  # whether any shard's figures are known
 
@@ -209,11 +210,20 @@ def _draining(view: QueueView) -> _Words | None:
 
 def _well(view: QueueView) -> _Words | None:
     moves = view.enqueued + view.dequeued + view.succeeded + view.failed > 0
-    return _Words("Well") if moves or view.ready or view.in_progress else None
+    return _calm("Well", view) if moves or view.ready or view.in_progress else None
 
 
-def _idle(_view: QueueView) -> _Words | None:
-    return _Words("Idle")
+def _idle(view: QueueView) -> _Words | None:
+    return _calm("Idle", view)
+
+
+def _calm(word: str, view: QueueView) -> _Words:
+    """Return a verdict that nothing is wrong now, with what failed before if nothing ran since."""
+    if view.succeeded + view.failed > 0 or not view.failed_in_hour:
+        return _Words(word)
+    attempts = "attempt" if view.failed_in_hour == 1 else "attempts"
+    detail = f"{view.failed_in_hour:,} {attempts} failed in the last hour"
+    return _Words(word, detail, f"{detail}.", ": ")
 
 
 _RULES: Sequence[tuple[VerdictKind, Callable[[QueueView], _Words | None]]] = (

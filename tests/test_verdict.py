@@ -83,6 +83,12 @@ WELL = QueueView(ready=12, in_progress=16, enqueued=210, dequeued=211, succeeded
         (DRAINING, VerdictLevel.OK, "Draining, empty in about 3 min"),
         (WELL, VerdictLevel.OK, "Well"),
         (WELL._replace(shards_missing=["2", "3"]), VerdictLevel.OK, "Well without shard 2, 3"),
+        (
+            WELL._replace(succeeded=0, failed_in_hour=280),  # and no attempt has ended since
+            VerdictLevel.OK,
+            "Well: 280 attempts failed in the last hour",
+        ),
+        (WELL._replace(failed_in_hour=280), VerdictLevel.OK, "Well"),
         (QueueView(), VerdictLevel.IDLE, "Idle"),
     ],
 )

@@ -127,9 +127,11 @@ class Overview:
         self._details.ask_again()
         frame = self._sampler.frame()
         unasked, failures = self._details.unasked(frame.queues), self._details.failures()
+        of_hour = self._details.failed_in_hour()
         for queue, part in frame.queues.items():
             part.unasked_seconds = unasked.get(queue)
             part.failures = failures.get(queue, {})
+            part.failed_in_hour = of_hour[queue]
         return frame
 
     async def read_frame(self, query: Mapping[str, str]) -> Facts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,13 @@ class DetailsControl:
                 known = found.setdefault(queue, {})
                 for text, attempts in counts.items():
                     known[text] = known.get(text, 0) + attempts
+        return found
+
+    def failed_in_hour(self) -> Counter[str]:
+        """Return how many attempts failed in the last hour, by queue."""
+        found: Counter[str] = Counter()
+        for _, details in self._latest():
+            found.update(details.failed_in_hour)
         return found
 
 

@@ -107,6 +107,15 @@ class Failures:
                 found[queue] = counts
         return found
 
+    def of_hour(self, now_ms: int) -> Mapping[str, int]:
+        """Return how many attempts of each queue failed in the last hour, as far as it is known."""
+        minute = now_ms // _MINUTE_MS - _MINUTES + 1
+        found = {
+            queue: sum([group.since(minute) for group in groups.values()])
+            for queue, groups in self._groups.items()
+        }
+        return {queue: attempts for queue, attempts in found.items() if attempts}
+
     def counts(self, now_ms: int) -> Sequence[FailureCount]:
         """List all signatures that are kept."""
         last = now_ms // _MINUTE_MS

@@ -137,11 +137,11 @@ class ShardService:
     def details(self, *, whole: bool) -> Details:
         """Return what is known of failures, `whole` or as far as frames show it."""
         failures, now_ms = self._state.failures, self._clock.now_ms()
-        lately = failures.lately(now_ms)
-        if not whole:
-            return Details(failures=lately)
-        counts = failures.counts(now_ms)
-        return Details(whole=True, failures=lately, work=failures.work(), failure_counts=counts)
+        shown = Details(failures=failures.lately(now_ms), failed_in_hour=failures.of_hour(now_ms))
+        if whole:
+            shown.whole, shown.work = True, failures.work()
+            shown.failure_counts = failures.counts(now_ms)
+        return shown
 
     def report_permits(self) -> None:
         """Have all permits be reported: the coordinator may know nothing of them."""

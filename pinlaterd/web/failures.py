@@ -200,6 +200,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             queue=queue,
             heading=heading(window, queue),
             explained=explained(window, by, within),
+            failed=window.failed,
             by=by,
             within=within,
             groupings=GROUPINGS,

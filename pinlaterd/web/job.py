@@ -11,7 +11,16 @@ from aiohttp import web
 
 from pinlaterd.client import calls
 from pinlaterd.config.schema import Config
-from pinlaterd.model import EXPIRED, JobDescriptor, JobRecord, JobState, claim_source
+from pinlaterd.errors import ConnectionFailed, PinLaterError
+from pinlaterd.model import (
+    CONTINUATION_END,
+    EXPIRED,
+    JobChoice,
+    JobDescriptor,
+    JobRecord,
+    JobState,
+    claim_source,
+)
 from pinlaterd.signature import attempts_of, signature
 from pinlaterd.web import text
 from pinlaterd.web.bodies import redact, redacted_text, view_of
@@ -21,6 +30,7 @@ from pinlaterd.web.site import USER, Site
 _AT_ONCE_MS = 1000  # a run-after within this of the enqueue asks for no delay
 _HOUR_MS = 3_600_000
 _MOST_BYTES = 1 << 40  # of a body
+_MOST_ALIKE, _ALIKE_MS = 1_000, 200  # of a search for jobs that failed alike
 _SUFFIXES = {"json": "json", "text": "txt", "hex": "bin"}
 
 
@@ -103,6 +113,7 @@ def routes(site: Site) -> list[web.RouteDef]:
         at = whole_number(request.query, "at", 0, 0, _MOST_BYTES)
         view = view_of(body, request.query.get("as", ""), at)
         pattern = hidden_pattern(site, request)
+        alike = _alike(job, named.queue, pattern)
         return site.render(
             request,
             "job.html",
@@ -114,7 +125,8 @@ def routes(site: Site) -> list[web.RouteDef]:
             view=view,
             said=attempts_of(redacted_text(job.custom_status, pattern)),
             facts=_facts(job, named, site.config),
-            alike=_alike(job, named.queue, pattern),
+            alike=alike,
+            count_alike=await _count_alike(site, job, named.queue) if alike else "",
             command=f"pinlater-admin job lookup {job.descriptor}",
         )
 
@@ -187,3 +199,22 @@ def _alike(job: JobRecord, queue: str, pattern: str) -> str:
         return ""
     message = signature(status, failed=True).message
     return f"/q/{queue}?{urlencode({'state': 'failed', 'message': message})}#jobs"
+
+
+async def _count_alike(site: Site, job: JobRecord, queue: str) -> str:
+    """Say how many other jobs failed as this one did, as far as they are found at once."""
+    call = calls.scan(
+        queue,
+        JobState.FAILED,
+        newest_end_first=True,
+        page_size=_MOST_ALIKE,
+        max_ms=_ALIKE_MS,
+        choice=JobChoice(message=signature(job.custom_status, failed=True).message),
+    )
+    try:
+        page = await site.client.run(call)
+    except (ConnectionFailed, PinLaterError):
+        return "jobs that failed alike"
+    others = sum(each.descriptor != job.descriptor for each in page.jobs)
+    least = "" if page.continuation == CONTINUATION_END else "at least "
+    return f"{least}{others:,} failed alike"

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
 
 import re2
 from aiohttp import web
@@ -45,7 +46,7 @@ from pinlaterd.web.operations import (
 )
 from pinlaterd.web.queue import queue_in, time_of
 from pinlaterd.web.refusals import PageProblem, config_problem, log_refusal, whole_number
-from pinlaterd.web.site import ALL_QUEUES, FORM, USER, Site
+from pinlaterd.web.site import ALL_QUEUES, FORM, USER, Site, own_path
 
 _TYPED_JOBS = 1_000  # to delete more, the queue's name has to be typed
 _MOST_COUNTED, _COUNT_SECONDS, _PAGE_JOBS = 10_000, 2.0, 1_000
@@ -188,9 +189,10 @@ class MendPages:
             first_jobs=FIRST_JOBS,
             typed=selection.queue if what == "delete" and _is_large(found) else "",
             command=command_of(what, selection, FIRST_JOBS),
-            button=f"{what.capitalize()} {min(found.jobs, FIRST_JOBS)} of {found.jobs:,}",
+            button=f"{what.capitalize()} {min(found.jobs, FIRST_JOBS)} of {_number(found)}",
+            button_of_all=f"{what.capitalize()} {_number(found)}",
             nonce=secrets.token_hex(16),
-            cancel=f"/q/{selection.queue}",
+            cancel=_page_before(request) or list_of(selection),
         )
 
     def _selected(
@@ -304,6 +306,7 @@ class MendPages:
     async def _show(self, request: web.Request) -> web.StreamResponse:
         operation = self._find(request, "view")
         selection, buttons = operation.selection, []
+        hidden = hidden_pattern(self._site, request)
         left = max(0, operation.expected - operation.seen)
         if operation.phase is not Phase.DONE:
             more = "" if operation.is_bound or not left else f" with {left:,}"
@@ -321,7 +324,8 @@ class MendPages:
             "op.html",
             op=operation,
             headline=await self._headline(operation),
-            words=in_words(selection, hidden_pattern(self._site, request)),
+            words=in_words(selection, hidden),
+            jobs_path=f"/q/{selection.queue}" if hidden else list_of(selection),
             seen=operation.seen,
             buttons=buttons,
             queue=selection.queue,
@@ -418,7 +422,7 @@ class MendPages:
             command=switch.command,
             button=words[:1].upper() + words[1:],
             nonce=secrets.token_hex(16),
-            cancel=f"/q/{switch.name}" if switch.queue else "/",
+            cancel=_page_before(request) or (f"/q/{switch.name}" if switch.queue else "/system"),
         )
 
     async def _set(self, request: web.Request, switch: Switch, nonce: str) -> web.StreamResponse:
@@ -469,6 +473,8 @@ class MendPages:
     def _row(self, change: Change, user: UserSettings | None) -> Mapping[str, Any]:
         facts, operation = change.facts, self._operations.get(change.number)
         words = f"{change.what} jobs of {facts.get('queue', '')}"
+        if expected := facts.get("expected"):
+            words += f", {expected:,} previewed"
         can_undo = change.what == "delete" and self._operations.can_restore(operation)
         if change.what == "set":
             is_undone = self._audit.number_of(_nonce_of_undo(change.number)) is not None
@@ -570,6 +576,20 @@ def fields_of(selection: Selection) -> list[tuple[str, object]]:
     return fields
 
 
+def list_of(selection: Selection) -> str:
+    """Return the path of the list of a selection's jobs, as far as there are any left."""
+    fields = [one for one in fields_of(selection) if one[0] not in ("queue", "descriptor")]
+    filters = f"?{urlencode(fields)}#jobs" if selection.has_ended else ""
+    return f"/q/{selection.queue}{filters}"
+
+
+def _page_before(request: web.Request) -> str:
+    """Return the path of the page that led here, with its filter; "" if it is not known."""
+    page = urlsplit(request.headers.get("Referer", ""))
+    is_ours = page.netloc == request.host and page.path not in ("/mend", "/login")
+    return own_path(page._replace(scheme="", netloc="").geturl()) if is_ours else ""
+
+
 def in_words(selection: Selection, hidden: str = "") -> str:
     """Say which jobs a selection is for, without what the pattern `hidden` hides."""
     choice, told = selection.choice, []
@@ -667,6 +687,10 @@ def _spread_rate(given: str) -> float:
     if rate is None or rate < _LEAST_PER_SECOND:
         raise _mistake(f"{given[:20]} is no rate: give at least {_LEAST_PER_SECOND:g} jobs/s.")
     return rate
+
+
+def _number(found: Preview) -> str:
+    return f"{'at least ' if found.is_bound else ''}{found.jobs:,}"
 
 
 def _jobs(found: Preview, selection: Selection) -> str:

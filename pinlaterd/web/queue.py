@@ -292,11 +292,11 @@ def routes(site: Site) -> list[web.RouteDef]:
             has_failed=bool(queue["failed"]),
             links=what_to_do(row.verdict["kind"]),
             settings=settings_of_queue(site.config, name),
-            **await jobs_values(request, name),
+            **await jobs_values(request, name, queue),
             **history.values_of(request, name),
         )
 
-    async def jobs_values(request: web.Request, name: str) -> Mapping[str, Any]:
+    async def jobs_values(request: web.Request, name: str, facts: Facts) -> Mapping[str, Any]:
         query = JobsQuery.of(request.query)
         jobs = await find_jobs(site, request, name, query)
         return {
@@ -309,6 +309,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             "given": query.given,
             "levels": range(1, site.config.server.num_priority_levels + 1),
             "is_first": query.cursor == CONTINUATION_START,
+            "in_state": facts.get(query.given["state"]),
         }
 
     def cells(frame: LiveFrame, name: str, user: UserSettings | None) -> Cells:

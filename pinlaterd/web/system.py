@@ -99,6 +99,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             for one in marks.get("events", ())
             if one["kind"] not in _OF_QUEUES or may(user, "view", one["about"])
         ]
+        processes = frame.facts["processes"]
         frame_url = os.environ.get(_FRAME_VARIABLE, "")
         answer = site.render(
             request,
@@ -106,9 +107,10 @@ def routes(site: Site) -> list[web.RouteDef]:
             queue=ALL_QUEUES,
             cells=cells_of(frame, "", None),
             shards=frame.facts["shards"],
-            processes=frame.facts["processes"],
+            processes=processes,
             shard_columns=SHARD_COLUMNS,
             process_columns=PROCESS_COLUMNS,
+            restarts={one["name"]: _restarts(one["name"], marks) for one in processes},
             notes=_notes(status, may_name_queues=may_with_all_queues(user, "view")),
             events=list(reversed(events))[:_MOST_EVENTS],
             job_types=[
@@ -122,6 +124,15 @@ def routes(site: Site) -> list[web.RouteDef]:
 
     site.live.add("system", cells_of)
     return [site.page("/system", show)]
+
+
+def _restarts(process: str, marks: Facts) -> str:
+    """Return how often a process was restarted, as far as marks of that are kept."""
+    if "events" not in marks:
+        return text.UNKNOWN
+    # Of several servers both begin with the server's name.
+    begin = f"{process.replace('/', ': ')} restarted"
+    return text.number(sum(one["text"].startswith(begin) for one in marks["events"]))
 
 
 class Note(NamedTuple):

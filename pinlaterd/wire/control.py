@@ -249,6 +249,7 @@ class Details(_Message):
     seconds: float = 0  # for how long a router has known; 0: it is none
     unasked: Mapping[str, float] = {}  # seconds since somebody asked for jobs of a queue
     failures: Mapping[str, Mapping[str, int]] = {}  # of the last minute, by queue and signature
+    failed_in_hour: Mapping[str, int] = {}  # attempts, by queue
     calls: Sequence[SourceCalls] = ()
     work: Sequence[SourceWork] = ()
     failure_counts: Sequence[FailureCount] = ()

@@ -30,6 +30,8 @@ def test_attempts_that_failed_alike_are_counted_together_by_minutes():
     assert sum(found.by_minute) == 6  # the others were more than an hour ago
     assert failures.lately(NOW_MS + 62 * MINUTE_MS) == {"mail": {found.signature: 3}}
     assert failures.lately(NOW_MS + 70 * MINUTE_MS) == {}
+    assert failures.of_hour(NOW_MS + 61 * MINUTE_MS) == {"mail": 6}
+    assert failures.of_hour(NOW_MS + 121 * MINUTE_MS) == {}
 
 
 def test_acks_that_did_not_apply_are_no_failures():

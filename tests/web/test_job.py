@@ -32,7 +32,7 @@ def fail(client: Client, descriptor: str, *statuses: str) -> None:
 
 
 @pytest.mark.service
-def test_a_failed_job_shows_its_life_body_and_what_each_attempt_said(client, visitor):
+def test_a_failed_job_shows_its_life_body_and_what_each_attempt_said(client, visitor, wait_until):
     job = Job(HOSTILE, options=JobOptions(key="order-17"))
     [stored] = client.enqueue_keyed("parcels", [job])
     fail(client, stored.descriptor, "no <answer> (a.py:1 in b); ", "lost\u202e (a.py:2 in c)")
@@ -51,6 +51,10 @@ def test_a_failed_job_shows_its_life_body_and_what_each_attempt_said(client, vis
     assert '"a": "<script>alert(1)</script> \\u202e "' in page.text
     assert "<script>alert" not in page.body
     assert "/q/parcels?state=failed&amp;message=lost" in page.body
+    [other] = client.enqueue("parcels", [Job(b"", attempts_allowed=1)])
+    fail(client, other, "lost\u202e (a.py:2 in c)")
+    # A search that has no time says what it has found.
+    wait_until(lambda: "alike 1 failed alike" in visitor.get(f"/j/{stored.descriptor}").text)
 
 
 @pytest.mark.service

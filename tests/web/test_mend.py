@@ -115,6 +115,26 @@ def test_a_preview_says_what_would_be_and_changes_nothing(client, visitor, queue
     assert client.count(queue, JobState.FAILED) == 8
 
 
+def test_a_mend_keeps_the_filter_of_the_page_before_it(visitor, client, queue, ended):
+    [first, _] = fail(client, queue, "Timeout: one", "KeyError: two")
+    link = f"/mend?action=retry&queue={queue}&message=Timeout:+one"
+    page = f"/q/{queue}?state=failed&body=one"
+    for referer, kept in (
+        (f"http://127.0.0.1:{visitor.port}{page}", page),
+        ("http://evil.example.com/q/x", f"/q/{queue}?state=failed&message=Timeout%3A+one"),
+    ):
+        preview = visitor.get(link, {"Referer": referer})
+        cancel = re.search(r'<a class="button" href="([^"]+)">Cancel', preview.body)
+        assert cancel
+        assert html.unescape(cancel[1]).startswith(kept)
+
+    done = ended(number_of(begin(visitor, link, mode="all")))
+
+    assert f'<a href="/q/{queue}?state=failed&amp;message=Timeout%3A+one' in done.body
+    assert f"retry jobs of {queue}, 1 previewed done: 1 retried" in visitor.get("/audit").text
+    assert first in {job.descriptor for job in client.scan(queue, JobState.PENDING)}
+
+
 def test_a_preview_shows_what_last_attempts_said(client, visitor, queue):
     fail(client, queue, "Timeout: one (mail.py:12 in send); KeyError: two (mail.py:9 in send)")
 

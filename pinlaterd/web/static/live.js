@@ -19,6 +19,21 @@ on("data-cell", (element, text) => {
 on("data-cell-state", (element, text) => { element.dataset.state = text; });
 on("data-cell-d", (element, text) => { element.setAttribute("d", text); });
 
+// A list stays as it was read; a line offers what has come since.
+on("data-newer", (element, text) => {
+  const newer = Number(text.replaceAll(",", "")) - Number(element.dataset.than);
+  element.hidden = !(newer > 0);
+  element.firstElementChild.textContent = `${newer.toLocaleString("en")} newer`;
+});
+
+// A link to the page itself would lead to its top.
+for (const link of document.querySelectorAll(".changed a")) {
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    location.reload();
+  });
+}
+
 const hold = document.getElementById("hold");
 let isHeld = false;
 let source = null;

@@ -113,6 +113,11 @@ def test_a_group_is_retried_ten_first_then_the_others(
     page = open_tab().open("/failures?queue=letters")
     page.locator("a[href^='/mend']").first.click()
     assert "25" in page.inner_text("h1")
+    button = page.locator("form.mend button.primary")
+    page.check("input[name=mode][value=all]")
+    assert button.inner_text() == "Retry 25"
+    page.check("input[name=mode][value=first]")
+    assert button.inner_text() == "Retry 10 of 25"
 
     page.locator("form.mend button.primary").click()
 
@@ -124,6 +129,25 @@ def test_a_group_is_retried_ten_first_then_the_others(
     assert "10 tried, 10 succeeded" in page.inner_text("main")
     go_on.click()
     wait_until(lambda: client.count("letters", JobState.PENDING) == 15)
+
+
+def test_a_list_stays_as_it_was_read_and_offers_what_has_come_since(
+    open_tab: OpenTab, client: Client, demonstration: Deployment, wait_until: WaitUntil
+):
+    fail_all(client, "cards", [b"1"] * 3, "KeyError: 'x' (a.py:3 in c)")
+    visitor = Visitor(demonstration.web_port)
+    wait_until(lambda: 'figure failed">3<' in visitor.get("/q/cards").body)
+    pages = [open_tab().open(path) for path in ("/q/cards?state=failed", "/failures?queue=cards")]
+
+    fail_all(client, "cards", [b"2"] * 4, "KeyError: 'x' (a.py:3 in c)")
+
+    for page in pages:
+        wait_for(page, "document.querySelector('.changed').innerText.startsWith('4 newer')")
+    page = pages[0]
+    assert page.locator("table.jobs tbody tr").count() == 3
+    with page.expect_navigation():
+        page.get_by_role("link", name="show", exact=True).click()
+    assert page.locator("table.jobs tbody tr").count() == 7
 
 
 def test_deleted_jobs_are_put_back_as_they_were(
