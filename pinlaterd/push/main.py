@@ -22,7 +22,7 @@ from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.push.downstream import Downstreams
 from pinlaterd.push.overdue import SOURCE, Overdue
 from pinlaterd.push.pusher import Pusher
-from pinlaterd.push.targets import JobIds, Target, targets_of, watched_secrets
+from pinlaterd.push.targets import JobIds, SecretUnfit, Target, targets_of, watched_secrets
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ProcessState, Snapshot
 from pinlaterd.wire.process import ProcessStart, ReportingProcess, serve, wait_until_served
@@ -67,6 +67,7 @@ class PushProcess(ReportingProcess):
         hosts = PushHosts(self._config.server.push_hosts)
         self._downstreams = {False: Downstreams(hosts), True: Downstreams(None)}
         self._secrets = watched_secrets(self._config)
+        self._unfit_secret = ""  # why one of them can't be used
         self._works: dict[str, _Work] = {}
         self._looks = asyncio.Semaphore(_LOOKS)
         self._changed = asyncio.Event()
@@ -111,9 +112,11 @@ class PushProcess(ReportingProcess):
             self._downstreams[False].follow(PushHosts(self._config.server.push_hosts))
             try:
                 targets = targets_of(self._config, self._ids)
-            except (OSError, UnicodeDecodeError) as error:
-                log.error("can't read a secret: %s; going on as before", error)
+            except SecretUnfit as error:
+                log.error("a secret can't be used: %s; going on as before", error)
+                self._unfit_secret = str(error)
                 continue
+            self._unfit_secret = ""
             gone = [
                 queue
                 for queue, work in self._works.items()
@@ -163,6 +166,8 @@ class PushProcess(ReportingProcess):
             named = [f"{queue}: downstream {why}" for queue, why in down.items()][:_MOST_NAMED]
             named += [f"{len(down) - len(named)} more"] if len(down) > len(named) else []
             facts["downstream warning"] = "; ".join(named)
+        if self._unfit_secret:
+            facts["secret warning"] = f"{self._unfit_secret}; changes wait for that"
         return facts
 
     def tick(self) -> None:

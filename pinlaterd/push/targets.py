@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ _USER = "jobs"  # Rickover's, at its downstream
 _REQUESTS = 64
 _MOST_REQUESTS = 1000
 _LATE_SECONDS = 10.0
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class PushRequest(NamedTuple):
@@ -90,6 +92,10 @@ class NotPushable(Exception):
     """A job that no attempt can push."""
 
 
+class SecretUnfit(Exception):
+    """A secret can't be read or sent; the message names its file, and nothing of what it holds."""
+
+
 class JobIds:
     """Looks up the ids of jobs, their keys; those that are asked for at a time, in one call."""
 
@@ -133,8 +139,7 @@ def _is_json(body: bytes) -> bool:
 
 
 def targets_of(config: Config, ids: JobIds) -> Mapping[str, Target]:
-    """Return the target of each queue that is pushed. Raises OSError, with the file's name, if a
-    file with a secret can't be read."""
+    """Return the target of each queue that is pushed. Raises SecretUnfit."""
     targets = {queue: _target(queue, push, config) for queue, push in config.pushes.items()}
     if config.server.downstream_url:
         headers = {"User-Agent": USER_AGENT, **_downstream_authorization(config.server)}
@@ -189,8 +194,18 @@ def watched_secrets(config: Config) -> FileWatch[bool]:
 def _authorization(secret: str) -> str:
     if ":" not in secret:
         return f"Bearer {secret}"
-    return f"Basic {base64.b64encode(secret.encode()).decode()}"
+    # Of the environment, which need not be UTF-8: as it is there.
+    return f"Basic {base64.b64encode(secret.encode(errors='surrogateescape')).decode()}"
 
 
 def _secret(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8").strip("\r\n")
+    """Read a secret, of which every request would fail if no header can hold it."""
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip("\r\n")
+    except OSError as error:
+        raise SecretUnfit(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SecretUnfit(f"{path} is not valid UTF-8") from error
+    if not secret or _CONTROL.search(secret):
+        raise SecretUnfit(f"{path}: expected one line without control characters")
+    return secret

@@ -90,6 +90,16 @@ def test_a_secret_may_change_at_any_time(
         secret.write_text("ada:second\n")
         wait_until(lambda: sent_with("Basic YWRhOnNlY29uZA=="))
 
+        for unfit in (b"a token\nand a remark\n", b"caf\xe9", b""):  # no request could bring them
+            secret.write_bytes(unfit)
+            wait_until(lambda: "etc/hooks.auth" in str(deployment.status()["warnings"]))
+            before = len(there.received)
+            client.enqueue("mail", [b"goes on with the last one"])
+            wait_until(lambda before=before: len(there.received) > before)
+            assert there.received[-1].headers["Authorization"] == "Basic YWRhOnNlY29uZA=="
+            secret.write_text("ada:second\n")
+            wait_until(lambda: "etc/hooks.auth" not in str(deployment.status()["warnings"]))
+
 
 def test_another_downstream_needs_processes_that_see_it(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path / "d")
