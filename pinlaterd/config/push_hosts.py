@@ -16,6 +16,7 @@ class PushHosts:
 
     def __init__(self, listed: str) -> None:
         """`listed`: names, shell patterns, addresses and networks, with commas between."""
+        self.listed = listed
         self._patterns = [one for one in listed.lower().split(",") if one]
         self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
         for one in self._patterns:

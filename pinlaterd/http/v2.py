@@ -26,6 +26,7 @@ from pinlaterd.config import edit
 from pinlaterd.config.load import LIMIT
 from pinlaterd.config.schema import Config
 from pinlaterd.config.ticket import ticket_to_delete
+from pinlaterd.errors import QueueNotFound
 from pinlaterd.http import openapi
 from pinlaterd.http.api import (
     ApiCall,
@@ -188,8 +189,11 @@ class V2:
         X-Admin-Password."""
         queue, given = request.match_info["queue"], request.headers.get(_PASSWORD, "")
         is_users = request.get(USER) is not None  # whose role was checked
+        existed = queue in await self._client.run(calls.queue_names())
         with ticket_to_delete(queue) if is_users else nullcontext(given) as password:
             await self._client.run(calls.delete_queue(queue, password=password))
+        if not existed:
+            raise QueueNotFound(queue)
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     async def pause_queue(self, request: web.Request) -> web.Response:

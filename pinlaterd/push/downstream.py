@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 USER_AGENT = f"pinlaterd/{__version__}"
 # Rickover's. A downstream that has not answered by then has taken the job.
 _ANSWER_SECONDS = 6.5
+_LONGEST_SECONDS = 8.0  # of a request: time limits of more than 5 s end on whole seconds
 # Shorter: nothing was sent to one that could not be connected to.
 _CONNECT_SECONDS = 5.0
 # Below what servers close idle connections after, mostly: a request must not meet that.
@@ -76,24 +78,13 @@ class _Resolver(aiohttp.ThreadedResolver):
 class Downstreams:
     """Posts to downstreams, in one event loop. `hosts` None: any host, as an operator named it."""
 
-    def __init__(self, hosts: PushHosts | None) -> None:
+    def __init__(self, hosts: PushHosts | None, tls: ssl.SSLContext) -> None:
+        """`tls`: verifies certificates; it takes time and memory to load, so others share it."""
         self._is_traced = os.environ.get("DEBUG_HTTP_TRAFFIC") == "true"
-        self._resolver = None if hosts is None else _Resolver(hosts)
-        self._connector = connector = aiohttp.TCPConnector(
-            limit=0,
-            keepalive_timeout=_IDLE_SECONDS,
-            resolver=self._resolver,
-            ssl=ssl.create_default_context(),
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            # A small answer could become gigabytes otherwise.
-            auto_decompress=False,
-            skip_auto_headers=("Accept-Encoding",),
-            headers={"Accept": "application/json", "Content-Type": "application/json"},
-        )
+        self._hosts = hosts
+        self._tls = tls
+        self._session = _session(hosts, tls)
+        self._retiring: set[asyncio.Task[None]] = set()  # sessions that make no further request
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> DownstreamAnswer:
         """Send a job, once, and say what became of it. It follows no redirects."""
@@ -115,13 +106,45 @@ class Downstreams:
             return DownstreamAnswer(_explain(error), is_down=True)
 
     def follow(self, hosts: PushHosts) -> None:
-        """Connect to these hosts only from now on."""
-        assert self._resolver is not None, "not one that may connect to any"
-        self._resolver.hosts = hosts
-        self._connector.clear_dns_cache()
+        """Send requests to these hosts only from now on, by new connections if they are others."""
+        assert self._hosts is not None, "not one that may connect to any"
+        if hosts.listed != self._hosts.listed:
+            task = asyncio.create_task(_retire(self._session))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+            self._hosts, self._session = hosts, _session(hosts, self._tls)
 
     async def close(self) -> None:
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
         await self._session.close()
+
+
+def _session(hosts: PushHosts | None, tls: ssl.SSLContext) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(
+        limit=0,
+        keepalive_timeout=_IDLE_SECONDS,
+        resolver=None if hosts is None else _Resolver(hosts),
+        ssl=tls,
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        # A small answer could become gigabytes otherwise.
+        auto_decompress=False,
+        skip_auto_headers=("Accept-Encoding",),
+        headers={"Accept": "application/json", "Content-Type": "application/json"},
+    )
+
+
+async def _retire(session: aiohttp.ClientSession) -> None:
+    """Close a session once its requests are answered."""
+    try:
+        await asyncio.sleep(_LONGEST_SECONDS)
+    finally:
+        await session.close()
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes | None:

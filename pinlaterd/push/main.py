@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +66,8 @@ class PushProcess(ReportingProcess):
         self._jobs_client = Client()
         self._ids = JobIds(self._client)
         hosts = PushHosts(self._config.server.push_hosts)
-        self._downstreams = {False: Downstreams(hosts), True: Downstreams(None)}
+        tls = ssl.create_default_context()
+        self._downstreams = {False: Downstreams(hosts, tls), True: Downstreams(None, tls)}
         self._secrets = watched_secrets(self._config)
         self._unfit_secret = ""  # why one of them can't be used
         self._works: dict[str, _Work] = {}

@@ -102,7 +102,7 @@ def test_every_call_needs_a_user(guarded, call):
 def test_an_admin_of_a_queue_deletes_it_without_the_password(guarded):
     api, other = http_of(guarded).as_user("elsewhere", SECRET), "/v2/queues/mail"
     made = api.put("/v2/queues/other_mail")
-    answers = [api.delete("/v2/queues/other_mail"), api.get("/v2/queues/other_mail")]
+    answers = [api.delete("/v2/queues/other_mail") for _ in range(2)]
     refused = api.delete(other, headers={"X-Admin-Password": "ticket-" + "0" * 32})
 
     assert made.status == 201

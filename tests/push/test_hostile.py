@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import resource
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +46,7 @@ def talking(talk: Callable[[socket.socket], None]) -> Iterator[str]:
 
 def post(url: str, hosts: PushHosts | None = None) -> DownstreamAnswer:
     async def posted() -> DownstreamAnswer:
-        downstreams = Downstreams(hosts)
+        downstreams = Downstreams(hosts, ssl.create_default_context())
         try:
             return await downstreams.post(url, b"{}", {})
         finally:
@@ -127,7 +128,7 @@ def test_a_connection_is_used_again_until_its_server_closes_it() -> None:
     received: list[bytes] = []
 
     async def posted(url: str) -> list[DownstreamAnswer]:
-        downstreams = Downstreams(None)
+        downstreams = Downstreams(None, ssl.create_default_context())
         answers = [await downstreams.post(url, b"{}", {}) for _ in range(2)]
         await downstreams.close()
         return answers
@@ -150,6 +151,25 @@ def test_a_name_does_not_lead_into_this_machine(listed: str, *, is_reached: bool
 
     assert bool(there.received) is is_reached
     assert ("push_hosts" in answer.failure) is not is_reached
+
+
+def test_a_connection_that_is_kept_ends_once_its_address_is_not_listed() -> None:
+    async def posted(url: str) -> list[DownstreamAnswer]:
+        hosts = PushHosts("local*,127.0.0.0/8,::1")
+        downstreams = Downstreams(hosts, ssl.create_default_context())
+        try:
+            answers = [await downstreams.post(url, b"{}", {})]
+            downstreams.follow(PushHosts("local*"))
+            return [*answers, await downstreams.post(url, b"{}", {})]
+        finally:
+            await downstreams.close()
+
+    with downstream() as there:
+        reached, refused = asyncio.run(posted(f"http://localhost:{there.port}/"))
+
+    assert reached == DownstreamAnswer()
+    assert "push_hosts" in refused.failure
+    assert len(there.received) == 1
 
 
 @pytest.mark.parametrize(
