@@ -308,7 +308,7 @@ class AlikeAcks(Sequence[AckInfo]):
         return repr(list(self))
 
 
-_usual_fields = itemgetter(slice(1, Job._fields.index("options")))  # but the body
+usual_fields = itemgetter(slice(1, Job._fields.index("options")))  # of a Job: not body and options
 _OTHERS_OF_JOB = defaults_behind(Job, "options")
 
 
@@ -336,7 +336,7 @@ class AlikeJobs(Sequence[Job]):
         if keys is None or options is None:
             others = all_but_first(alike)
             return (new_record(Job, (body, *others)) for body in self.bodies)
-        usual, of_key, others = _usual_fields(alike), all_but_first(options), _OTHERS_OF_JOB
+        usual, of_key, others = usual_fields(alike), all_but_first(options), _OTHERS_OF_JOB
         return (
             new_record(Job, (body, *usual, new_record(JobOptions, (key, *of_key)), *others))
             for body, key in zip(self.bodies, keys, strict=True)
@@ -371,7 +371,7 @@ def runs_of(jobs: Sequence[Job]) -> Sequence[tuple[Job, Sequence[bytes]]]:
         return [(jobs.alike, jobs.bodies)]
     if len(jobs) == 1:
         return [(jobs[0], [jobs[0].body])]
-    runs = [list(run) for _, run in groupby(jobs, _usual_fields)]
+    runs = [list(run) for _, run in groupby(jobs, usual_fields)]
     return [(run[0], [job.body for job in run]) for run in runs]
 
 
@@ -387,7 +387,12 @@ def joined(parts: Sequence[Sequence[Job]]) -> Sequence[Job]:
             bodies = list(chain.from_iterable([part.bodies for part in some]))
             keys = list(chain.from_iterable([part.keys or () for part in some]))
             return AlikeJobs(alike, bodies, keys if has_keys else None)
-    return list(chain.from_iterable(parts))
+    jobs = list(chain.from_iterable(parts))
+    if len(jobs) == len(parts):
+        others = list(map(all_but_first, jobs))
+        if others.count(others[0]) == len(jobs):
+            return AlikeJobs(jobs[0], [job.body for job in jobs])
+    return jobs
 
 
 class AckRequest(NamedTuple):

@@ -151,11 +151,11 @@ class RouterService:
         shard.call(call, self._enqueued)
 
     def _enqueued(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> None:
+        if reply.status not in _TRY_OTHERS:
+            call.finish(shard, reply)
+            return
         if reply.status is _FOREIGN:
             self._run(call, EnqueueByKey(call, self._shared).run())
-            return
-        if reply.status is not _REFUSED:
-            call.finish(shard, reply)
             return
         # Nothing was stored, so another shard may serve, unseen by the caller; or this one once it
         # is back, which is tried once.

@@ -318,7 +318,7 @@ may_name_keys: Final = _finder(_KEYS, b"")
 def may_have_keys(enqueue: bytes) -> bool:
     """Tell whether the last job of an enqueue may have a key, which then ends the message. Where
     only others have one, a shard finds it."""
-    return enqueue.find(KEY, -_LAST_JOB_BYTES) >= 0
+    return enqueue.rfind(KEY, -_LAST_JOB_BYTES) >= 0  # find takes twice as long
 
 
 def holds_key(enqueue: bytes) -> bool:

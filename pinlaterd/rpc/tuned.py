@@ -179,6 +179,12 @@ def read_jobs(
     startswith = message.startswith
     if not startswith(FIRST_TEXT, at):
         raise Unusual
+    if count == 1:
+        begin = at + 7
+        end = begin + U32(message, at + 3)[0]
+        job, behind = _last_job(message, end, defaults)
+        if job.options is None:
+            return [new_record(Job, (message[begin:end], *all_but_first(job)))], behind
     others: list[Job] = []  # those before the ones that are alike
     bodies: list[bytes] = []
     append = bodies.append
@@ -209,16 +215,10 @@ def read_jobs(
         at = end + size
     begin = at + 4
     end = begin + U32(message, at)[0]
-    if 0 < len(message) - end <= _USUAL_TAIL_BYTES and defaults is _USUAL_DEFAULTS:
-        job, size = _last_job(message[end:])
-        at = end + size
-    else:
-        job, at = _job_behind(message, end, defaults)
+    job, at = _last_job(message, end, defaults)
     if job.options is not None:
         read, ends = _jobs_with_options(message, first, count, defaults)
         return read, ends[-1]
-    if count == 1:
-        return [new_record(Job, (message[begin:end], *all_but_first(job)))], at
     if bodies and job != alike:
         others += AlikeJobs(alike, bodies)
         bodies.clear()
@@ -335,9 +335,16 @@ def _job_options(message: bytes, at: int) -> tuple[JobOptions | None, int]:
     return (None if options == _OPTIONS else options), at
 
 
+def _last_job(message: bytes, at: int, defaults: JobDefaults) -> tuple[Job, int]:
+    """Return the same of a message's last job, behind which it mostly ends as others did before."""
+    if defaults is _USUAL_DEFAULTS and 0 < len(message) - at <= _USUAL_TAIL_BYTES:
+        job, size = _job_of_tail(message[at:])
+        return job, at + size
+    return _job_behind(message, at, defaults)
+
+
 @lru_cache(maxsize=256)
-def _last_job(tail: bytes) -> tuple[Job, int]:
-    """Return the same of a message's last job, behind whose body is `tail`, mostly as before."""
+def _job_of_tail(tail: bytes) -> tuple[Job, int]:
     return _job_behind(tail, 0, _USUAL_DEFAULTS)
 
 

@@ -23,6 +23,7 @@ from pinlaterd.errors import (
     StorageFull,
 )
 from pinlaterd.model import (
+    AlikeJobs,
     FinishOutcome,
     Job,
     JobDescriptor,
@@ -33,6 +34,7 @@ from pinlaterd.model import (
     defaults_behind,
     new_record,
     runs_of,
+    usual_fields,
 )
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Head
@@ -64,6 +66,22 @@ NO_JOB = JobKey(1, 0)
 _OTHERS_OF_PAYLOAD = list(map(repeat, defaults_behind(Payload, "attempts_remaining")))
 _ID_DIGITS = len(str(LAST_LOCAL_ID))
 _PRIORITIES = {str(priority): priority for priority in range(1, LAST_PRIORITY + 1)}
+
+
+def _kinds_of(
+    jobs: Sequence[Job], local_ids: Sequence[int]
+) -> Sequence[tuple[Job, Sequence[bytes], Sequence[int]]]:
+    """Divide stored jobs into kinds that differ only in their bodies and options: one of each, and
+    the bodies and local ids."""
+    if type(jobs) is AlikeJobs or len(jobs) == 1:
+        [(job, bodies)] = runs_of(jobs)
+        return [(job, bodies, local_ids)]
+    kinds: dict[tuple[object, ...], tuple[Job, list[bytes], list[int]]] = {}
+    for job, local_id in zip(jobs, local_ids, strict=True):
+        _, of_kind, ids = kinds.setdefault(usual_fields(job), (job, [], []))
+        of_kind.append(job.body)
+        ids.append(local_id)
+    return list(kinds.values())
 
 
 def is_local_id(text: str) -> bool:
@@ -312,14 +330,12 @@ class ShardState:
         Once for all of a batch: with one job a call, this is a good part of what a call costs."""
         self.touched.add(queue)
         self.stats.count(f"{queue}_enqueue", len(jobs))
-        runs = runs_of(jobs)
+        kinds = _kinds_of(jobs, local_ids)
         found: dict[int, tuple[list[Key], list[Payload]]] = {}  # by priority
         sizes: list[int] = []
-        at = 0
-        for job, bodies in runs:
+        for job, bodies, ids in kinds:
             sizes += map(len, bodies)
             due_ms = now_ms if job.run_after_ms is None else job.run_after_ms
-            ids, at = local_ids[at : at + len(bodies)], at + len(bodies)
             keys, payloads = found.setdefault(job.priority, ([], []))
             keys += zip(repeat(due_ms), ids)
             attempts = repeat(job.attempts_allowed)
@@ -327,7 +343,7 @@ class ShardState:
             payloads += map(new_record, repeat(Payload), fields)
         self.stats.record_each((f"{BODY_SIZE}{queue}",), sizes)
         for priority, (keys, payloads) in found.items():
-            if len(runs) == 1:
+            if len(kinds) == 1:
                 self.ready.add(queue, priority, keys, now_ms, payloads)
                 continue
             # Earliest first. Keys differ, so that the payloads beside them are never compared.

@@ -83,23 +83,25 @@ class Rules:
         check_source(context.source, InvalidEnqueue)
         most_body, levels = self._body_bytes, self._levels
         latest, most_status = self._limits.run_after_ms, self._limits.custom_status_chars
-        too_long, with_options, jobs = False, False, request.jobs
+        too_long, with_options, jobs, longest = False, False, request.jobs, 0
+        some: Sequence[Job] = jobs
         if type(jobs) is AlikeJobs:
-            sized = [(jobs.alike, max(map(len, jobs.bodies)))]
-        else:
-            sized = [(job, len(job.body)) for job in jobs]
-        for job, body_bytes in sized:
-            with_options = with_options or job.options is not None
-            if (
-                body_bytes > most_body
-                or not 0 < job.priority <= levels
-                or not 0 < job.attempts_allowed <= _LARGEST_I32
-                or not 0 <= (job.run_after_ms or 0) <= latest
-                or (job.options is not None and not self._has_right_options(job, jobs))
-            ):
+            some, longest = (jobs.alike,), max(map(len, jobs.bodies))
+        for job in some:
+            is_right = (
+                (longest or len(job.body)) <= most_body
+                and 0 < job.priority <= levels
+                and 0 < job.attempts_allowed <= _LARGEST_I32
+                and 0 <= (job.run_after_ms or 0) <= latest
+            )
+            if job.options is not None:
+                with_options = True
+                is_right = is_right and self._has_right_options(job, jobs)
+            if not is_right:
                 for index, each in enumerate(jobs):
                     self._explain(f"jobs[{index}]", each)
-            too_long = too_long or len(job.custom_status) > most_status
+            if len(job.custom_status) > most_status:
+                too_long = True
         if too_long:
             jobs = [job._replace(custom_status=job.custom_status[:most_status]) for job in jobs]
         narrower = self._narrower(request.queue)

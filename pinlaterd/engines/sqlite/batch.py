@@ -339,28 +339,38 @@ def _enqueue(tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
     now_ms, most_chars = tx.now_ms, LIMITS.custom_status_chars
     new: list[tuple[_Place, Job, Sequence[bytes]]] = []  # jobs that differ only in their bodies
     ends = [0]  # where those of each op end
+    jobs_of: defaultdict[_Place, int] = defaultdict(int)
     for op in ops:
         queue_id = tx.store.queue_id(op.queue)
         for job, bodies in runs_of(op.jobs):
             run_after_ms = now_ms if job.run_after_ms is None else job.run_after_ms
-            new.append(((queue_id, job.priority, run_after_ms), job, bodies))
+            place = (queue_id, job.priority, run_after_ms)
+            jobs_of[place] += len(bodies)
+            new.append((place, job, bodies))
         ends.append(len(new))
-    order: Sequence[int] = range(len(new))
-    if len(new) > 1:
-        order = sorted(order, key=[place for place, _, _ in new].__getitem__)
-    local_ids = [range(0)] * len(new)
-    rows: list[tuple[object, ...]] = []
+    next_ids: dict[_Place, int] = {}
     runs = []
-    for at in order:
-        place, job, bodies = new[at]
-        ids = local_ids[at] = tx.store.take_local_ids(len(bodies))
+    for place in sorted(jobs_of):
+        ids = tx.store.take_local_ids(jobs_of[place])
+        next_ids[place] = ids.start
         queue_id, priority, run_after_ms = place
         runs.append(Run(ids.start, ids.stop - 1, queue_id, priority, PENDING, run_after_ms))
+    local_ids = []
+    rows: list[tuple[object, ...]] = []
+    for place, job, bodies in new:
+        first_id = next_ids[place]
+        next_ids[place] = first_id + len(bodies)
+        local_ids.append(ids := range(first_id, first_id + len(bodies)))
         attempts, text = job.attempts_allowed, job.custom_status[:most_chars]
-        common = map(repeat, (*place, now_ms, now_ms, attempts, attempts, text))
-        rows += zip(ids, *common, bodies)  # noqa: B905 - repeat has no end
+        common = (*place, now_ms, now_ms, attempts, attempts, text)
+        if len(bodies) == 1:
+            rows.append((first_id, *common, bodies[0]))
+        else:
+            rows += zip(ids, *map(repeat, common), bodies)  # noqa: B905 - repeat has no end
+    if len(runs) > 1:
+        rows.sort()  # rows are inserted fastest by local id, which no two have in common
     insert_rows(tx.db, _INSERT_JOBS, rows)
-    tx.replace((), runs if len(runs) == 1 else list(merged(runs)))
+    tx.replace((), runs)
     return [
         local_ids[first] if end == first + 1 else list(chain.from_iterable(local_ids[first:end]))
         for first, end in pairwise(ends)
