@@ -94,6 +94,12 @@ class Run:
         self.named: dict[str, str] = {}  # descriptor -> name of the job
         self.violations: list[Violation] = []
         self.end = max((record.t1 for record in self.records), default=0.0)
+        self._slow = Windows(
+            (r.t0, r.t1)
+            for operation in ("enqueue", "dequeue", "ack")
+            for r in self.by_operation[operation]
+            if r.outcome == OK and self._is_slow(r)
+        )
         self._settled: dict[int, float] = {}
         self._rules: dict[str, Rules] = {}
         self._claimed_by = {
@@ -137,9 +143,16 @@ class Run:
                 yield record.t0, max(self.faults.settled_at(record), record.t1 + late)
 
     def may_lack_a_shard(self, dequeue: Record) -> bool:
-        """If it was too slow for one, which may claim jobs yet: on a busy machine a shard may get
-        no processor for a second."""
-        seconds: float = dequeue.t1 - dequeue.t0 - dequeue.arguments.get("wait_ms", 0) / 1000
+        """If one may have been silent, since before it or not, which may claim jobs yet: on a busy
+        machine a shard may get no processor for a second."""
+        return self.was_slow(dequeue.t0 - self.settings.silence_seconds, dequeue.t1)
+
+    def was_slow(self, t0: float, t1: float) -> bool:
+        """Whether calls took so long then that a shard may have been silent."""
+        return self._slow.touch(t0, t1)
+
+    def _is_slow(self, record: Record) -> bool:
+        seconds: float = record.t1 - record.t0 - record.arguments.get("wait_ms", 0) / 1000
         return seconds >= self.settings.silence_seconds
 
     def dequeue_of(self, claim_descriptor: str | None) -> Record | None:

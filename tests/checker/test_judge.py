@@ -121,6 +121,7 @@ def stored(
 
 
 PENDING, IN_PROGRESS, SUCCEEDED, FAILED = range(4)
+COUNTED = {"queue": "q", "state": PENDING, "future": False, "pattern": "a"}
 
 Told = Callable[[], Story]
 
@@ -266,6 +267,12 @@ ACCEPTED: dict[str, Told] = {
         Story().enqueue(A, delay_ms=5000).dequeue(at=102).dequeue(taken(), at=106)
     ),
     "a short dequeue that waited for a shard": lambda: Story().enqueue(A).dequeue(at=102, to=102.8),
+    "a short dequeue as soon as a shard was silent": lambda: (
+        Story().enqueue(A).enqueue(B, body="b", at=102, to=103).dequeue(at=103.1)
+    ),
+    "a search that ended in vain where calls are slow": lambda: (
+        Story().enqueue(A, at=100, to=102).tell("count", COUNTED, None, UNKNOWN, at=101, to=104)
+    ),
     "a queue that is slow because it is locked": lambda: _beside(
         "shard-1", queues=["q"], seconds=1.5
     ),
@@ -439,6 +446,9 @@ BROKEN: dict[str, dict[str, Told]] = {
             .enqueue(outcome=FAIL, at=102)
         ),
         "an error without a cause": lambda: Story().enqueue(outcome=FAIL),
+        "a search that ended in vain": lambda: (
+            Story().enqueue(A).tell("count", COUNTED, None, UNKNOWN, at=101, to=104)
+        ),
     },
     "priorities in order": {
         "a lower priority first": lambda: (

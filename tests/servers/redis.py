@@ -141,7 +141,7 @@ def redis_engine(
         server,
         priority_levels=PRIORITY_LEVELS,
         lease_seconds=lease_seconds,
-        answer_seconds=LEASE_SECONDS / 2,
+        answer_seconds=lease_seconds / 2,
         lean=lean,
     )
 

@@ -30,7 +30,7 @@ WHERE = {
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.simulation", "--processes", "1", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
     )
 
 

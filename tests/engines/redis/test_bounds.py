@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 import pytest
@@ -9,8 +10,10 @@ import redis
 
 from pinlaterd.engines.redis.engine import RedisEngine
 from pinlaterd.model import Job, JobKey, JobOptions, PendingKey
+from tests.conformance.engine.engines import EngineMaker
 from tests.conformance.engine.harness import QUEUE, EngineHarness
 from tests.engines.bounded_calls import BOUNDED_CALLS, LIMIT, YEAR_4000_MS, Call
+from tests.servers.redis import RedisServer, redis_engine
 
 DEEP = 3_000
 # Commands that a script makes: some ten a job, and for a page the scores of two milliseconds.
@@ -24,6 +27,12 @@ CALLS: dict[str, Call] = {
     "depths": lambda engine, keys: engine.depths(),
     "heartbeat": lambda engine, keys: engine.heartbeat(),
 }
+
+
+@pytest.fixture
+def make(redis_server: RedisServer, shard: str) -> EngineMaker:
+    """With a lease that lasts for as long as a busy machine takes to fill a deep queue."""
+    return partial(redis_engine, redis_server.address, shard, lease_seconds=120.0)
 
 
 @pytest.fixture
