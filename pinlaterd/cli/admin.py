@@ -8,7 +8,8 @@ import os
 import pwd
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from pinlaterd.stats import merge
 from pinlaterd.status import between, jobs_in, worst_first
 
 if TYPE_CHECKING:
+    from pinlaterd.client import Client
     from pinlaterd.client.failures import Grouping
 
 PASSWORD_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD"  # noqa: S105  a variable's name
@@ -606,12 +608,14 @@ def _chosen(
     body_regex: str | None,
     priority: int | None,
     limit: int | None,
+    *,
+    by_age: bool = False,
     **conditions: Any,
 ) -> dict[str, Any]:
     """Return the parameters of a retry or a delete that say which jobs it is for."""
     named = sys.stdin.read().split() if tuple(descriptors) == ("-",) else list(descriptors)
     choice = JobChoice(named if descriptors else None, **conditions)
-    usual = choice == JobChoice()  # --body-regex alone is as it was
+    usual = choice == JobChoice() and not by_age  # --body-regex alone is as it was
     return {
         "priority": priority or (1 if usual else ALL_PRIORITIES),
         "limit": limit or (_USUAL_JOBS if usual else _MOST_JOBS),
@@ -674,25 +678,73 @@ def retry(
 @click.argument("queue")
 @click.argument("state", type=command.STATE)
 @_change_options
+@command.option(
+    "--unchanged-since",
+    "unchanged_since_ms",
+    type=command.past_moment,
+    metavar="TIME",
+    help="Only jobs that were enqueued, claimed or renewed last before this time.",
+)
 @command.yes_option
 @command.admin_options
-def delete_jobs(*, queue: str, state: str, yes: bool, preview: bool, **which: Any) -> None:
+def delete_jobs(
+    *,
+    queue: str,
+    state: str,
+    unchanged_since_ms: int | None,
+    yes: bool,
+    preview: bool,
+    **which: Any,
+) -> None:
     """Delete jobs of QUEUE in STATE, which may be chosen as by `job retry`.
 
     Examples:
       pinlater-admin job delete mail failed --limit 100
       pinlater-admin job delete mail pending --body-regex '@example[.]com' --yes
       pinlater-admin job delete mail failed mail:s1:p1:1 --yes
+      pinlater-admin job delete mail pending --unchanged-since 03:08:00
     """
-    call, in_state = _chosen(**which), command.state_of(state)
+    if which["descriptors"] and unchanged_since_ms is not None:
+        raise click.UsageError("--unchanged-since chooses jobs by itself: leave out descriptors")
+    call = _chosen(**which, by_age=unchanged_since_ms is not None)
+    in_state = command.state_of(state)
     with command.connect() as client:
+        parts = [call]
+        if unchanged_since_ms is not None:
+            named = _unchanged(client, queue, in_state, unchanged_since_ms, call)
+            by_name = {"priority": call["priority"], "limit": call["limit"], "body_regex": None}
+            call = by_name | {"choice": JobChoice(named)}
+            parts = [
+                by_name | {"choice": JobChoice(named[at : at + _USUAL_JOBS])}
+                for at in range(0, len(named), _USUAL_JOBS)
+            ]
         if preview:
-            jobs = client.delete_jobs(queue, in_state, dry_run=True, **call)
+            jobs = sum(client.delete_jobs(queue, in_state, dry_run=True, **part) for part in parts)
             command.show({"would_delete": jobs}, f"{how_many(jobs, 'job')} would be deleted")
             return
         command.confirm(_question(queue, in_state, call), yes=yes)
-        deleted = client.delete_jobs(queue, in_state, **call)
+        deleted = sum(client.delete_jobs(queue, in_state, **part) for part in parts)
     command.show({"deleted": deleted}, f"{how_many(deleted, 'job')} deleted")
+
+
+def _unchanged(
+    client: Client, queue: str, state: JobState, since_ms: int, call: Mapping[str, Any]
+) -> list[str]:
+    """Return the jobs that a delete chooses, of those that nothing has changed since a time."""
+    named: list[str] = []
+    for future in (True, False):
+        found = client.scan(
+            queue,
+            state,
+            priority=call["priority"] or None,
+            future=future,
+            body_regex=call["body_regex"],
+            page_size=_USUAL_JOBS,
+            choice=call["choice"],
+        )
+        old = (job.descriptor for job in found if job.updated_at_ms < since_ms)
+        named += islice(old, call["limit"] - len(named))
+    return named
 
 
 def _question(queue: str, state: JobState, call: dict[str, Any]) -> str:

@@ -629,6 +629,8 @@ def command_of(what: str, selection: Selection, first_jobs: int) -> str:
         "--body-regex": selection.body_regex,
         "--since": choice.ended_since_ms and text.iso(choice.ended_since_ms),
         "--before": choice.ended_before_ms and text.iso(choice.ended_before_ms),
+        "--unchanged-since": selection.unchanged_since_ms
+        and text.iso(selection.unchanged_since_ms),
         "--first": None if choice.descriptors else str(first_jobs),
     }
     for name, value in options.items():

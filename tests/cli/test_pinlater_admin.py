@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -210,6 +212,22 @@ def test_chosen_jobs_are_deleted(admin, client, queue):
     assert admin.facts(f"job delete {queue} failed --preview") == {"would_delete": 3}
     assert admin.facts(f"job delete {queue} failed {first} --yes") == {"deleted": 1}
     assert client.count(queue, JobState.FAILED) == 2
+
+
+def test_a_delete_leaves_jobs_that_changed_since_a_time(admin, client, queue, wait_until):
+    old = client.enqueue(queue, [Job(b"a", run_after_ms=4_102_444_800_000), Job(b"a"), Job(b"b")])
+    at = int(time.time()) + 1
+    wait_until(lambda: time.time() >= at + 0.01)  # times in a command are whole seconds
+    [new] = client.enqueue(queue, [b"a"])
+    since = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    delete = f"job delete {queue} pending --unchanged-since {since}"
+
+    assert admin.facts(f"{delete} --preview") == {"would_delete": 3}
+    assert admin.facts(f"{delete} --body-regex a --yes") == {"deleted": 2}
+    assert client.lookup([*old, new]).keys() == {old[2], new}
+    assert admin.facts(f"{delete} --first 5 --yes") == {"deleted": 1}
+    assert admin.facts(f"{delete} --yes") == {"deleted": 0}
+    assert "leave out descriptors" in admin.error(f"{delete} {new} --yes", code=2)
 
 
 def test_delete_needs_yes_where_nobody_can_be_asked(admin, client, queue):

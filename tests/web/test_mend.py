@@ -115,6 +115,15 @@ def test_a_preview_says_what_would_be_and_changes_nothing(client, visitor, queue
     assert client.count(queue, JobState.FAILED) == 8
 
 
+def test_the_command_for_jobs_that_wait_has_the_cut_off_of_the_preview(client, visitor, queue):
+    client.enqueue(queue, [b"x"])
+
+    page = visitor.get(f"/mend?action=delete&queue={queue}&state=pending")
+
+    command = rf"job delete {queue} pending --unchanged-since \d{{4}}-\d\d-\d\dT[\d:]+Z --first 10"
+    assert re.search(command, page.text)
+
+
 def test_a_mend_keeps_the_filter_of_the_page_before_it(visitor, client, queue, ended):
     [first, _] = fail(client, queue, "Timeout: one", "KeyError: two")
     link = f"/mend?action=retry&queue={queue}&message=Timeout:+one"
