@@ -160,7 +160,8 @@ class Access:
 
     async def _by_password(self, credentials: str, address: str) -> UserSettings:
         try:
-            pair = base64.b64decode(credentials, validate=True).decode()
+            # A password is what bytes it is, in whatever encoding it was set and is sent.
+            pair = base64.b64decode(credentials, validate=True).decode(errors="surrogateescape")
         except ValueError:
             raise NotIdentified(Refusal.NO_CREDENTIALS) from None
         name, colon, password = pair.partition(":")
@@ -170,7 +171,7 @@ class Access:
             raise NotIdentified(Refusal.NO_NAME)
         user = self._users.get(name)
         hashed = user.password_hash if user is not None else ""
-        ours = hmac.digest(self._key, f"{name}:{password}".encode(), "sha256")
+        ours = hmac.digest(self._key, _bytes(pair), "sha256")
         if user is not None and hashed and self._remembered.get(ours) == hashed:
             return user
         why = Refusal.WRONG_PASSWORD if hashed else Refusal.UNKNOWN_USER
@@ -218,9 +219,9 @@ class Access:
         return NotIdentified(why, user)
 
 
-def _bytes(header: str) -> bytes:
+def _bytes(sent: str) -> bytes:
     """Return a part of a header as the client sent it, which need not be UTF-8."""
-    return header.encode(errors="surrogateescape")
+    return sent.encode(errors="surrogateescape")
 
 
 async def _ask(

@@ -179,8 +179,8 @@ def run_in_background() -> None:
 
 
 def prepare_streams() -> None:
-    """Open those of the standard streams that are closed, on nothing, and have stdout and stderr
-    escape what they can't show.
+    """Open those of the standard streams that are closed, on nothing, have stdout and stderr escape
+    what they can't show, and stdin keep what is not UTF-8, as arguments do.
 
     To be called before files are opened: one would get a closed stream's number, and the output."""
     for number in range(3):
@@ -192,6 +192,8 @@ def prepare_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             is_ascii = codecs.lookup(stream.encoding).name == "ascii"

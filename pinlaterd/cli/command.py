@@ -119,7 +119,10 @@ class CommandLine(Group):
             if isinstance(error.__context__, KeyboardInterrupt):
                 raise told(program) from error
             raise
-        except (ConfigError, DeploymentError, ConnectionFailed, PinLaterError) as error:
+        except (
+            *(ConfigError, DeploymentError, ConnectionFailed, PinLaterError),
+            UnicodeError,
+        ) as error:
             fail(self.text_of(error))
 
     def text_of(self, error: Exception) -> str:
@@ -130,6 +133,8 @@ class CommandLine(Group):
                 return f"{error}; {getattr(error, 'cure', chosen)}"
             case PinLaterError():
                 return f"{error.code.name}: {printable_line(str(error))}"
+            case UnicodeError():  # not its text, which may be a password
+                return "an argument, or what was read, is not valid UTF-8"
             case OSError():
                 why = (error.strerror or str(error)).lower()
                 cure = "; run this as its owner" if isinstance(error, PermissionError) else ""

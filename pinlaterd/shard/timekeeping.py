@@ -78,7 +78,7 @@ class Timekeeper:
         """Before the store is opened: go on with the clock of a predecessor in this boot."""
         if self._begun or self._file is None:
             return
-        with contextlib.suppress(OSError, msgspec.DecodeError):
+        with contextlib.suppress(OSError, ValueError):
             noted = msgspec.json.decode(self._file.read_bytes(), type=_Noted)
             latest_ms = noted.latest_ms or noted.now_ms
             self._latest = (self._clock.elapsed(), latest_ms + _UNNOTED_MS)

@@ -7,7 +7,7 @@ the change's number. Lines hold no bodies of jobs. Changes whose outcome is miss
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pinlaterd.clock import Clock
+
+log = logging.getLogger(__name__)
 
 FAILED = "failed"  # how the outcome begins of a change that has changed nothing
 _READ_BYTES = 1 << 20  # of the end of the log: what the page shows
@@ -32,19 +34,34 @@ class Change(NamedTuple):
     outcome: str = ""
 
 
+class _Line(msgspec.Struct):
+    """A line of a change that begins, or, with its outcome, of one that ends."""
+
+    number: int
+    at_ms: int
+    who: str = ""
+    what: str = ""
+    facts: dict[str, Any] = {}
+    outcome: str | None = None
+
+
 class AuditLog:
     """The log of one deployment. Its methods block for the disk: call them beside the loop."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
         self._clock = clock
-        changes = self.changes()
+        changes: Sequence[Change] = ()
+        try:
+            changes = self.changes()
+        except OSError as error:  # it refuses changes then, and all pages are served
+            log.error("the audit log can't be read: %s", error)
         self._last = max([change.number for change in changes], default=0)
         # By the nonces of forms, so that none acts twice; one that failed may be sent again.
         self._numbers: dict[str, int] = {
             change.facts["nonce"]: change.number
             for change in changes
-            if "nonce" in change.facts and not change.outcome.startswith(FAILED)
+            if isinstance(change.facts.get("nonce"), str) and not change.outcome.startswith(FAILED)
         }
 
     def number_of(self, nonce: str) -> int | None:
@@ -77,18 +94,16 @@ class AuditLog:
         self._append({"number": number, "outcome": outcome})
 
     def changes(self) -> Sequence[Change]:
-        """Return the last changes, the newest first."""
+        """Return the last changes, the newest first. Raises OSError."""
         found: dict[int, Change] = {}
-        for line in self._lines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a crash may cut a line
-                entry = json.loads(line)
-                number = int(entry["number"])
-                if "outcome" in entry:
-                    if number in found:
-                        found[number] = found[number]._replace(outcome=entry["outcome"])
-                    continue
-                told = (entry["who"], entry["what"], entry["facts"])
-                found[number] = Change(number, entry["at_ms"], *told)
+        for written in self._lines():
+            with contextlib.suppress(ValueError):  # a crash may cut a line
+                line = msgspec.json.decode(written, type=_Line)
+                if line.outcome is None:
+                    told = (line.at_ms, line.who, line.what, line.facts)
+                    found[line.number] = Change(line.number, *told)
+                elif line.number in found:
+                    found[line.number] = found[line.number]._replace(outcome=line.outcome)
         return sorted(found.values(), reverse=True, key=lambda change: change.number)
 
     def _lines(self) -> Sequence[bytes]:

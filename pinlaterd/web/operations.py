@@ -453,7 +453,7 @@ def _load(folder: Path) -> dict[int, Operation]:
     for file in folder.glob("[0-9]*.json"):
         try:
             operation = msgspec.json.decode(file.read_bytes(), type=Operation)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             log.warning("%s can't be read: %s", file, error)
             continue
         if operation.phase is Phase.RUNNING:

@@ -87,6 +87,8 @@ def problem_of(request: web.Request, error: Exception, user: UserSettings | None
         case _:
             log.error("%s %s: a defect", request.method, raw_path(request), exc_info=error)
             what, cure = "This page has a defect.", "The log of the process `web` says more."
+            if isinstance(error, OSError) and error.filename is not None:  # it can't be used
+                what, cure = f"{error.filename}: {error.strerror}.", "Mend that, and repeat it."
             return PageProblem(HTTPStatus.INTERNAL_SERVER_ERROR, what, cure)
 
 

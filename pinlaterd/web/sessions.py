@@ -54,7 +54,7 @@ class Sessions:
             self._sessions = msgspec.json.decode(found, type=dict[str, _Session])
         except FileNotFoundError:
             pass
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             log.warning("%s can't be read, all have to log in again: %s", file, error)
 
     def user_of(

@@ -114,7 +114,7 @@ class Trash:
         place = 0
         with self._file(number).open("rb") as file:
             for line in file:
-                with contextlib.suppress(msgspec.MsgspecError):  # a crash may have cut the last one
+                with contextlib.suppress(ValueError):  # a crash may have cut the last one
                     head = msgspec.json.decode(line, type=_Head)
                     if head.left is not None:
                         for descriptor in head.left:

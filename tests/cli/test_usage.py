@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -17,6 +18,7 @@ from pinlaterd.cli.admin import cli as admin
 from pinlaterd.cli.command import printable, printable_body, shown_time
 from pinlaterd.cli.pinlater import cli as pinlater
 from pinlaterd.cli.pinlaterd import cli as pinlaterd
+from pinlaterd.config.password import is_hash
 from tests.cli.program import ROOT, SECONDS, Program
 
 HEAVY = "aiohttp rich prometheus_client psutil zmq thriftpy2 supervisor yaml"
@@ -161,6 +163,16 @@ def test_what_a_stream_cannot_show_is_escaped_on_both(encoding):
     assert done.stderr.decode("ascii").count(r"\U0001f600") == 3
     assert b"Traceback" not in done.stderr
     assert "Examples:" in done.stdout.decode("ascii")
+
+
+def test_an_input_that_is_no_utf_8_is_a_message_or_taken_as_it_is(tmp_path: Path):
+    strict = {"PYTHONIOENCODING": "utf-8:strict", "LC_ALL": "C.UTF-8", "D": str(tmp_path)}
+    wrong = shell('$P job-type add --dir "$D" $(printf "a\\377")', "admin", **strict)
+    taken = shell(r'printf "p\344ss" | $P hash-password', "admin", **strict)
+
+    assert wrong.stderr == b"pinlater-admin: an argument, or what was read, is not valid UTF-8\n"
+    assert taken.returncode == 0
+    assert is_hash(taken.stdout.decode().strip())
 
 
 # --- what a terminal shows --------------------------------------------------------------------

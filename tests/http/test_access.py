@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import sys
 from pathlib import Path
 
 import pytest
 
-from pinlaterd.access import load_authorizer
+from pinlaterd.access import Access, load_authorizer
+from pinlaterd.config.password import hash_password
+from pinlaterd.config.schema import UserSettings
 from pinlaterd.config.ticket import accept_ticket, ticket_to_delete
 from pinlaterd.errors import ConfigError
+from tests.clocks import FakeClock
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
 from tests.docs.pages import REPOSITORY, python_blocks
@@ -150,6 +155,14 @@ def test_refusals_are_logged_without_the_credentials(guarded, wait_until: WaitUn
     log = log_file.read_text()
     assert "wrong password" not in log
     assert SECRET not in log
+
+
+def test_a_password_is_what_bytes_it_is():
+    user = UserSettings("ada", ("view",), password_hash=hash_password("p\udce9"))
+    access = Access({"ada": user}, FakeClock())
+    pair = base64.b64encode(b"ada:p\xe9").decode()
+
+    assert asyncio.run(access.identify(f"Basic {pair}", "127.0.0.1")) == user
 
 
 def test_guessing_is_slowed_down(tmp_path: Path):

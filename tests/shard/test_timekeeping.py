@@ -159,6 +159,16 @@ def test_a_successor_goes_on_with_the_time_of_its_boot(tmp_path):
     assert successor.claimed_before_ms(10_000) > claimed_ms
 
 
+def test_a_damaged_note_is_as_none(tmp_path):
+    clock, file = FakeClock(), tmp_path / "shard-1.clock"
+    file.write_bytes(b'{"boot": "\xff"}')
+    time_ms = clock.now_ms()
+
+    Timekeeper(clock, file).resume()
+
+    assert clock.now_ms() == time_ms
+
+
 def test_a_successor_goes_on_with_what_was_corrected_just_before(tmp_path):
     clock, file = SteppedClock(), tmp_path / "shard-1.clock"
     timekeeper = Timekeeper(clock, file)

@@ -37,6 +37,7 @@ from pinlaterd.web import operations as operations_of_web
 from pinlaterd.web import trash
 from pinlaterd.web.audit import AuditLog
 from pinlaterd.web.operations import Operation, Operations, Phase, Selection, nonce_of_restore
+from pinlaterd.web.sessions import Sessions
 from tests.clocks import FakeClock
 
 
@@ -90,6 +91,34 @@ async def finish(operations: Operations, begun: Operation) -> None:
     """Wait until an operation rests."""
     while (task := operations._tasks.get(begun.number)) is not None:
         await asyncio.wait({task}, timeout=10)
+
+
+def test_files_that_a_crash_has_damaged_leave_what_others_say(tmp_path: Path):
+    lines = [b"\0\0\0", b'{"at_ms": 1, "number": 1, "who": "\xff"}', b'{"number": 2, "outcome": 5}']
+    whole = [b'{"at_ms": 1, "number": 7, "who": "ada", "what": "set", "facts": {}}']
+    cut = [b'{"at_ms": 1, "number": 8, "wh']
+    (tmp_path / "audit.jsonl").write_bytes(b"\n".join(lines + whole + cut))
+    (tmp_path / "operations").mkdir()
+    (tmp_path / "operations/1.json").write_bytes(b"")
+    (tmp_path / "operations/2.json").write_bytes(b'{"what": "retry", "who": "\xff"}')
+    (tmp_path / "sessions").write_bytes(b'{"a": {"user": "\xff"')
+
+    operations = make(tmp_path, Service(lambda _: 0))
+    Sessions(FakeClock(), "pinlaterd", tmp_path / "sessions")
+
+    [change] = operations._audit.changes()
+    assert change.who == "ada"
+    assert operations._audit.next_number() == 8
+
+
+@in_a_loop
+async def test_an_audit_log_that_cannot_be_read_refuses_changes_only(tmp_path: Path):
+    (tmp_path / "audit.jsonl").mkdir()
+    operations = make(tmp_path, Service(lambda _: 0))
+
+    with pytest.raises(OSError, match="audit"):
+        await operations.begin(operation())
+    assert operations.get(1) is None
 
 
 @in_a_loop
