@@ -51,6 +51,7 @@ from pinlaterd.engines.mysql.statements import (
     ClaimName,
     Each,
     Transaction,
+    by_table,
     change_options,
     claim_of,
     claims_of,
@@ -59,10 +60,9 @@ from pinlaterd.engines.mysql.statements import (
     find_keys_of_all,
     put_options,
     read_payloads,
-    select,
 )
 from pinlaterd.engines.mysql.store import Store
-from pinlaterd.engines.mysql.tables import STATUS_CHARS, Table
+from pinlaterd.engines.mysql.tables import JOB_STATES, STATUS_CHARS, Table
 from pinlaterd.model import (
     EXPIRED,
     FinishOutcome,
@@ -298,15 +298,10 @@ def _checkpoint(store: Store, tx: Transaction, op: CheckpointOp) -> CheckpointRe
 def _held(
     store: Store, tx: Transaction, queue: str, keys: Sequence[JobKey]
 ) -> dict[JobKey, HeldClaim]:
-    tables = store.tables.of(queue)
-    by_priority: defaultdict[int, set[int]] = defaultdict(set)
-    for key in keys:
-        if key.priority in tables:
-            by_priority[key.priority].add(key.local_id)
     return {
-        JobKey(priority, local_id): claim
-        for priority, local_ids in by_priority.items()
-        for local_id, claim in _lock_held(tx, tables[priority], sorted(local_ids)).items()
+        JobKey(table.priority, local_id): claim
+        for table, local_ids in by_table(store.tables.of(queue), keys)
+        for local_id, claim in _lock_held(tx, table, sorted(local_ids)).items()
     }
 
 
@@ -348,7 +343,7 @@ def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
     tables = store.tables.of(op.queue)
     held = _held(store, tx, op.queue, [release.key for release in op.releases])
     requeued = []
-    by_priority: defaultdict[int, list[int]] = defaultdict(list)
+    released: list[JobKey] = []
     for release in op.releases:
         key = release.key
         claim, table = held.get(key), tables.get(key.priority)
@@ -357,9 +352,8 @@ def _release(store: Store, tx: Transaction, op: ReleaseOp) -> list[Requeued]:
         if table.claim(claim.claim_descriptor) == table.claim(release.claim_descriptor):
             del held[key]
             requeued.append(Requeued(key.priority, PendingKey(claim.run_after_ms, key.local_id)))
-            by_priority[key.priority].append(key.local_id)
-    for priority, local_ids in by_priority.items():
-        table = tables[priority]
+            released.append(key)
+    for table, local_ids in by_table(tables, released):
         # PinLater's tables do not tell since when it was PENDING: there it is since the claim.
         since = b"COALESCE(pending_since, updated_at)" if table.has_pending_since else b"updated_at"
         common = b"state = 0, claim_descriptor = DEFAULT, updated_at = " + since + table.pins
@@ -563,19 +557,12 @@ def _claim_in(tx: Transaction, table: Table, wanted: dict[int, ClaimName]) -> di
 
 def _finish(store: Store, tx: Transaction, op: FinishOp) -> Finished:
     tables = store.tables.of(op.queue)
-    by_priority: defaultdict[int, list[int]] = defaultdict(list)
-    for finish in op.finishes:
-        if finish.key.priority in tables:
-            by_priority[finish.key.priority].append(finish.key.local_id)
     columns = b"local_id, state, COALESCE(attempts_remaining, 1)"
     found = {
-        JobKey(priority, local_id): (JobState(state), attempts)
-        for priority, local_ids in by_priority.items()
-        for local_id, state, attempts in tx.read(
-            statement + b" FOR UPDATE"
-            for statement in select(tables[priority], columns, sorted(local_ids), None)
-        )
-        if state in set(JobState)
+        JobKey(table.priority, local_id): (JobState(state), attempts)
+        for table, local_ids in by_table(tables, [finish.key for finish in op.finishes])
+        for local_id, state, attempts in tx.lock(table, columns, sorted(local_ids), None)
+        if state in JOB_STATES
     }
     result = Finished([], [], [])
     for finish in op.finishes:

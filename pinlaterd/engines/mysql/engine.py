@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -50,6 +49,7 @@ from pinlaterd.engines.mysql.statements import (
     UPDATED_AT_MS,
     Each,
     Transaction,
+    by_table,
     change_options,
     check_again,
     find_keys,
@@ -213,15 +213,14 @@ class MysqlEngine(Store, StorageEngine):
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool
     ) -> Sequence[StoredJob]:
-        tables = self.tables.of(queue)
         jobs: list[StoredJob] = []
         with self.reading():
-            for priority in {key.priority for key in keys} & tables.keys():
-                local_ids = list({key.local_id for key in keys if key.priority == priority})
-                columns = whole_job(tables[priority], with_body=include_body)
-                for statement in select(tables[priority], columns, local_ids, None):
+            for table, local_ids in by_table(self.tables.of(queue), keys):
+                columns = whole_job(table, with_body=include_body)
+                for statement in select(table, columns, local_ids, None):
                     rows = self.db.rows(statement)
-                    jobs += [stored_job(priority, row) for row in rows if row[1] in JOB_STATES]
+                    found = [row for row in rows if row[1] in JOB_STATES]
+                    jobs += [stored_job(table.priority, row) for row in found]
         return jobs
 
     def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
@@ -304,11 +303,11 @@ class MysqlEngine(Store, StorageEngine):
         ended_before_ms: int,
         now_ms: int,
     ) -> Sequence[Requeued]:
-        by_table = _by_table(self.tables.of(queue), run_afters)
+        named = by_table(self.tables.of(queue), run_afters)
 
         def retry(tx: Transaction) -> list[Requeued]:
             requeued: list[Requeued] = []
-            for table, keys in by_table:
+            for table, keys in named:
                 found = tx.read(_found(table, keys, JobState.FAILED, ended_before_ms))
                 retried = {i: run_afters[JobKey(table.priority, i)] for (i,) in found}
                 _retry(tx, table, retried, attempts)
@@ -319,7 +318,7 @@ class MysqlEngine(Store, StorageEngine):
                 ]
             return requeued
 
-        if any(table.options for table, _ in by_table):
+        if any(table.options for table, _ in named):
             self.expiring_queues.add(queue)
         return self.transact(now_ms, retry)
 
@@ -346,11 +345,11 @@ class MysqlEngine(Store, StorageEngine):
         *,
         ended_before_ms: int = LATEST_MS,
     ) -> Sequence[JobKey]:
-        by_table = _by_table(self.tables.of(queue), keys)
+        named = by_table(self.tables.of(queue), keys)
 
         def delete_those(tx: Transaction) -> set[JobKey]:
             found: set[JobKey] = set()
-            for table, local_ids in by_table:
+            for table, local_ids in named:
                 deleted = _delete(
                     tx, table, state, _found(table, local_ids, state, ended_before_ms)
                 )
@@ -406,11 +405,9 @@ class MysqlEngine(Store, StorageEngine):
 
         def expire(tx: Transaction) -> list[JobKey]:
             failed: list[JobKey] = []
-            for priority in {key.priority for key in rows} & tables.keys():
-                table = tables[priority]
-                local_ids = [key.local_id for key in rows if key.priority == priority]
+            for table, local_ids in by_table(tables, rows):
                 ended = fail_expired(tx, table, local_ids)
-                failed += [JobKey(priority, local_id) for local_id in ended]
+                failed += [JobKey(table.priority, local_id) for local_id in ended]
                 left = set(local_ids).difference(ended)
                 held = tx.lock(table, b"local_id", sorted(left), JobState.IN_PROGRESS)
                 running = {local_id for (local_id,) in held}
@@ -505,14 +502,6 @@ def _oldest_failed(table: Table, columns: bytes, limit: int) -> bytes:
         at,
         limit,
     )
-
-
-def _by_table(tables: Mapping[int, Table], keys: Iterable[JobKey]) -> list[tuple[Table, list[int]]]:
-    """Return the local ids of different jobs by their tables, without those of no table."""
-    by_priority: defaultdict[int, list[int]] = defaultdict(list)
-    for priority, local_id in dict.fromkeys(keys):
-        by_priority[priority].append(local_id)
-    return [(tables[level], by_priority[level]) for level in by_priority.keys() & tables.keys()]
 
 
 def _found(

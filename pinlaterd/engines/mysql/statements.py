@@ -64,6 +64,14 @@ def claim_of(local_id: int, claim_descriptor: str) -> bytes:
     return quote_bytes(f"{local_id} {claim_descriptor}".encode())
 
 
+def by_table(tables: Mapping[int, Table], keys: Iterable[JobKey]) -> list[tuple[Table, list[int]]]:
+    """Return the local ids of different jobs by their tables, without those of no table."""
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for priority, local_id in dict.fromkeys(keys):
+        found[priority].append(local_id)
+    return [(tables[priority], ids) for priority, ids in found.items() if priority in tables]
+
+
 def select(
     table: Table, columns: bytes, local_ids: Sequence[int], state: JobState | None
 ) -> Iterator[bytes]:
@@ -213,10 +221,9 @@ def find_keys(
         for name, *job_key in rows(statement % (options, of_all_queues, b", ".join(part))):
             found[name.decode()] = JobKey(*job_key)
     there: set[JobKey] = set()
-    for priority in {key.priority for key in found.values()} & tables.keys():
-        local_ids = [key.local_id for key in found.values() if key.priority == priority]
-        for statement in select(tables[priority], b"local_id", local_ids, None):
-            there.update(JobKey(priority, local_id) for (local_id,) in rows(statement))
+    for table, local_ids in by_table(tables, found.values()):
+        for statement in select(table, b"local_id", local_ids, None):
+            there.update(JobKey(table.priority, local_id) for (local_id,) in rows(statement))
     return {key: job_key for key, job_key in found.items() if job_key in there}
 
 
@@ -439,10 +446,10 @@ class Transaction:
         return rows
 
     def lock(
-        self, table: Table, columns: bytes, local_ids: Sequence[int], state: JobState
+        self, table: Table, columns: bytes, local_ids: Sequence[int], state: JobState | None
     ) -> list[tuple[Any, ...]]:
-        """Read those that are in `state`. Nobody, not even a foreign writer, changes them before
-        our transaction ends."""
+        """Read those that are in `state`, if given. Nobody, not even a foreign writer, changes them
+        before our transaction ends."""
         return self.read(
             statement + b" FOR UPDATE" for statement in select(table, columns, local_ids, state)
         )
