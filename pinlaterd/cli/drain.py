@@ -304,8 +304,9 @@ class Move:
         scheduled: defaultdict[str, list[JobRecord]] = defaultdict(list)
         snapshot = read_snapshot()
         homes = KeyHomes(KeyPlacement() if snapshot is None else snapshot.keys)
+        soon_ms = (time.time() + _SOON_SECONDS) * 1000
         for record in found.values():
-            if _is_scheduled(record):
+            if record.state is JobState.PENDING and record.run_after_ms > soon_ms:
                 key = key_of(queue, record.options)
                 scheduled[homes.of(key).responsible if key else ""].append(record)
         for home, records in scheduled.items():
@@ -360,11 +361,6 @@ class Move:
 def _batches(items: Iterator[T]) -> Iterator[list[T]]:
     while batch := list(islice(items, _BATCH_JOBS)):
         yield batch
-
-
-def _is_scheduled(record: JobRecord) -> bool:
-    soon_ms = (time.time() + _SOON_SECONDS) * 1000
-    return record.state is JobState.PENDING and record.run_after_ms > soon_ms
 
 
 def _copy(record: JobRecord) -> Job:

@@ -339,8 +339,6 @@ def _read_users(file: FileReader) -> dict[str, UserSettings]:
     file.warn_of_readers(file.path)
     section = Section(file, root)
     section.allow(("users",))
-    if "users" not in section:
-        return {}
     users = section.section("users")
     return {
         name: _read_user(users.section(name), name)

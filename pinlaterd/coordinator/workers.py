@@ -140,14 +140,6 @@ class Worker(msgspec.Struct):
     near_time_out: int = 0  # of them
 
 
-class _Held(msgspec.Struct):
-    """The jobs that a source holds."""
-
-    jobs: int = 0
-    oldest_seconds: float = 0
-    near_time_out: int = 0
-
-
 class Workers:
     """Makes the page of workers. Used on the coordinator's event loop."""
 
@@ -188,10 +180,7 @@ class Workers:
         for queue in queues[:_MOST_QUEUES]:
             records = await self._running(queue)
             is_whole &= records is not None and len(records) < _MOST_JOBS
-            for source, held in self._held(queue, records or ()).items():
-                worker = workers.setdefault((queue, source), Worker(queue, source))
-                worker.held, worker.near_time_out = held.jobs, held.near_time_out
-                worker.oldest_renewal_seconds = round(held.oldest_seconds, 1)
+            self._add_held(workers, queue, records or ())
         return {
             "workers": sorted(workers.values(), key=lambda one: (one.queue, one.source)),
             "all_claims": is_whole,  # whether the claims of all jobs in progress were looked at
@@ -221,18 +210,20 @@ class Workers:
                 return None
         return found
 
-    def _held(self, queue: str, records: Iterable[JobRecord]) -> Mapping[str, _Held]:
-        """Return what each source holds of these jobs."""
+    def _add_held(
+        self, workers: dict[_Place, Worker], queue: str, records: Iterable[JobRecord]
+    ) -> None:
+        """Add what each source holds of these jobs."""
         now_ms = self._clock.now_ms()
         near_seconds = self._config_of().queue(queue).job_claimed_timeout_seconds * _NEAR_PART
-        found: dict[str, _Held] = {}
         for record in records:
-            held = found.setdefault(claim_source(record.claim_descriptor or "") or "", _Held())
+            place = (queue, claim_source(record.claim_descriptor or "") or "")
+            worker = workers.setdefault(place, Worker(*place))
             seconds = max(0.0, (now_ms - record.updated_at_ms) / 1000)
-            held.jobs += 1
-            held.oldest_seconds = max(held.oldest_seconds, seconds)
-            held.near_time_out += seconds > near_seconds
-        return found
+            worker.held += 1
+            oldest_seconds = max(worker.oldest_renewal_seconds or 0.0, round(seconds, 1))
+            worker.oldest_renewal_seconds = oldest_seconds
+            worker.near_time_out += seconds > near_seconds
 
     async def failures(self, queue: str) -> Sequence[FailureCount]:
         """Return the signatures of a queue's failed attempts, as shards have counted them; the most

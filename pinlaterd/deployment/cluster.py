@@ -120,7 +120,7 @@ def join(directory: Path, key_file: Path, given: Mapping[str, str | int]) -> Non
     texts = {
         **shared.files,
         LOCAL_FILE: files.local_text(given),
-        SUPERVISORD_FILE: files.supervisord_text(),
+        SUPERVISORD_FILE: files.resources_text(SUPERVISORD_FILE),
     }
     with contextlib.ExitStack() as undo:
         files.make_folders(directory)

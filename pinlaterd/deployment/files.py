@@ -60,7 +60,7 @@ def write_deployment(
         etc / layout.SERVER_FILE: server_text(with_http_ports(ports)),
         etc / layout.SHARDS_FILE: shards_text(engine, shards),
         etc / layout.QUEUES_FILE: queues_text(),
-        etc / layout.SUPERVISORD_FILE: supervisord_text(),
+        etc / layout.SUPERVISORD_FILE: resources_text(layout.SUPERVISORD_FILE),
     }
     there = [path for path in texts if os.path.lexists(path)]
     if there:
@@ -193,10 +193,6 @@ def shards_text(engine: str, shards: int) -> str:
         lines = (f"engine: {engine}", *_SHARD_LINES[engine])
         text += f"  {name}:\n" + "".join(f"    {line}\n" for line in lines).replace("NAME", name)
     return text
-
-
-def supervisord_text() -> str:
-    return resources_text(layout.SUPERVISORD_FILE)
 
 
 def resources_text(name: str) -> str:
