@@ -44,8 +44,8 @@ from tests.conftest import POLL_SECONDS
 
 QUEUE = "mail"
 END_OF_TIME_MS = 2**62
-_LEASE_END_SECONDS = 30.0
-_COUNT_SECONDS = 30.0
+_LEASE_END_SECONDS = 90.0
+_COUNT_SECONDS = 60.0
 
 
 def keyed(key: str, body: bytes | None = None, **fields: Any) -> Job:

@@ -184,10 +184,10 @@ def test_a_heartbeat_finds_out(proxy: Proxy, new_engine: NewEngine, clock: FakeC
     engine = new_engine(port=proxy.port, beats=clock)
     engine.open(clock.now_ms())
     proxy.cut_at(b"", Cut.BEFORE)
-    clock.advance(1)
+    clock.advance(LEASE_SECONDS / 10)
     engine.heartbeat()
     assert proxy.cuts == 0  # it has been heard of lately
-    clock.advance(3)
+    clock.advance(LEASE_SECONDS * 3 / 10)
 
     with pytest.raises(StorageError):
         engine.heartbeat()
