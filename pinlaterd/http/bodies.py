@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import ErrorCode, InvalidEnqueue, PriorityNotSupported
 from pinlaterd.model import (
     MOST_KEY_BYTES,
     QUEUE_DEFAULT,
@@ -32,12 +34,14 @@ _MILLISECOND = 1000
 
 
 class Mistake(Exception):
-    """A body's mistake: `field` is its place, as in `jobs[3].priority`, or "" for all of it."""
+    """A body's mistake: `field` is its place, as in `jobs[3].priority`, or "" for all of it.
+    `code`: of the problem; None if it is as that of most mistakes."""
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, code: ErrorCode | None = None) -> None:
         super().__init__(message)
         self.field = field
         self.message = message
+        self.code = code
 
 
 class _Request(Struct, forbid_unknown_fields=True, frozen=True): ...
@@ -61,8 +65,9 @@ class JobBody(_Request, frozen=True, kw_only=True):
     key: str | None = None
     expires_at: Time | None = None
 
-    def job(self, field: str = "") -> Job:
-        """Return the job. Raises Mistake, which names `field`, the job's place."""
+    def job(self, server: ServerSettings, field: str = "") -> Job:
+        """Return the job, if it is within the limits of `server`. Raises Mistake, which names
+        `field`, the job's place."""
         if isinstance(self.body, bytes):
             if self.data is not UNSET:
                 raise Mistake(field, "give `data` or `body`, not both")
@@ -71,8 +76,17 @@ class JobBody(_Request, frozen=True, kw_only=True):
             body = bytes(self.data)
         else:
             raise Mistake(field, "give `data` (any JSON) or `body` (bytes in base64)")
+        if len(body) > server.max_job_body_bytes:
+            place = _within(field, "data" if isinstance(self.data, Raw) else "body")
+            text = f"has {len(body)} bytes; at most {server.max_job_body_bytes} are kept"
+            raise Mistake(place, text, InvalidEnqueue.code)
         run_after_ms = since_1970(self.run_after, field, "run_after")
-        priority = QUEUE_DEFAULT if isinstance(self.priority, UnsetType) else self.priority
+        priority = QUEUE_DEFAULT
+        if isinstance(self.priority, int):
+            priority = self.priority
+            if priority > server.num_priority_levels:
+                error = PriorityNotSupported(priority, server.num_priority_levels)
+                raise Mistake(_within(field, "priority"), str(error), error.code)
         attempts = QUEUE_DEFAULT if isinstance(self.attempts, UnsetType) else self.attempts
         return Job(body, priority, run_after_ms, attempts, self.status, self._options(field))
 
@@ -89,13 +103,13 @@ class EnqueueBody(JobBody, frozen=True, kw_only=True):
 
     jobs: list[JobBody] | UnsetType = UNSET
 
-    def all_jobs(self) -> list[Job]:
-        """Return the jobs. Raises Mistake."""
+    def all_jobs(self, server: ServerSettings) -> list[Job]:
+        """Return the jobs, if they are within the limits of `server`. Raises Mistake."""
         if isinstance(self.jobs, UnsetType):
-            return [self.job()]
+            return [self.job(server)]
         if self != EnqueueBody(jobs=self.jobs):
             raise Mistake("jobs", "give fields of a job in `jobs`, not beside it")
-        return [job.job(f"jobs[{place}]") for place, job in enumerate(self.jobs)]
+        return [job.job(server, f"jobs[{place}]") for place, job in enumerate(self.jobs)]
 
 
 class LimitsBody(_Request, frozen=True, kw_only=True):

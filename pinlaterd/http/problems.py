@@ -208,12 +208,12 @@ def _fate(descriptor: str) -> dict[str, object]:
     return {"stored": True, "descriptor": descriptor}
 
 
-def invalid(field: str, message: str) -> Problem:
+def invalid(field: str, message: str, code: str = Code.INVALID_REQUEST) -> Problem:
     """Return the problem of a body that has a mistake at `field`."""
     where = f"{field}: " if field else ""
     return Problem(
         HTTPStatus.BAD_REQUEST,
-        Code.INVALID_REQUEST,
+        code,
         f"{where}{message}",
         errors=[{"field": field, "message": message}],
     )
@@ -222,7 +222,8 @@ def invalid(field: str, message: str) -> Problem:
 def invalid_body(error: Exception) -> Problem:
     """Return the problem of a body that `bodies` refuses."""
     if isinstance(error, Mistake):
-        return invalid(error.field, error.message)
+        code = Code.INVALID_REQUEST if error.code is None else error.code.name
+        return invalid(error.field, error.message, code)
     if isinstance(error, UnicodeDecodeError):
         return invalid("", f"the body is not UTF-8 at byte {error.start}")
     if isinstance(error, RecursionError):

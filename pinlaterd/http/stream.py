@@ -16,6 +16,7 @@ from tempfile import SpooledTemporaryFile
 import msgspec
 from aiohttp import web
 
+from pinlaterd.config.schema import ServerSettings
 from pinlaterd.http.bodies import EnqueuedAnswer, JobBody, Mistake
 from pinlaterd.http.problems import Code, Problem, explained, invalid_body
 from pinlaterd.http_port import part_of
@@ -37,8 +38,10 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 class JobStreams:
     """Enqueues the lines of requests, of one event loop."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, server: Callable[[], ServerSettings]) -> None:
+        """`server` returns the active settings."""
         self._store = store
+        self._server = server
         self._ending = asyncio.get_running_loop().create_future()
         self._running: set[asyncio.Future[None]] = set()
 
@@ -89,7 +92,7 @@ class JobStreams:
             if b"\n" in data or not data:
                 lines = bytes(rest if data else rest + b"\n").split(b"\n")
                 rest = bytearray(lines.pop())
-            jobs, problem = _jobs_of(lines, number)
+            jobs, problem = _jobs_of(lines, number, self._server())
             yield jobs, problem
             if problem is not None or not data:
                 return
@@ -111,7 +114,9 @@ class JobStreams:
             reading.cancel()
 
 
-def _jobs_of(lines: Sequence[bytes], number: int) -> tuple[list[Job], Problem | None]:
+def _jobs_of(
+    lines: Sequence[bytes], number: int, server: ServerSettings
+) -> tuple[list[Job], Problem | None]:
     """Return the jobs of lines up to the first mistake, and its problem; the first line is the one
     with this number."""
     jobs: list[Job] = []
@@ -119,7 +124,7 @@ def _jobs_of(lines: Sequence[bytes], number: int) -> tuple[list[Job], Problem | 
         try:
             line.decode()  # msgspec does not look into what it keeps raw
             if line.strip():
-                jobs.append(_decode(line).job())
+                jobs.append(_decode(line).job(server))
         except (Mistake, UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
             problem = invalid_body(error)
             problem.detail = f"line {number}: {problem.detail}"

@@ -91,7 +91,7 @@ class V2:
         self._etc = etc
         self._pages = JobPages(client)
         self._gathering = EnqueueGathering(client, lambda: self.config)
-        self.streams = JobStreams(self._gathering.store)
+        self.streams = JobStreams(self._gathering.store, lambda: self.config.server)
         self._changes = ChangeHandlers(client, self._pages, lambda: self.config)
         self.config = config  # the active one, which the process replaces
 
@@ -261,7 +261,7 @@ class V2:
             return await self.streams.enqueue(request)
         queue = request.match_info["queue"]
         body = _with_key(await read_body(request, EnqueueBody), key)
-        stored = await self._gathering.store(queue, body.all_jobs())
+        stored = await self._gathering.store(queue, body.all_jobs(self.config.server))
         if body.jobs is not msgspec.UNSET:
             return answer_json(EnqueuedManyAnswer(jobs=stored), HTTPStatus.CREATED)
         status = HTTPStatus.OK if stored[0].existed else HTTPStatus.CREATED

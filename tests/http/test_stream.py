@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 import psutil
+import pytest
 
 from tests.deployment import CALL_SECONDS, COMMAND_SECONDS, Deployment
 from tests.http.conftest import HttpAnswer, HttpClient, http_of, serving_http
@@ -88,6 +89,21 @@ def test_a_mistake_ends_the_stream_and_says_what_was_stored(api, mail):
     assert api.get(mail).body["counts"]["pending"] == 2
 
 
+@pytest.mark.parametrize(
+    ("wrong", "code", "field"),
+    [
+        ({"data": 1, "priority": 9}, "PRIORITY_NOT_SUPPORTED", "priority"),
+        ({"data": "x" * 2**20}, "ENQUEUE_REJECTED", "data"),
+    ],
+)
+def test_jobs_before_one_beyond_the_limits_are_stored(api, mail, wrong, code, field):
+    answer = _send(api, mail, [*_jobs(2), wrong, *_jobs(1)])
+
+    *stored, last = answer.body
+    assert len(stored) == last["stored"] == api.get(mail).body["counts"]["pending"] == 2
+    assert (last["line"], last["code"], last["errors"][0]["field"]) == (3, code, field)
+
+
 def test_a_mistake_in_the_first_line_is_a_problem(api, mail):
     answer = _send(api, mail, [b'{"data": "\xff"}'])
 
@@ -96,13 +112,20 @@ def test_a_mistake_in_the_first_line_is_a_problem(api, mail):
     assert (answer.body[0]["stored"], answer.body[0]["line"]) == (0, 1)
 
 
-def test_a_refusal_of_the_service_says_what_was_stored(api, mail):
-    answer = _send(api, mail, [*_jobs(1000), {"data": 1, "priority": 9}])
+def test_a_refusal_of_the_service_says_what_was_stored(api, mail, wait_until):
+    answers: list[HttpAnswer] = []
+
+    def is_refused() -> bool:
+        answers.append(_send(api, mail, _jobs(1500)))
+        return "OVERLOADED" in answers[-1].body[-1].values()
+
+    api.put(mail, {"limits": {"max_pending": 1000}})
+    wait_until(is_refused)
     unknown = _send(api, "/v2/queues/nowhere", _jobs(1))
 
-    assert answer.body[-1]["code"] == "PRIORITY_NOT_SUPPORTED"
-    assert answer.body[-1]["stored"] == len(answer.body) - 1
-    assert api.get(mail).body["counts"]["pending"] == len(answer.body) - 1
+    assert answers[-1].body[-1]["stored"] == len(answers[-1].body) - 1
+    stored = [line for answer in answers for line in answer.body if "descriptor" in line]
+    assert api.get(mail).body["counts"]["pending"] == len(stored)
     assert (unknown.status, unknown.body[0]["code"]) == (404, "QUEUE_NOT_FOUND")
 
 

@@ -287,7 +287,7 @@ def test_nothing_of_a_list_with_a_mistake_is_stored(api, mail):
 def test_refusals_of_the_service_have_its_codes(api, mail):
     unknown = api.post("/v2/queues/nowhere/jobs", {"data": 1})
     invalid = api.put("/v2/queues/no-hyphens")
-    priority = api.post(f"{mail}/jobs", {"data": 1, "priority": 9})
+    priority = api.post(f"{mail}/jobs", {"jobs": [{"data": 1}, {"data": 1, "priority": 9}]})
     default = api.put("/v2/queues/nowhere", {"limits": {"default_priority": 9}})
     descriptor = f"{mail.rpartition('/')[2]}:s1:p1:1"
     late = {"descriptor": descriptor, "claim": "x", "retry_delay_ms": 2**63 - 1}
@@ -302,7 +302,7 @@ def test_refusals_of_the_service_have_its_codes(api, mail):
     assert (default.status, default.body["code"]) == (400, "INVALID_REQUEST")
     assert api.get("/v2/queues/nowhere").status == 404
     named = [answer.body["errors"][0]["field"] for answer in (invalid, priority, delayed, default)]
-    assert named == ["queue", "priority", "retry_delay_ms", "limits.default_priority"]
+    assert named == ["queue", "jobs[1].priority", "retry_delay_ms", "limits.default_priority"]
     assert (no_job.status, no_job.body["code"]) == (404, "JOB_NOT_FOUND")
     assert (password.status, password.body["code"]) == (403, "PASSWORD_INVALID")
 
