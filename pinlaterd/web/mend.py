@@ -336,7 +336,11 @@ class MendPages:
         operation = self._operations.get(int(name)) if is_number else None
         if operation is None or not may(user, "view", operation.selection.queue):
             return {}
-        return {"op outcome": operation.outcome, "op seen": text.number(operation.seen)}
+        return {
+            "op phase": operation.phase,
+            "op outcome": operation.outcome,
+            "op seen": text.number(operation.seen),
+        }
 
     async def _headline(self, operation: Operation) -> str:
         """Say how an operation stands; while it asks, how its first jobs went."""

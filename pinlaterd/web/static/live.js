@@ -19,7 +19,11 @@ on("data-cell", (element, text) => {
 on("data-cell-state", (element, text) => { element.dataset.state = text; });
 on("data-cell-d", (element, text) => { element.setAttribute("d", text); });
 
-// A list stays as it was read; a line offers what has come since.
+on("data-cell-value", (element, text) => { element.value = Number(text.replaceAll(",", "")); });
+
+// Banners and buttons stay as they were read; a line offers the new ones.
+on("data-differs", (element, text) => { element.hidden = text === element.dataset.from; });
+// So does a list; a line offers what has come since.
 on("data-newer", (element, text) => {
   const newer = Number(text.replaceAll(",", "")) - Number(element.dataset.than);
   element.hidden = !(newer > 0);
@@ -55,15 +59,7 @@ function hear(event) {
   for (const [key, text] of Object.entries(beat.cells)) {
     for (const set of setters.get(key) ?? []) set(text);
   }
-  if ("problems" in beat.cells) showChange(beat.cells.problems);
   showAge();
-}
-
-// The banners stay as they were read; a line offers the new ones.
-const problems = document.querySelector("[data-cell=problems]");
-const seen = problems?.textContent;
-function showChange(text) {
-  document.querySelector(".changed")?.toggleAttribute("hidden", text === seen);
 }
 
 function open() {

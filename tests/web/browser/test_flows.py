@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_a_search_shows_what_it_finds_and_text_beyond_ascii(open_tab: OpenTab, c
 
 
 def test_a_group_is_retried_ten_first_then_the_others(
-    open_tab: OpenTab, client: Client, wait_until: WaitUntil
+    open_tab: OpenTab, client: Client, demonstration: Deployment, wait_until: WaitUntil
 ):
     fail_all(client, "letters", [b"%d" % n for n in range(25)], "Timeout: smtp1 (a.py:1 in b)")
     page = open_tab().open("/failures?queue=letters")
@@ -127,6 +128,13 @@ def test_a_group_is_retried_ten_first_then_the_others(
     go_on = page.get_by_role("button", name=re.compile("Go on"))
     wait_until(lambda: page.goto(page.url) and go_on.count())
     assert "10 tried, 10 succeeded" in page.inner_text("main")
+    visitor, path = Visitor(demonstration.web_port), urlsplit(page.url).path
+    visitor.get(path)
+    assert visitor.post(path, {"do": "stop"}).status == 303
+    wait_for(page, "!document.querySelector('[data-differs]').hidden")
+    with page.expect_navigation():
+        page.get_by_role("link", name="Show", exact=True).click()
+    assert "stopped: 10 retried" in page.inner_text("h1")
     go_on.click()
     wait_until(lambda: client.count("letters", JobState.PENDING) == 15)
 

@@ -24,6 +24,7 @@ PAGES = (
     "/mend?action=retry&queue=mail&state=failed",
     "/workers",
     "/system",
+    "/mend?action=dequeue_only&shard=1&value=on",
     "/audit",
     "/help",
     "/q/mail/history?range=1h",
@@ -36,6 +37,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "light": {"viewport": WIDE, "color_scheme": "light"},
     "dark": {"viewport": WIDE, "color_scheme": "dark"},
     "phone": {"viewport": PHONE, "color_scheme": "light", "has_touch": True},
+    "zoom 400 %": {"viewport": {"width": 320, "height": 256}, "color_scheme": "light"},
 }
 _RUN_AXE = """
 async (tags) => (await axe.run(document, {runOnly: tags, resultTypes: ["violations"]}))
