@@ -55,6 +55,7 @@ from pinlaterd.wire.control import (
 from pinlaterd.wire.key_placement import (
     KeyPlacement,
     read_key_placement,
+    unknown_placement,
     write_key_placement,
 )
 
@@ -79,7 +80,7 @@ class Coordinator:
         self._registry = Registry(clock, process_exists)
         before = read_snapshot()
         self._joining = self._shards_since(before)
-        self._keys = read_key_placement() or (before.keys if before else KeyPlacement())
+        self._keys = self._last_placement(before.keys if before else KeyPlacement())
         self._keys_problem = ""  # why the placement of keys can't be followed
         self._keys_since = 0  # the version of the first snapshot with the placement of keys
         self._reload = self._new_reload(active)
@@ -415,6 +416,18 @@ class Coordinator:
         if before is None or keys.number != before.keys.number or not self._keys_since:
             self._keys_since = version
         return Snapshot(version, entries, now_ms, self._config_version, keys=keys)
+
+    def _last_placement(self, published: KeyPlacement) -> KeyPlacement:
+        """Return the placement that was followed last: that of the file, or else of the last
+        snapshot, which does not outlive the service."""
+        try:
+            return read_key_placement() or published
+        except (OSError, ValueError) as error:
+            log.error("the placement of keys in %s is lost: %s", layout.KEY_PLACEMENT_FILE, error)
+        if published.number:
+            return published
+        log.error("any shard may hold any key: enqueues with keys ask all shards for a year")
+        return unknown_placement(self._config.shards, self._clock.now_ms())
 
     def _placement_of_keys(self, entries: Sequence[ShardEntry]) -> KeyPlacement:
         """Return the placement with the shards that routers know. It is in its file before anybody

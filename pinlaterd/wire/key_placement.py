@@ -69,11 +69,19 @@ class KeyPlacement(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_key_placement(path: Path = layout.KEY_PLACEMENT_FILE) -> KeyPlacement | None:
-    """Read the placement that was written last; None if there is none that can be read."""
+    """Read the placement that was written last; None if there is no file. Raises OSError,
+    ValueError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=KeyPlacement)
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
+
+
+def unknown_placement(shards: Collection[str], now_ms: int) -> KeyPlacement:
+    """Return what stands for a placement that was lost: each of the shards was alone once, so that
+    all of them are asked for every key."""
+    alone = tuple(FormerTakers((name,), now_ms) for name in sorted(shards))
+    return KeyPlacement(now_ms, earlier=alone)
 
 
 def write_key_placement(placement: KeyPlacement, path: Path = layout.KEY_PLACEMENT_FILE) -> None:

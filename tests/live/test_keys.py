@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from pinlaterd.client import Client, Job, JobOptions, JobState, PinLaterError
 from pinlaterd.client.calls import EnqueuedJob
 from pinlaterd.errors import ConnectionFailed
+from tests.deployment import serving
 from tests.live.conftest import BASE, is_dequeue_only, serves
 
 pytestmark = pytest.mark.service
@@ -130,3 +132,22 @@ def test_keys_stay_held_whatever_is_killed(live, client, queue, keyed, wait_unti
         keyed.advance(wait_until)
 
     keyed.check()
+
+
+def test_keys_stay_held_where_their_placement_was_damaged(tmp_path: Path):
+    jobs = [Job(b"", options=JobOptions(f"k{number}")) for number in range(40)]
+    settings = {"request_timeout_ms": 60_000, "shard_restart_grace_ms": 60_000}
+    with serving(tmp_path / "d", settings=settings) as deployment:
+        with deployment.client() as client:
+            client.create_queue("mail")
+            stored = client.enqueue("mail", jobs)
+        deployment.down()
+        (deployment.folder / "data/key_placement.json").write_bytes(b'{"number": 5, "sha')
+        deployment.write("shards", {"1": {}, "2": {}})
+        deployment.up()
+        with deployment.client() as client:
+            again = client.enqueue("mail", jobs)
+            pending = client.count("mail", JobState.PENDING)
+
+    assert again == stored
+    assert pending == len(jobs)
