@@ -337,38 +337,34 @@ _INSERT_JOBS = (
 def _enqueue(tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
     """Jobs of one queue, priority and run-after get consecutive ids, in their order: one run."""
     now_ms, most_chars = tx.now_ms, LIMITS.custom_status_chars
-    new: list[tuple[_Place, Job, Sequence[bytes]]] = []  # jobs that differ only in their bodies
+    # Jobs that differ only in their bodies, numbered in the order of the batch.
+    by_place: dict[_Place, list[tuple[int, Job, Sequence[bytes]]]] = {}
     ends = [0]  # where those of each op end
-    jobs_of: defaultdict[_Place, int] = defaultdict(int)
+    size = 0
     for op in ops:
         queue_id = tx.store.queue_id(op.queue)
         for job, bodies in runs_of(op.jobs):
             run_after_ms = now_ms if job.run_after_ms is None else job.run_after_ms
             place = (queue_id, job.priority, run_after_ms)
-            jobs_of[place] += len(bodies)
-            new.append((place, job, bodies))
-        ends.append(len(new))
-    next_ids: dict[_Place, int] = {}
-    runs = []
-    for place in sorted(jobs_of):
-        ids = tx.store.take_local_ids(jobs_of[place])
-        next_ids[place] = ids.start
-        queue_id, priority, run_after_ms = place
-        runs.append(Run(ids.start, ids.stop - 1, queue_id, priority, PENDING, run_after_ms))
-    local_ids = []
+            by_place.setdefault(place, []).append((size, job, bodies))
+            size += 1
+        ends.append(size)
+    local_ids = [range(0)] * size
     rows: list[tuple[object, ...]] = []
-    for place, job, bodies in new:
-        first_id = next_ids[place]
-        next_ids[place] = first_id + len(bodies)
-        local_ids.append(ids := range(first_id, first_id + len(bodies)))
-        attempts, text = job.attempts_allowed, job.custom_status[:most_chars]
-        common = (*place, now_ms, now_ms, attempts, attempts, text)
-        if len(bodies) == 1:
-            rows.append((first_id, *common, bodies[0]))
-        else:
-            rows += zip(ids, *map(repeat, common), bodies)  # noqa: B905 - repeat has no end
-    if len(runs) > 1:
-        rows.sort()  # rows are inserted fastest by local id, which no two have in common
+    runs = []
+    for place in sorted(by_place):
+        before = len(rows)
+        for at, job, bodies in by_place[place]:
+            ids = local_ids[at] = tx.store.take_local_ids(len(bodies))
+            attempts, text = job.attempts_allowed, job.custom_status[:most_chars]
+            common = (*place, now_ms, now_ms, attempts, attempts, text)
+            if len(bodies) == 1:
+                rows.append((ids.start, *common, bodies[0]))
+            else:
+                rows += zip(ids, *map(repeat, common), bodies)  # noqa: B905 - repeat has no end
+        first_id = ids.stop - (len(rows) - before)
+        queue_id, priority, run_after_ms = place
+        runs.append(Run(first_id, ids.stop - 1, queue_id, priority, PENDING, run_after_ms))
     insert_rows(tx.db, _INSERT_JOBS, rows)
     tx.replace((), runs)
     return [
