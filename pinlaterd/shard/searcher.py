@@ -48,10 +48,11 @@ _TURN_SECONDS = 0.01
 # It works and rests in turn. Where searches keep every core busy, calls take several times as long
 # at whatever priority, since what wakes up finds no idle core. And routers and shards are
 # SCHED_BATCH: when one wakes up, the kernel lets a search go on until its next tick (4 ms) or rest.
-_WORK_SECONDS = _REST_SECONDS = 0.00025
+# Several of them wake up for a call, each after the other, so it works for less than it rests.
+_WORK_SECONDS, _REST_SECONDS = 0.0001, 0.0003
 # Where others took the processor for long it works for a longer while, too: each rest may count
 # against it (Linux 6.18), and it has to end on a busy machine.
-_BUSY_SHARE = 1 / 50
+_BUSY_SHARE = 1 / 16
 
 
 # --- turns --------------------------------------------------------------------------------------
