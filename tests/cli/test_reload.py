@@ -96,7 +96,7 @@ def test_a_change_ends_the_program_in_order_and_starts_it_anew(reloaded, wait_un
     wait_until(lambda: reloaded.lines().count("signal 1") == 2)
     assert parent.poll() is None  # the program takes its time
     parent.send_signal(signal.SIGTERM)
-    assert parent.wait(20) == 0
+    assert parent.wait(60) == 0
     assert reloaded.lines()[-1] == "signal 2"
 
 

@@ -78,7 +78,7 @@ def test_it_makes_the_queue_works_and_ends_in_order(shell, client, queue, wait_u
 
     wait_until(lambda: status_of(descriptor) == (JobState.SUCCEEDED, "did a job"), seconds=60)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert f"working on {name} of 127.0.0.1:" in shell.errors()
     assert shell.errors().endswith("ended\n")
 
@@ -99,7 +99,7 @@ def test_with_reload_the_next_job_is_done_by_what_was_written(
 
     wait_until(lambda: status_of(second) == (JobState.SUCCEEDED, "new 2"), seconds=60)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
 
 
 def test_a_queue_without_handler_is_refused(shell):
@@ -171,9 +171,10 @@ def test_handlers_in_processes_log_as_the_worker_does_and_are_counted(
     pids = {status_of(descriptor)[1] for descriptor in descriptors}
     assert len(pids) == 1
     assert str(process.pid) not in pids
-    assert re.search(r"^\S+Z INFO worker at work on one$", shell.errors(), re.MULTILINE)
+    said = re.compile(r"^\S+Z INFO worker at work on one$", re.MULTILINE)
+    wait_until(lambda: said.search(shell.errors()))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
 
 
 LOCAL = """

@@ -102,7 +102,7 @@ def test_a_job_with_one_attempt_is_handed_out_once(
                 killed = deployment.kill(program)
                 wait_until(lambda p=program, k=killed: deployment.pids().get(p, k) != k)
             deployment.wait_until_serving()
-            wait_until(lambda: _pending(client, queue) == 0)
+            wait_until(lambda: _pending(client, queue) == 0, seconds=150)
         finally:
             takers.stop()
 

@@ -40,4 +40,4 @@ def test_a_standby_takes_over_when_the_owner_is_killed(
         standby.wait()
 
     deployment.wait_until_serving()
-    assert states()[deployment.pid_of("shard-1")] == "serving"
+    wait_until(lambda: states()[deployment.pid_of("shard-1")] == "serving")

@@ -176,7 +176,7 @@ def test_of_two_edits_of_one_file_the_second_is_kept(
     first.write("queues.yaml", "queues: {a: {max_jobs_per_second: 1}}\n")
     second.write("queues.yaml", "queues: {a: {max_jobs_per_second: 2}}\n")
 
-    wait_until(lambda: any(one.warnings() for one in servers), seconds=30)
+    wait_until(lambda: any(one.warnings() for one in servers))
 
     loser, winner = sorted(servers, key=lambda one: not one.warnings())
     [warning] = loser.warnings()
@@ -264,16 +264,16 @@ def test_a_server_leaves(servers: tuple[Server, Server], wait_until: WaitUntil):
     pinlaterd = Program("pinlaterd")
     for shard in ("2", "4"):
         first.admin.output(f"shard remove {shard} --yes")
-    wait_until(lambda: first.owned().get("jobs-2") == [], seconds=30)
+    wait_until(lambda: first.owned().get("jobs-2") == [])
 
     assert "pinlaterd down" in pinlaterd.error("cluster leave", second.folder)
     pinlaterd.output("down", second.folder)
     text = "queues: {b: {max_jobs_per_second: 3}}\n"
     second.write("queues.yaml", text)
     pinlaterd.output("up", second.folder)
-    wait_until(lambda: first.read("queues.yaml") == text, seconds=30)
+    wait_until(lambda: first.read("queues.yaml") == text)
     pinlaterd.output("down", second.folder)
     pinlaterd.output("cluster leave", second.folder)
 
-    wait_until(lambda: "jobs-2" not in first.owned(), seconds=30)
+    wait_until(lambda: "jobs-2" not in first.owned())
     assert "cluster.key is missing" in pinlaterd.error("up", second.folder)

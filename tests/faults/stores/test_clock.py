@@ -92,7 +92,9 @@ def states(client: Client, descriptors: list[str]) -> set[tuple[JobState, int]]:
 
 
 def claim(client: Client, queue: str, descriptors: list[str]) -> list[ClaimedJob]:
-    jobs = list(client.dequeue(queue, limit=len(descriptors) + 1))
+    jobs: list[ClaimedJob] = []
+    while len(jobs) < len(descriptors):  # a shard may be held up for a moment
+        jobs += client.dequeue(queue, limit=len(descriptors) + 1)
     assert {job.descriptor for job in jobs} == set(descriptors)
     return jobs
 

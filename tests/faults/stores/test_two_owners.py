@@ -36,7 +36,7 @@ def test_an_owner_that_froze_cannot_write_after_another_took_over(
     states = partial(deployment.states_of, program)
 
     wait_until(lambda: states().get(standby.pid) == "standby")
-    assert states()[owner] == "serving"
+    wait_until(lambda: states()[owner] == "serving")
     with load.running():
         with frozen(owner):
             wait_until(lambda: states().get(standby.pid) == "serving")
@@ -54,7 +54,7 @@ def test_an_owner_that_froze_cannot_write_after_another_took_over(
     standby.terminate()
     standby.wait()
     deployment.wait_until_serving(seconds=BACK_SECONDS)
-    assert states()[deployment.pid_of(program)] == "serving"
+    wait_until(lambda: states()[deployment.pid_of(program)] == "serving")
 
 
 def test_an_owner_that_froze_and_owns_its_store_again_is_found_by_new_routers(

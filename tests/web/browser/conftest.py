@@ -135,6 +135,7 @@ def open_tab(chromium: Any, demonstration: Deployment) -> Iterator[OpenTab]:
 
     def new(*, of: Deployment | None = None, **options: Any) -> Tab:
         context = chromium.new_context(**{"viewport": WIDE, "reduced_motion": "reduce", **options})
+        context.set_default_timeout(120_000)  # ms
         contexts.append(context)
         tab = Tab(context.new_page(), f"http://127.0.0.1:{(of or demonstration).web_port}")
         tabs.append(tab)
