@@ -31,6 +31,7 @@ from pinlaterd.stats import Histogram
 PICTURES = Path(__file__).parent.parent / "docs" / "dashboard"
 CHROMIUM = "/usr/bin/chromium"
 MOST_BYTES = 100_000
+_ALIKE = 16  # the least by which two colours of a picture differ
 _STOPPED_SECONDS = 180.0
 _HOURS, _STEP_MS = 6, 5_000
 _STOPPED_MS = 40 * 60_000
@@ -144,17 +145,20 @@ def taken(browser: Browser, address: str, picture: Picture) -> bytes:
 
 
 def png_of(width: int, height: int, pixels: bytes) -> bytes:
-    """Return RGBA pixels as PNG with a palette of 256 colours: the commonest, and
-    for each other one that which is nearest."""
+    """Return RGBA pixels as PNG with a palette of 256 colours: the commonest that differ, and for
+    each other one that which is nearest."""
     codes = struct.unpack(f">{width * height}I", pixels)
-    colours = [code for code, _ in Counter(codes).most_common()]
-    palette, rare = colours[:256], colours[256:]
-    places = {code: place for place, code in enumerate(palette)}
-    parts = [code.to_bytes(4, "big")[:3] for code in palette]
-    for code in rare:
-        own = code.to_bytes(4, "big")
-        far = [sum(abs(x - y) for x, y in zip(own, part, strict=False)) for part in parts]
-        places[code] = far.index(min(far))
+    places: dict[int, int] = {}
+    parts: list[bytes] = []
+    for code, _ in Counter(codes).most_common():
+        own = code.to_bytes(4, "big")[:3]
+        far = [sum(abs(x - y) for x, y in zip(own, part, strict=True)) for part in parts]
+        # A small mark has few pixels, and a colour that no text comes near.
+        if len(parts) < 256 and min(far, default=_ALIKE) >= _ALIKE:
+            places[code] = len(parts)
+            parts.append(own)
+        else:
+            places[code] = far.index(min(far))
     rows = bytes([places[code] for code in codes])
     lines = b"".join(b"\0" + rows[at : at + width] for at in range(0, len(rows), width))
     head = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
