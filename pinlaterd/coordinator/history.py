@@ -33,6 +33,7 @@ _LONG_POINTS = 7 * 86_400_000 // LONG_STEP_MS
 _NAN = math.nan
 _FLOAT_BYTES = 4
 _MAGIC = b"pinlaterd history 1\n"
+_POINTS_AHEAD = 12  # so many points are no great loss
 _RESTART_MS = 60_000  # in which a coordinator is back
 _RECENT = 1 / 60  # part of the newest 5 s in what a subject's activity of late is
 
@@ -90,10 +91,15 @@ class _Ring:
         return len(self.values) * _FLOAT_BYTES
 
     def put(self, number: int, row: Sequence[float]) -> None:
-        """Write a point. One that is older than the newest is left out: the clock was set back."""
+        """Write a point. After a clock that was set back a little, none is written until that time
+        is reached again; after one that was far ahead, its points are dropped."""
+        gap = (_NAN,) * self.width
+        if number < self.last - _POINTS_AHEAD:
+            for ahead in range(number + 1, min(self.last, number + self.points) + 1):
+                self._write(ahead, gap)
+            self.last = number
         if number < self.last:
             return
-        gap = (_NAN,) * self.width
         for skipped in range(max(self.last + 1, number - self.points + 1), number):
             self._write(skipped, gap)
         self._write(number, row)

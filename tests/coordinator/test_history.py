@@ -208,6 +208,21 @@ def test_a_file_that_was_cut_short_is_dropped(tmp_path):
     assert known(load_history(path, MIB)).series["ready"] == []
 
 
+@pytest.mark.parametrize("ahead_ms", [HOUR_MS // 2, HOUR_MS, 1_000 * HOUR_MS])
+def test_a_clock_that_was_far_ahead_leaves_no_trace(ahead_ms: int):
+    history = History(MIB)
+    for at_ms, ready in (
+        *((NOW_MS - STEP_MS, 1), (NOW_MS + ahead_ms, 2)),
+        *((NOW_MS, 3), (NOW_MS + STEP_MS, 4)),
+    ):
+        history.record(QUEUE, "mail", at_ms, row(ready=ready), activity=1)
+
+    found = known(history, since_ms=NOW_MS, now_ms=NOW_MS + STEP_MS)
+    hour = known(history, since_ms=NOW_MS - HOUR_MS // 2, now_ms=NOW_MS + HOUR_MS // 2)
+    assert found.series["ready"] == [3, 4]
+    assert 2 not in hour.series["ready"]
+
+
 def test_a_clock_that_is_set_back_writes_nothing_over():
     history = History(MIB)
     history.record(QUEUE, "mail", NOW_MS, row(ready=7), activity=1)
