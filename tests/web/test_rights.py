@@ -135,15 +135,19 @@ def test_a_shard_is_switched_by_those_only_who_may_operate_all_queues(bounded, n
 @pytest.mark.parametrize(
     ("name", "path", "offer", "needed"),
     [
-        ("bea", "/q/pay?state=failed", "Retry failed", "for pay"),
-        ("bea", "/j/{job}", "Retry…", "for pay"),
-        ("bea", "/failures?queue=pay", "Retry…", "for pay"),
+        ("bea", "/q/till?state=failed", "Retry failed", "for till"),
+        ("bea", "/j/{job}", "Retry…", "for till"),
+        ("bea", "/failures?queue=till", "Retry…", "for till"),
         ("olga", "/system", "Take no jobs", "for all queues"),
     ],
 )
-def test_a_page_offers_what_its_user_may_do(bounded, name, path, offer, needed):
+def test_a_page_offers_what_its_user_may_do(bounded, name, path, offer, needed, wait_until):
     may, may_not = bounded.log_in("ada"), bounded.log_in(name)
-    page, bare = (visitor.get(path.format(job=bounded.pay)) for visitor in (may, may_not))
+    with bounded.deployment.client("mailer:web3") as client:
+        [job] = fail(client, "till", ["paid by eve"])
+    path = path.format(job=job)
+    wait_until(lambda: offer in may.get(path).text)  # the queue is new
+    page, bare = may.get(path), may_not.get(path)
 
     assert (offer in page.text, offer in bare.text) == (True, False)
     said = f"Nothing can be changed here: the role operate {needed} allows it"
@@ -153,8 +157,8 @@ def test_a_page_offers_what_its_user_may_do(bounded, name, path, offer, needed):
 def test_who_may_only_look_at_a_change_can_not_undo_it(bounded, wait_until):
     ada, bea = bounded.log_in("ada"), bounded.log_in("bea")
     with bounded.deployment.client("mailer:web3") as client:
-        [job] = fail(client, "pay", ["paid by eve"])
-    form = {"action": "delete", "queue": "pay", "descriptor": job, "before": "4102444800000"}
+        [job] = fail(client, "bank", ["paid by eve"])
+    form = {"action": "delete", "queue": "bank", "descriptor": job, "before": "4102444800000"}
     page = ada.post("/mend", {**form, "mode": "all", "nonce": "look"}).headers["Location"]
     wait_until(lambda: "Put back" in ada.get(page).text)
 
