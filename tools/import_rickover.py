@@ -129,7 +129,7 @@ class Import:
         for name, strategy, attempts, concurrency, created_at in rows.fetchall():
             queue = queue_of_type(name)
             made = JobType(name, queue, created_at.astimezone(UTC), strategy, attempts, concurrency)
-            new += edit.add_job_type(self._etc, made)
+            new += edit.add_job_type(self._etc, made) is not None
             self._client.create_queue(queue)
             self._types[name] = made
         print(f"job types: {new:,} imported, {len(self._types) - new:,} there already")

@@ -403,7 +403,7 @@ def _user() -> str:
     return ""
 
 
-def _edit_queue(name: str, change: Callable[[], bool], done: str) -> None:
+def _edit_queue(name: str, change: Callable[[], edit.Edited], done: str) -> None:
     acts = carry_out(change, QUEUES_FILE, done)
     # Settings may come before their queue; mistyped ones look the same, and do nothing.
     with contextlib.suppress(PinLaterError, ConnectionFailed), command.connect() as client:

@@ -80,7 +80,7 @@ class EditRefused(DeploymentError):
 
 
 def carry_out(
-    change: Callable[[], bool], name: str, done: str, *, removed: str | None = None
+    change: Callable[[], edit.Edited], name: str, done: str, *, removed: str | None = None
 ) -> bool:
     """Have `change` edit etc/`name`, wait until every process follows, and tell that `done` is so.
     In a cluster the change is made again, to the new file, if an edit on another server came first.
@@ -95,12 +95,11 @@ def carry_out(
             alone.enter_context(lock(command.directory() / EDIT_LOCK, patient=True))
         try:
             for _ in range(_TRIES):
-                was_changed = change()
-                mine = path.read_bytes() if was_changed else None
+                mine = change()
                 with command.waiting("waiting until the service follows"):
                     problems = _wait_until_followed()
                 if not edit.drop_lost(path, mine):
-                    tell(done, problems, was_changed=was_changed, removed=removed)
+                    tell(done, problems, was_changed=mine is not None, removed=removed)
                     return True
         except ConnectionFailed:
             click.echo(
@@ -315,14 +314,14 @@ def _remove(etc: Path, name: str, *, force: bool) -> bool:
     """Edit, and wait; if the coordinator refuses, the file is as it was before. Returns whether the
     shard has gone: not yet, if the coordinator is away."""
     path = etc / SHARDS_FILE
-    before = after = b""
+    before = b""
+    after: edit.Edited = None
 
-    def change() -> bool:
+    def change() -> edit.Edited:
         nonlocal before, after
         before = path.read_bytes()
-        was_changed = edit.remove_shard(etc, name, abandon=force)
-        after = path.read_bytes()
-        return was_changed
+        after = edit.remove_shard(etc, name, abandon=force)
+        return after
 
     def as_before(now: bytes, _config: Config) -> bytes:
         return before if now == after else now

@@ -44,11 +44,13 @@ from pinlaterd.config.schema import PAUSE_NOTE, Address, Config, JobType
 from pinlaterd.errors import ConfigError
 
 KEPT = ".yours-"  # in the name of an edit that came second
+# What an edit has made of a file, even if that was replaced since; None if it made no difference.
+Edited = bytes | None
 
 
-def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) -> bool:
+def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) -> Edited:
     """Have `change` make what the file `name` of `etc` should hold of what it holds, and of what
-    all files together mean. Returns whether that made a difference.
+    all files together mean.
 
     Raises ConfigError, with nothing changed, if there are mistakes in the configuration before or
     after, or if the file can't be written. An optional file that is missing holds b""; one that
@@ -63,10 +65,10 @@ def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) ->
             raise ConfigError([f"{path}: {problem}; {cure}"])
         after = change(before, config)
         if after == before:
-            return False
+            return None
         load_config(etc, lambda read: after if read == path else read.read_bytes())
         _replace(path, before, after)
-    return True
+    return after
 
 
 def take_over(etc: Path, name: str, base: bytes, theirs: bytes) -> Path | None:
@@ -85,7 +87,7 @@ def take_over(etc: Path, name: str, base: bytes, theirs: bytes) -> Path | None:
         return kept
 
 
-def drop_lost(path: Path, mine: bytes | None) -> bool:
+def drop_lost(path: Path, mine: Edited) -> bool:
     """Remove what is kept of `mine`, an edit of ours, if it came second; return whether it did."""
     for kept in path.parent.glob(f"{path.name}{KEPT}*"):
         if kept.read_bytes() == mine:
@@ -94,7 +96,7 @@ def drop_lost(path: Path, mine: bytes | None) -> bool:
     return False
 
 
-def _edit_tree(etc: Path, name: str, change: Callable[[Text, Config], None]) -> bool:
+def _edit_tree(etc: Path, name: str, change: Callable[[Text, Config], None]) -> Edited:
     """The same; `change` turns the tree of the text into what it should be."""
 
     def changed(before: bytes, config: Config) -> bytes:
@@ -139,8 +141,8 @@ def shards_alike(etc: Path, shard: str) -> Sequence[str]:
     return next((entry.names for entry in entries if shard in entry.names), [shard])
 
 
-def set_servers(etc: Path, shards: Collection[str], *, master: Address, slave: Address) -> bool:
-    """Give shards other servers. Returns whether the file had to be changed; so do the others."""
+def set_servers(etc: Path, shards: Collection[str], *, master: Address, slave: Address) -> Edited:
+    """Give shards other servers."""
     servers = {"master": master, "slave": slave}
 
     def changed(settings: Mapping[str, Any], _key: str) -> Mapping[str, Any]:
@@ -150,7 +152,7 @@ def set_servers(etc: Path, shards: Collection[str], *, master: Address, slave: A
     return _edit_entries(etc, shards, changed)
 
 
-def set_dequeue_only(etc: Path, shard: str, *, on: bool) -> bool:
+def set_dequeue_only(etc: Path, shard: str, *, on: bool) -> Edited:
     """For all shards of its entry."""
 
     def changed(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -165,7 +167,7 @@ def _edit_entries(
     etc: Path,
     shards: Collection[str],
     changed: Callable[[Mapping[str, Any], str], Mapping[str, Any]],
-) -> bool:
+) -> Edited:
     """Put what `changed` makes of them in the place of the settings of any of `shards`."""
 
     def change(text: Text, config: Config) -> None:
@@ -178,8 +180,8 @@ def _edit_entries(
     return _edit_tree(etc, SHARDS_FILE, change)
 
 
-def add_shard(etc: Path, shard: str, settings: Mapping[str, Value]) -> bool:
-    """At the end of the file; False if it is there with just these settings."""
+def add_shard(etc: Path, shard: str, settings: Mapping[str, Value]) -> Edited:
+    """Add a shard at the end of the file, unless it is there with just these settings."""
     path = etc / SHARDS_FILE
 
     def change(text: Text, config: Config) -> None:
@@ -196,7 +198,7 @@ def add_shard(etc: Path, shard: str, settings: Mapping[str, Value]) -> bool:
     return _edit_tree(etc, SHARDS_FILE, change)
 
 
-def remove_shard(etc: Path, shard: str, *, abandon: bool) -> bool:
+def remove_shard(etc: Path, shard: str, *, abandon: bool) -> Edited:
     """`abandon`: with the jobs that it holds."""
     path = etc / SHARDS_FILE
 
@@ -212,7 +214,7 @@ def remove_shard(etc: Path, shard: str, *, abandon: bool) -> bool:
     return _edit_tree(etc, SHARDS_FILE, change)
 
 
-def forget_abandoned(etc: Path, shard: str) -> bool:
+def forget_abandoned(etc: Path, shard: str) -> Edited:
     """The shard has gone: `abandon` need not name it any more."""
     return _edit_tree(etc, SHARDS_FILE, lambda text, _config: _forget_abandoned(text, shard))
 
@@ -258,12 +260,12 @@ def limit_settings(etc: Path, queue: str) -> LimitSettings:
     return LimitSettings(settings.get(_key_of(text, LIMIT)), bool(settings.get("paused")))
 
 
-def set_limit(etc: Path, queue: str, jobs_per_second: float | None) -> bool:
+def set_limit(etc: Path, queue: str, jobs_per_second: float | None) -> Edited:
     """None: no limit. Raises ConfigError."""
     return set_limits(etc, queue, {LIMIT: jobs_per_second})
 
 
-def set_limits(etc: Path, queue: str, limits: Mapping[str, float | None]) -> bool:
+def set_limits(etc: Path, queue: str, limits: Mapping[str, float | None]) -> Edited:
     """Set limits and defaults of a queue, named as in queues.yaml; None removes one. Raises
     ConfigError."""
 
@@ -277,7 +279,7 @@ def _plain(value: float | None) -> float | None:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def set_paused(etc: Path, queue: str, *, paused: bool, by: str = "", reason: str = "") -> bool:
+def set_paused(etc: Path, queue: str, *, paused: bool, by: str = "", reason: str = "") -> Edited:
     """Pause or resume a queue; note who has paused it, when and why. The limit stays in the file,
     and holds again when the queue is resumed. Raises ConfigError."""
 
@@ -296,7 +298,7 @@ def set_paused(etc: Path, queue: str, *, paused: bool, by: str = "", reason: str
 
 def _edit_queue(
     etc: Path, queue: str, values_of: Callable[[Text], Mapping[str, Value | None]]
-) -> bool:
+) -> Edited:
     """Set settings of a queue; None removes a setting, and the queue if it has no other."""
 
     def change(text: Text, _config: Config) -> None:
@@ -346,7 +348,7 @@ def _put_queue(text: Text, queue: str, settings: Mapping[str, Any]) -> None:
 # --- users.yaml -------------------------------------------------------------------------------
 
 
-def add_user(etc: Path, user: str, settings: Mapping[str, Value]) -> bool:
+def add_user(etc: Path, user: str, settings: Mapping[str, Value]) -> Edited:
     """Add a user at the end of the file. Raises ConfigError if there is one of that name."""
 
     def change(text: Text, config: Config) -> None:
@@ -358,8 +360,8 @@ def add_user(etc: Path, user: str, settings: Mapping[str, Value]) -> bool:
     return _edit_tree(etc, USERS_FILE, change)
 
 
-def remove_user(etc: Path, user: str) -> bool:
-    """Remove a user with all its tokens; False if there is none of that name."""
+def remove_user(etc: Path, user: str) -> Edited:
+    """Remove a user with all its tokens, if there is one of that name."""
 
     def change(text: Text, config: Config) -> None:
         if user in config.users:
@@ -369,7 +371,7 @@ def remove_user(etc: Path, user: str) -> bool:
     return _edit_tree(etc, USERS_FILE, change)
 
 
-def add_token(etc: Path, user: str, token: Mapping[str, Value]) -> bool:
+def add_token(etc: Path, user: str, token: Mapping[str, Value]) -> Edited:
     """Give a user one more token. Raises ConfigError if there is no such user."""
 
     def change(text: Text, config: Config) -> None:
@@ -386,8 +388,8 @@ def add_token(etc: Path, user: str, token: Mapping[str, Value]) -> bool:
 # --- job_types.yaml ---------------------------------------------------------------------------
 
 
-def add_job_type(etc: Path, made: JobType) -> bool:
-    """Add a job type at the end of the file; False if there is one of its name or queue."""
+def add_job_type(etc: Path, made: JobType) -> Edited:
+    """Add a job type at the end of the file, unless there is one of its name or queue."""
 
     def change(text: Text, config: Config) -> None:
         others = config.job_types
@@ -404,7 +406,7 @@ def add_job_type(etc: Path, made: JobType) -> bool:
     return _edit_tree(etc, JOB_TYPES_FILE, change)
 
 
-def set_job_type(etc: Path, name: str, settings: Mapping[str, float | None]) -> bool:
+def set_job_type(etc: Path, name: str, settings: Mapping[str, float | None]) -> Edited:
     """Change settings of a job type; None: the default. Raises ConfigError if there is none."""
 
     def change(text: Text, config: Config) -> None:
@@ -415,7 +417,7 @@ def set_job_type(etc: Path, name: str, settings: Mapping[str, float | None]) -> 
     return _edit_tree(etc, JOB_TYPES_FILE, change)
 
 
-def remove_job_type(etc: Path, name: str) -> bool:
+def remove_job_type(etc: Path, name: str) -> Edited:
     """Remove a job type; its queue and jobs stay. Raises ConfigError if there is none."""
 
     def change(text: Text, config: Config) -> None:

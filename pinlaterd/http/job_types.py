@@ -73,19 +73,19 @@ class JobTypes:
         await self._carry_out(change, lambda: self._by_name.get(wanted.name) == wanted, seconds)
 
     async def _carry_out(
-        self, change: Callable[[], bool], is_active: Callable[[], bool], seconds: float
+        self, change: Callable[[], edit.Edited], is_active: Callable[[], bool], seconds: float
     ) -> bool:
         """Make a change to the file, and return once it is active; False if it makes none."""
-        if not await asyncio.to_thread(change):
+        mine = await asyncio.to_thread(change)
+        if mine is None:
             return False
-        mine = self._path.read_bytes()
         async with asyncio.timeout(seconds):
             while not is_active():
                 self._changed.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _AGAIN_SECONDS)
                 if edit.drop_lost(self._path, mine):
-                    if not await asyncio.to_thread(change):
+                    mine = await asyncio.to_thread(change)
+                    if mine is None:
                         break
-                    mine = self._path.read_bytes()
         return True

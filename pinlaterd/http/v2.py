@@ -241,7 +241,7 @@ class V2:
             limits[LIMIT] = edit.limit_settings(self._etc, queue).max_jobs_per_second
         return limits
 
-    async def _edit(self, edit_file: Callable[[], bool]) -> None:
+    async def _edit(self, edit_file: Callable[[], edit.Edited]) -> None:
         """Edit the configuration, and wait until this process follows the change."""
         before = self.config
         if await asyncio.to_thread(edit_file):

@@ -10,6 +10,7 @@ import pytest
 from pinlaterd.config.active import activate
 from pinlaterd.config.edit import (
     add_shard,
+    drop_lost,
     forget_abandoned,
     limit_settings,
     remove_shard,
@@ -17,6 +18,7 @@ from pinlaterd.config.edit import (
     set_limit,
     set_paused,
     shards_alike,
+    take_over,
 )
 from pinlaterd.config.edit_text import Value
 from pinlaterd.config.load import load_config
@@ -341,3 +343,19 @@ def test_pinlaters_form_in_lines_keeps_its_remarks(etc):
     assert set_paused(etc, "mail", paused=False)
 
     assert (etc / "queues.yaml").read_text() == text.replace("    paused: true\n", "")
+
+
+def test_an_edit_that_is_replaced_at_once_is_known_to_be_lost(etc):
+    """As where the coordinator of a cluster waits for the end of the edit."""
+    path = etc / "queues.yaml"
+    theirs = b"queues: {other: {max_jobs_per_second: 1}}\n"
+
+    mine = set_limit(etc, "mail", 7)
+    kept = take_over(etc, path.name, b"", theirs)
+    assert kept is not None
+    assert drop_lost(path, mine)
+    assert not kept.exists()
+
+    mine = set_limit(etc, "mail", 7)
+    assert not drop_lost(path, mine)
+    assert load_config(etc).queue("mail").max_jobs_per_second == 7
