@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import psutil
 
-from pinlaterd.client import Client, ConnectionFailed, JobState, PinLaterError
+from pinlaterd.client import ClaimedJob, Client, ConnectionFailed, JobState, PinLaterError
 from pinlaterd.coordinator.programs import ProgramInfo, Supervisord, SupervisorError
 from pinlaterd.deployment import service
 from pinlaterd.deployment.files import write_deployment
@@ -290,6 +290,14 @@ class Deployment:
         logs = sorted((self.folder / "run/log").glob("*.log"))
         tails = ("\n".join(path.read_text(errors="replace").splitlines()[-lines:]) for path in logs)
         return "\n" + "\n".join(tails)
+
+
+def claim(client: Client, queue: str, jobs: int = 1) -> list[ClaimedJob]:
+    """Claim so many jobs: an answer leaves out what a shard that is held up for a moment has."""
+    claimed: list[ClaimedJob] = []
+    while len(claimed) < jobs:
+        claimed += client.dequeue(queue, limit=jobs - len(claimed), max_wait_ms=30_000)
+    return claimed
 
 
 def unused_port() -> int:

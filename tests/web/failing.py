@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pinlaterd.client import AckInfo, Client, Job
+from tests.deployment import claim
 
 
 def fail(client: Client, queue: str, statuses: Iterable[str]) -> list[str]:
@@ -13,7 +14,7 @@ def fail(client: Client, queue: str, statuses: Iterable[str]) -> list[str]:
     failed = []
     for number, status in enumerate(statuses):
         client.enqueue(queue, [Job(b"to: ada %d" % number, attempts_allowed=1)])
-        [job] = client.dequeue(queue, limit=1)
+        [job] = claim(client, queue)
         client.ack(
             queue,
             failed=[AckInfo(job.descriptor, status, claim_descriptor=job.claim_descriptor)],

@@ -20,7 +20,7 @@ from pinlaterd.model import JobOptions
 from pinlaterd.web.find import Searches, SearchQuery
 from pinlaterd.web.site import Site
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment
+from tests.deployment import Deployment, claim
 from tests.web.conftest import PageAnswer, Visitor
 
 pytestmark = pytest.mark.service
@@ -65,9 +65,9 @@ def test_a_descriptor_or_a_key_leads_to_its_job(client, visitor):
 
 def test_a_claim_leads_to_the_jobs_that_its_worker_runs(client, find, dashboard):
     client.enqueue("films", [b"1", b"2", b"3"])
-    mine = client.dequeue("films", limit=2)
+    mine = claim(client, "films", 2)
     with dashboard.client("finder:web2") as other:
-        other.dequeue("films", limit=1)
+        claim(other, "films")
 
     found, text = find(mine[0].claim_descriptor)
 

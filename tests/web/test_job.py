@@ -11,7 +11,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.model import EXPIRED, JobOptions, JobRecord, JobState
 from pinlaterd.signature import attempts_of
 from pinlaterd.web.job import steps_of
-from tests.deployment import CALL_SECONDS, Deployment
+from tests.deployment import CALL_SECONDS, Deployment, claim
 
 HOSTILE = b'{"a": "<script>alert(1)</script>\xe2\x80\xae", "n": 12345678901234567890}'
 
@@ -25,7 +25,7 @@ def client(dashboard: Deployment):
 
 def fail(client: Client, descriptor: str, *statuses: str) -> None:
     for status in statuses:
-        [job] = client.dequeue("parcels", limit=1)
+        [job] = claim(client, "parcels")
         assert job.descriptor == descriptor
         ack = AckInfo(descriptor, status, claim_descriptor=job.claim_descriptor)
         client.ack("parcels", failed=[ack])

@@ -6,7 +6,7 @@ import re
 
 from pinlaterd.client import AckInfo
 from pinlaterd.web.overview import Row, banners_of, most_shown
-from tests.deployment import frozen
+from tests.deployment import claim, frozen
 from tests.web.conftest import Visitor
 
 
@@ -30,7 +30,7 @@ def test_the_page_of_a_queue_has_its_jobs_by_state(dashboard, visitor, wait_unti
     with dashboard.client() as client:
         client.create_queue("queue_mail")
         client.enqueue("queue_mail", [b"1", b"2"])
-        [job] = client.dequeue("queue_mail", limit=1)
+        [job] = claim(client, "queue_mail")
         client.ack("queue_mail", succeeded=[job])
 
     wait_until(lambda: "figure succeeded" in visitor.get("/q/queue_mail").body)
@@ -130,7 +130,7 @@ def test_the_page_of_workers_says_who_asks_and_what_each_holds(dashboard, visito
     with dashboard.client(source="mailer:web3") as client:
         client.create_queue("worked")
         client.enqueue("worked", [b"x"] * 5)
-        client.dequeue("worked", limit=2)
+        claim(client, "worked", 2)
 
         # The figures by which claims are looked at are a second old.
         held = re.compile(r'class="figure held"[^>]*>2<')
