@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,6 +42,11 @@ MOST_PATIENT = {**PATIENT, "request_timeout_ms": 30_000}
 _PROBE = "probe"
 
 _ROOT = Path(__file__).parent.parent
+# Each process that runs tests has ports of its own, and gives none again that may not be bound yet.
+_WORKERS = min(8, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+_PORTS = range(10_000 + 8 * _WORKER, 32_000, 8 * _WORKERS)
+_given: deque[int] = deque(maxlen=100)
 
 
 @contextmanager
@@ -301,15 +307,19 @@ def claim(client: Client, queue: str, jobs: int = 1) -> list[ClaimedJob]:
 
 
 def unused_port() -> int:
-    """A port below those that the system gives to outgoing connections: one of those could take
-    it while a killed router is away."""
+    """Return a port below those that the system gives to outgoing connections: one of those could
+    take it while a killed router is away. No other call returns one of the next seven, which the
+    shards of a cluster have, or HTTP by default."""
     while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
+        port = random.SystemRandom().choice(_PORTS)
+        if port in _given:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+        _given.append(port)
         return port
 
 
