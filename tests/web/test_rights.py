@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.deployment import PATIENT, Deployment
+from tests.deployment import MOST_PATIENT, Deployment
 from tests.web.conftest import Visitor
 from tests.web.failing import fail
 from tests.web.test_live import stream
@@ -37,7 +37,7 @@ class Bounded(NamedTuple):
 @pytest.fixture(scope="module")
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bounded]:
     deployment = Deployment(tmp_path_factory.mktemp("bounded"))
-    settings = {**PATIENT, "web_writes": True, "web_redact": "secret[a-z]*"}
+    settings = {**MOST_PATIENT, "web_writes": True, "web_redact": "secret[a-z]*"}
     deployment.init(settings=settings, web=True)
     for name, role, queue in (
         ("ada", "operate", "*"),
@@ -120,16 +120,24 @@ def test_a_verdict_says_what_its_viewer_may_see(bounded, olga, wait_until, says,
 
 
 @pytest.mark.parametrize("name", ["olga", "ned"])
-def test_a_shard_is_switched_by_those_only_who_may_operate_all_queues(bounded, name):
+def test_a_shard_is_switched_by_those_only_who_may_operate_all_queues(bounded, name, wait_until):
     form = {"action": "dequeue_only", "name": "1", "value": "on", "typed": "1", "nonce": name}
     shards = bounded.deployment.folder / "etc/shards.yaml"
+
+    def is_followed(*, dequeue_only: bool) -> bool:
+        status = bounded.deployment.status()
+        routers = {one["config_version"] for one in status["processes"] if one["name"] == "router"}
+        switched = [shard["dequeue_only"] for shard in status["shards"]]
+        return (switched, routers) == ([dequeue_only], {status["config_version"]})
 
     assert bounded.log_in(name).post("/mend", form).status == 403
     assert "dequeue_only: true" not in shards.read_text()
     ada = bounded.log_in("ada")
     assert ada.post("/mend", form).status == 303
     assert "dequeue_only: true" in shards.read_text()
+    wait_until(lambda: is_followed(dequeue_only=True))
     assert ada.post("/mend", {**form, "value": "off", "nonce": f"{name} off"}).status == 303
+    wait_until(lambda: is_followed(dequeue_only=False))  # other tests enqueue jobs
 
 
 @pytest.mark.parametrize(
