@@ -8,8 +8,8 @@ import os
 import pwd
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from pinlaterd.status import between, jobs_in, worst_first
 
 if TYPE_CHECKING:
     from pinlaterd.client import Client
+    from pinlaterd.client.calls import PreparedCall
     from pinlaterd.client.failures import Grouping
 
 PASSWORD_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD"  # noqa: S105  a variable's name
@@ -708,55 +709,80 @@ def delete_jobs(
         raise click.UsageError("--unchanged-since chooses jobs by itself: leave out descriptors")
     call = _chosen(**which, by_age=unchanged_since_ms is not None)
     in_state = command.state_of(state)
+    if unchanged_since_ms is not None and in_state in (JobState.SUCCEEDED, JobState.FAILED):
+        # The shards check this time as they delete, but only that of an end.
+        choice = call["choice"] or JobChoice()
+        before_ms = choice.ended_before_ms
+        if before_ms is None or before_ms > unchanged_since_ms:
+            call["choice"] = choice._replace(ended_before_ms=unchanged_since_ms)
+        unchanged_since_ms = None
     with command.connect() as client:
-        parts = [call]
-        if unchanged_since_ms is not None:
-            named = _unchanged(client, queue, in_state, unchanged_since_ms, call)
-            by_name = {"priority": call["priority"], "limit": call["limit"], "body_regex": None}
-            call = by_name | {"choice": JobChoice(named)}
-            parts = [
-                by_name | {"choice": JobChoice(named[at : at + _USUAL_JOBS])}
-                for at in range(0, len(named), _USUAL_JOBS)
-            ]
+        change = partial(_delete, client, queue, in_state, call, unchanged_since_ms)
         if preview:
-            jobs = sum(client.delete_jobs(queue, in_state, dry_run=True, **part) for part in parts)
+            jobs = change(dry_run=True)
             command.show({"would_delete": jobs}, f"{how_many(jobs, 'job')} would be deleted")
             return
-        command.confirm(_question(queue, in_state, call), yes=yes)
-        deleted = sum(client.delete_jobs(queue, in_state, **part) for part in parts)
+        counted = None if yes or unchanged_since_ms is None else change(dry_run=True)
+        command.confirm(_question(queue, in_state, call, counted), yes=yes)
+        deleted = change()
     command.show({"deleted": deleted}, f"{how_many(deleted, 'job')} deleted")
 
 
-def _unchanged(
-    client: Client, queue: str, state: JobState, since_ms: int, call: Mapping[str, Any]
-) -> list[str]:
-    """Return the jobs that a delete chooses, of those that nothing has changed since a time."""
-    named: list[str] = []
+def _delete(
+    client: Client,
+    queue: str,
+    state: JobState,
+    call: Mapping[str, Any],
+    since_ms: int | None,
+    *,
+    dry_run: bool = False,
+) -> int:
+    """Delete the jobs that `call` chooses, or, if there is a time, those of them that nothing has
+    changed since; return how many, or of a dry run how many it would delete."""
+    if since_ms is None:
+        return client.delete_jobs(queue, state, dry_run=dry_run, **call)
+    from pinlaterd.client import calls
+
+    which = {"body_regex": call["body_regex"], "choice": call["choice"]}
+    which |= {"priority": call["priority"] or None, "page_size": _USUAL_JOBS}
+    changed, earliest_ms = 0, math.inf
     for future in (True, False):
-        found = client.scan(
-            queue,
-            state,
-            priority=call["priority"] or None,
-            future=future,
-            body_regex=call["body_regex"],
-            page_size=_USUAL_JOBS,
-            choice=call["choice"],
-        )
-        old = (job.descriptor for job in found if job.updated_at_ms < since_ms)
-        named += islice(old, call["limit"] - len(named))
-    return named
+        scan_call = calls.scan(queue, state, future=future, **which)
+        for page in _unchanged(client, scan_call, since_ms):
+            if dry_run:  # a job that falls due meanwhile comes in both scans
+                changed += sum(future or job.run_after_ms < earliest_ms for job in page)
+                earliest_ms = page[-1].run_after_ms if future else earliest_ms
+            else:  # at once, since a delete by name checks nothing but the state
+                named = JobChoice([job.descriptor for job in page[: call["limit"] - changed]])
+                changed += client.delete_jobs(queue, state, priority=ALL_PRIORITIES, choice=named)
+            if changed >= call["limit"]:
+                return int(call["limit"])
+    return changed
 
 
-def _question(queue: str, state: JobState, call: dict[str, Any]) -> str:
-    """Return the question whether these jobs are to be deleted."""
+def _unchanged(
+    client: Client, call: PreparedCall[ScanResult] | None, since_ms: int
+) -> Iterator[list[JobRecord]]:
+    """Yield the jobs that a scan finds and nothing has changed since a time, page by page."""
+    from pinlaterd.client import calls
+
+    while call is not None:
+        page = client.run(call)
+        if found := [job for job in page.jobs if job.updated_at_ms < since_ms]:
+            yield found
+        call = calls.page_after(call, page)
+
+
+def _question(queue: str, state: JobState, call: dict[str, Any], counted: int | None) -> str:
+    """Return the question whether these jobs are to be deleted, which may have been counted."""
     choice, regex = call["choice"] or JobChoice(), call["body_regex"]
     of_queue = f"of {queue}"
     if call["priority"] != ALL_PRIORITIES:
         of_queue += f", priority {call['priority']},"
     if choice.descriptors is not None:
-        return (
-            f"Delete {how_many(len(choice.descriptors), 'job')} {of_queue} in state {state.name}?"
-        )
+        counted = len(choice.descriptors)
+    if counted is not None:
+        return f"Delete {how_many(counted, 'job')} {of_queue} in state {state.name}?"
     matching = f" whose body matches {regex!r}" if regex is not None else ""
     for name, value in choice._asdict().items():
         if value is not None:

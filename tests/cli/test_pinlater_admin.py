@@ -7,11 +7,15 @@ import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pinlaterd.cli.admin import _delete
 from pinlaterd.client import AckInfo, Client, Job, JobState
 from pinlaterd.config.password import verify_password
+from pinlaterd.model import JobRecord, ScanResult
 from tests.cli.program import Program
 from tests.deployment import Deployment
 from tests.shared_service import ADMIN_PASSWORD
@@ -228,6 +232,40 @@ def test_a_delete_leaves_jobs_that_changed_since_a_time(admin, client, queue, wa
     assert admin.facts(f"{delete} --first 5 --yes") == {"deleted": 1}
     assert admin.facts(f"{delete} --yes") == {"deleted": 0}
     assert "leave out descriptors" in admin.error(f"{delete} {new} --yes", code=2)
+
+
+def test_a_job_that_falls_due_between_the_scans_is_counted_once():
+    jobs = [
+        JobRecord(f"mail:s1:p1:{at}", JobState.PENDING, 1, 1, "", 0, at, 0, None, None)
+        for at in (3, 2, 1)
+    ]
+    pages = iter([ScanResult(jobs[:2]), ScanResult(jobs)])  # the third was due all the time
+    which = {"priority": 0, "limit": 9, "body_regex": None, "choice": None}
+    client: Any = SimpleNamespace(run=lambda _: next(pages))
+
+    assert _delete(client, "mail", JobState.PENDING, which, 1, dry_run=True) == 3
+
+
+@pytest.mark.parametrize("state", ["pending", "failed"])
+def test_a_job_that_changes_after_the_question_stays(admin, client, queue, wait_until, state):
+    if state == "failed":
+        fail_jobs(client, queue, 2)
+    else:
+        client.enqueue(queue, [Job(b"a", attempts_allowed=2)] * 2)
+    at = int(time.time()) + 1
+    wait_until(lambda: time.time() >= at + 0.01)
+    since = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    with admin.on_a_terminal(f"job delete {queue} {state} --unchanged-since {since}") as terminal:
+        terminal.wait_for(b"[y/N]")
+        client.retry_failed(queue, limit=1)
+        [job] = client.dequeue(queue, limit=1)
+        client.ack(queue, failed=[AckInfo(job.descriptor, "again")])
+        terminal.types("y\n")
+
+        assert terminal.end() == 0, terminal.shown
+    left = client.scan(queue, JobState[state.upper()])
+    assert [one.descriptor for one in left] == [job.descriptor]
 
 
 def test_delete_needs_yes_where_nobody_can_be_asked(admin, client, queue):
