@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.http.conftest import HttpClient
+from tests.http.conftest import HttpClient, claim
 
 
 def _counts(api: HttpClient, path: str) -> dict[str, int]:
@@ -17,7 +17,7 @@ def failed(api: HttpClient, mail: str) -> str:
     """A queue with twelve failed jobs, six of each priority."""
     jobs = [{"data": f"job {n}", "priority": 1 + n % 2} for n in range(12)]
     api.post(f"{mail}/jobs", {"jobs": jobs})
-    claimed = api.post(f"{mail}/claims", {"limit": 12}).body["jobs"]
+    claimed = claim(api, mail, 12)
     acks = [
         {"descriptor": job["descriptor"], "claim": job["claim"], "retryable": False}
         for job in claimed
@@ -45,7 +45,7 @@ def test_failed_jobs_are_retried(api, failed):
 
     assert (some.body["count"], rest.body["count"]) == (8, 4)
     assert _counts(api, failed) == {"pending": 8, "scheduled": 4}
-    [job] = api.post(f"{failed}/claims").body["jobs"]
+    [job] = claim(api, failed)
     assert (job["attempts_allowed"], job["attempts_remaining"]) == (3, 3)
 
 
@@ -53,7 +53,7 @@ def test_jobs_of_a_priority_are_retried_alone(api, failed):
     answer = api.post(f"{failed}/retry", {"priority": 2})
 
     assert answer.body == {"preview": False, "count": 6, "jobs": []}
-    [job] = api.post(f"{failed}/claims").body["jobs"]
+    [job] = claim(api, failed)
     assert ":p2:" in job["descriptor"]
 
 
@@ -98,7 +98,7 @@ def test_jobs_are_retried_by_text_and_spread(api, failed):
 
 def test_jobs_are_chosen_by_their_status(api, mail):
     api.post(f"{mail}/jobs", {"jobs": [{"data": n, "attempts": 1} for n in range(4)]})
-    claimed = api.post(f"{mail}/claims", {"limit": 4}).body["jobs"]
+    claimed = claim(api, mail, 4)
     api.post(
         "/v2/jobs/acks",
         {
@@ -175,7 +175,7 @@ def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(api, mail, wait_un
     api.put(mail, {"limits": {"max_jobs_per_second": 5000}})
     api.post(f"{mail}/jobs", {"jobs": [{"data": n} for n in range(100)]})
     shown = api.post(f"{mail}/pause?preview=true")
-    running = api.post(f"{mail}/claims")
+    running = claim(api, mail)
 
     paused = api.post(f"{mail}/pause", {"reason": "disk check"})
     wait_until(lambda: api.post(f"{mail}/claims").status == 429)
@@ -183,7 +183,7 @@ def test_a_paused_queue_hands_out_nothing_until_it_is_resumed(api, mail, wait_un
     resumed = api.post(f"{mail}/resume")
 
     assert (shown.status, shown.body["paused"]) == (200, True)
-    assert running.body["jobs"]
+    assert running
     assert (paused.status, paused.body["paused"], described.body["paused"]) == (200, True, True)
     assert described.body["limits"]["max_jobs_per_second"] == 5000
     assert (resumed.status, resumed.body["paused"]) == (200, False)

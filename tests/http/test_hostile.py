@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tests.deployment import CALL_SECONDS, Deployment, frozen
-from tests.http.conftest import HttpAnswer, HttpClient, http_of, serving_http
+from tests.http.conftest import HttpAnswer, HttpClient, claim, http_of, serving_http
 
 JOBS = 40
 
@@ -40,7 +40,7 @@ def test_jobs_claimed_for_clients_that_close_at_once_are_pending_again(
                 gone.sendall(_request(f"{mail}/claims", body))
 
     wait_until(lambda: api.get(mail).body["counts"]["pending"] == JOBS)
-    jobs = api.post(f"{mail}/claims", {"limit": JOBS}).body["jobs"]
+    jobs = claim(api, mail, JOBS)
     assert {job["attempts_remaining"] for job in jobs} == {2}
 
 
@@ -77,7 +77,9 @@ def test_a_client_that_reads_its_claim_and_closes_keeps_it(api, mail):
     claimed = [
         job
         for _ in range(JOBS)
-        for job in api.post(f"{mail}/claims", headers={"Connection": "close"}).body["jobs"]
+        for job in api.post(
+            f"{mail}/claims", {"wait_ms": 30_000}, headers={"Connection": "close"}
+        ).body["jobs"]
     ]
     acks = [{"descriptor": job["descriptor"], "claim": job["claim"]} for job in claimed]
     answer = api.post("/v2/jobs/acks", {"succeeded": acks})

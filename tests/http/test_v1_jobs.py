@@ -13,7 +13,7 @@ import pytest
 from pinlaterd.config import edit
 from pinlaterd.config.schema import DELIVERY_STRATEGIES, JobType, queue_of_type
 from pinlaterd.model import JobState
-from tests.deployment import Deployment
+from tests.deployment import Deployment, claim
 from tests.http.conftest import HttpAnswer, HttpClient, http_of, serving_http
 from tests.http.test_v1_job_types import a_type, error
 
@@ -307,7 +307,7 @@ def test_a_job_in_progress_ends_with_the_attempts_it_has(http_service):
     job_id = jobs.new()
     [row] = [row for row in listed(http_service) if row["name"] == jobs.name]
     with http_service.client() as client:
-        [claimed] = client.dequeue(row["queue"], limit=1)
+        [claimed] = client.dequeue(row["queue"], limit=1, max_wait_ms=30_000)
     shown = jobs.get(job_id)
     stale = jobs.report(job_id, "succeeded", 2)
 
@@ -325,11 +325,11 @@ def test_as_many_jobs_run_as_the_type_says_and_a_report_makes_room(http_service,
     ids = {jobs.new() for _ in range(4)}
     [queue] = [row["queue"] for row in listed(http_service) if row["name"] == jobs.name]
     with http_service.client() as client:
-        first = [one for _ in range(2) for one in client.dequeue(queue, limit=1, max_wait_ms=9000)]
+        first = claim(client, queue, 2)
         none = client.dequeue(queue, limit=4)
         running = {job_id for job_id in ids if jobs.get(job_id)["status"] == "in-progress"}
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(client.dequeue, queue, limit=4, max_wait_ms=9000)
+            waiting = pool.submit(client.dequeue, queue, limit=4, max_wait_ms=30_000)
             jobs.report(running.pop(), "failed", 7)
             after = waiting.result()
 

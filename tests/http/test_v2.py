@@ -11,13 +11,13 @@ import pytest
 
 from pinlaterd.client import Job
 from tests.deployment import Deployment, frozen
-from tests.http.conftest import HttpClient, http_of, serving_http
+from tests.http.conftest import HttpClient, claim, http_of, serving_http
 from tests.http.test_stream import LINES
 
 
 def test_a_job_goes_from_enqueue_to_its_end(api, mail):
     enqueued = api.post(f"{mail}/jobs", {"data": {"to": "ada"}})
-    [claimed] = api.post(f"{mail}/claims", {"limit": 10}).body["jobs"]
+    [claimed] = api.post(f"{mail}/claims", {"limit": 10, "wait_ms": 30_000}).body["jobs"]
     acked = api.post(
         "/v2/jobs/acks",
         {
@@ -53,7 +53,7 @@ def test_a_queue_is_created_once_and_counts_its_jobs(api, mail):
     again = api.put(mail)
     api.post(f"{mail}/jobs", {"jobs": [{"data": 1}, {"data": 2}, {"data": 3}]})
     api.post(f"{mail}/jobs", {"data": 4, "run_after": "2100-01-01T00:00:00Z"})
-    api.post(f"{mail}/claims")
+    claim(api, mail)
 
     queue = api.get(mail)
     names = [one["name"] for one in api.get("/v2/queues").body["queues"]]
@@ -76,7 +76,7 @@ def test_data_stays_as_it_was_written(api, mail, http_service):
     api.post(f"{mail}/jobs", b'{"data": ' + data + b"}")
 
     with http_service.client() as client:
-        [job] = client.dequeue(mail.rpartition("/")[2], limit=1)
+        [job] = client.dequeue(mail.rpartition("/")[2], limit=1, max_wait_ms=30_000)
     assert job.body == data
 
 
@@ -84,7 +84,7 @@ def test_bytes_that_are_no_json_are_given_in_base64(api, mail, http_service):
     with http_service.client() as client:
         client.enqueue(mail.rpartition("/")[2], [Job(body) for body in (b"\xff", b"{", b"[1]")])
 
-    jobs = api.post(f"{mail}/claims", {"limit": 3}).body["jobs"]
+    jobs = claim(api, mail, 3)
 
     given = [job.get("data", job.get("body")) for job in jobs]
     assert sorted(map(str, given)) == sorted(["/w==", "ew==", "[1]"])
@@ -113,7 +113,7 @@ def test_options_of_a_job_are_kept(api, mail):
 
 def test_a_claim_lasts_as_long_as_its_lease(api, mail, wait_until):
     jobs = [api.post(f"{mail}/jobs", {"data": n}).body["descriptor"] for n in range(2)]
-    claimed = api.post(f"{mail}/claims", {"limit": 2, "lease_ms": 1_500}).body["jobs"]
+    claimed = claim(api, mail, 2, lease_ms=5_000)
     kept = next(job for job in claimed if job["descriptor"] == jobs[0])
     renewal = {"descriptor": jobs[0], "claim": kept["claim"]}
 
@@ -139,7 +139,7 @@ def test_an_expired_job_is_not_claimed(api, mail):
 
 def test_a_failed_job_is_retried_unless_it_is_not_retryable(api, mail):
     api.post(f"{mail}/jobs", {"jobs": [{"data": 1}, {"data": 2}]})
-    jobs = api.post(f"{mail}/claims", {"limit": 2}).body["jobs"]
+    jobs = claim(api, mail, 2)
     failed = [
         {"descriptor": job["descriptor"], "claim": job["claim"], "retryable": job["data"] == 1}
         for job in jobs
@@ -154,7 +154,7 @@ def test_a_failed_job_is_retried_unless_it_is_not_retryable(api, mail):
 
 def test_an_ack_whose_claim_no_longer_holds_is_stale(api, mail):
     api.post(f"{mail}/jobs", {"jobs": [{"data": 1}, {"data": 2}]})
-    one, other = api.post(f"{mail}/claims", {"limit": 2}).body["jobs"]
+    one, other = claim(api, mail, 2)
     acks = [{"descriptor": job["descriptor"], "claim": job["claim"]} for job in (one, other)]
     api.post("/v2/jobs/acks", {"succeeded": acks[:1]})
 
@@ -165,7 +165,7 @@ def test_an_ack_whose_claim_no_longer_holds_is_stale(api, mail):
 
 def test_checkpoints_change_jobs_that_run_and_tell_which_applied(api, mail):
     api.post(f"{mail}/jobs", {"jobs": [{"data": n} for n in range(3)]})
-    jobs = api.post(f"{mail}/claims", {"limit": 3}).body["jobs"]
+    jobs = claim(api, mail, 3)
     named = [{"descriptor": job["descriptor"], "claim": job["claim"]} for job in jobs]
     api.post("/v2/jobs/acks", {"succeeded": named[1:2]})
 
@@ -189,12 +189,12 @@ def test_checkpoints_change_jobs_that_run_and_tell_which_applied(api, mail):
 
 def test_a_job_whose_run_after_a_checkpoint_put_off_is_counted_where_it_is(api, mail):
     api.post(f"{mail}/jobs", {"data": 1})
-    [job] = api.post(f"{mail}/claims").body["jobs"]
-    claim = {"descriptor": job["descriptor"], "claim": job["claim"]}
-    changed = {**claim, "run_after": "2100-01-01T00:00:00Z"}
+    [job] = claim(api, mail)
+    named = {"descriptor": job["descriptor"], "claim": job["claim"]}
+    changed = {**named, "run_after": "2100-01-01T00:00:00Z"}
     api.post("/v2/jobs/checkpoints", {"checkpoints": [changed]})
     running = api.get(mail).body["counts"]
-    api.post("/v2/jobs/acks", {"succeeded": [claim]})
+    api.post("/v2/jobs/acks", {"succeeded": [named]})
     ended = api.get(mail).body["counts"]
 
     assert (running["in_progress"], running["scheduled"]) == (1, 0)
