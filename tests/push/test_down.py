@@ -11,7 +11,7 @@ from pinlaterd.client import AckInfo, Job, JobState
 from pinlaterd.push.downstream import DownstreamAnswer
 from pinlaterd.push.pusher import Places
 from tests.conftest import WaitUntil
-from tests.deployment import PATIENT, serving, unused_port
+from tests.deployment import MOST_PATIENT, serving, unused_port
 from tests.push.downstream import Received, downstream
 
 DOWN, UP, REFUSED = (
@@ -46,7 +46,7 @@ def test_a_downstream_that_refuses_a_job_is_not_down() -> None:
 def test_jobs_outlive_a_downstream_that_is_down(tmp_path: Path, wait_until: WaitUntil) -> None:
     port, jobs = unused_port(), 400
     push = {"url": f"http://127.0.0.1:{port}/", "max_in_progress": 8}
-    settings = {**PATIENT, "push_hosts": "127.0.0.1"}
+    settings = {**MOST_PATIENT, "push_hosts": "127.0.0.1"}
     with (
         serving(tmp_path / "d", settings=settings, queues={"mail": {"push": push}}) as deployment,
         deployment.client() as client,

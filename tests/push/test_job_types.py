@@ -12,13 +12,13 @@ import pytest
 from pinlaterd.client import Client, Job, JobOptions, JobState
 from pinlaterd.config.schema import queue_of_type
 from tests.conftest import WaitUntil
-from tests.deployment import PATIENT, Deployment
+from tests.deployment import MOST_PATIENT, Deployment
 from tests.http.conftest import HttpClient
 from tests.push.downstream import Downstream, Received, Reply, downstream
 
 pytestmark = pytest.mark.service
 
-_SETTINGS = {**PATIENT, "monitor_interval_seconds": 0.1, "push_timeout_seconds": 4}
+_SETTINGS = {**MOST_PATIENT, "monitor_interval_seconds": 0.1, "push_timeout_seconds": 4}
 
 
 class Rickover(NamedTuple):

@@ -13,16 +13,17 @@ from tests.push.downstream import Reply
 pytestmark = pytest.mark.service
 
 
-def after_one_attempt(client: Client, job: str, left: int, wait_until: WaitUntil) -> JobRecord:
-    """Return the record of a job of which an attempt has just failed: the next begins in 2 s."""
+def after_a_failure(client: Client, job: str, wait_until: WaitUntil) -> tuple[JobRecord, int]:
+    """Return the record of a job that waits for its next attempt, and how many have failed. It
+    waits for 2 s, 4 s and so on: on a busy machine the first time may be missed."""
     seen: list[JobRecord] = []
 
-    def has_failed() -> bool:
+    def failures() -> int:
         seen.append(client.lookup([job])[job])
-        return seen[-1].attempts_remaining == left
+        return seen[-1].attempts_allowed - seen[-1].attempts_remaining
 
-    wait_until(has_failed)
-    return seen[-1]
+    wait_until(lambda: failures() and seen[-1].state is JobState.PENDING)
+    return seen[-1], seen[-1].attempts_allowed - seen[-1].attempts_remaining
 
 
 def test_a_pushed_job_ends_by_its_callback(pushed, wait_until: WaitUntil) -> None:
@@ -87,14 +88,14 @@ def test_what_a_downstream_does_not_take_is_tried_again(
 ) -> None:
     client, there, queue, _ = pushed
     there.act = lambda _: reply
-    [descriptor] = client.enqueue(queue, [Job(b"1", attempts_allowed=3)])
+    [descriptor] = client.enqueue(queue, [Job(b"1", attempts_allowed=7)])
 
-    record = after_one_attempt(client, descriptor, 2, wait_until)
+    record, failures = after_a_failure(client, descriptor, wait_until)
     sent = len(pushed.received())
-    attempts = 3 - client.lookup([descriptor])[descriptor].attempts_remaining
+    attempts = 7 - client.lookup([descriptor])[descriptor].attempts_remaining
 
-    assert record.state is JobState.PENDING
-    assert record.run_after_ms - record.updated_at_ms == pytest.approx(2000, abs=50)
+    waits_ms = record.run_after_ms - record.updated_at_ms
+    assert waits_ms == pytest.approx(1000 * 2**failures, abs=50)
     assert status in record.custom_status
     assert sent <= attempts + 1, "one request an attempt"
     assert "/elsewhere" not in [one.path for one in there.received]
@@ -102,15 +103,16 @@ def test_what_a_downstream_does_not_take_is_tried_again(
 
 def test_an_attempt_without_a_callback_fails_in_time(hastily_pushed, wait_until: WaitUntil) -> None:
     client, _, queue, _ = hastily_pushed
-    [descriptor] = client.enqueue(queue, [Job(b"1", attempts_allowed=2)])
-    record = after_one_attempt(client, descriptor, 1, wait_until)
+    [descriptor] = client.enqueue(queue, [Job(b"1", attempts_allowed=3)])
+    record, failures = after_a_failure(client, descriptor, wait_until)
     first = hastily_pushed.received()[0]
     client.ack(queue, succeeded=[AckInfo(descriptor, "late", 0, first.body["claim"])])
     wait_until(lambda: client.lookup([descriptor])[descriptor].state is JobState.FAILED)
 
-    assert record.run_after_ms - record.updated_at_ms == pytest.approx(2000, abs=50)
-    assert record.custom_status == "no callback within 1 s; "
-    assert len(hastily_pushed.received()) == 2
+    waits_ms = record.run_after_ms - record.updated_at_ms
+    assert waits_ms == pytest.approx(1000 * 2**failures, abs=50)
+    assert record.custom_status == "no callback within 1 s; " * failures
+    assert len(hastily_pushed.received()) == 3
     assert "late" not in client.lookup([descriptor])[descriptor].custom_status
 
 
