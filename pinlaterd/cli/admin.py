@@ -229,7 +229,7 @@ def delete(*, name: str, password_file: IO[str] | None) -> None:
       pinlater-admin queue delete mail --password-file /run/secrets/pinlaterd
     """
     if password_file is not None:
-        password = password_file.readline().rstrip("\r\n")
+        password = command.password_in(password_file)
     elif PASSWORD_ENVIRONMENT in os.environ:
         password = os.environ[PASSWORD_ENVIRONMENT]
     else:

@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, cast
 
 import click
 
@@ -73,6 +73,10 @@ class Group(Command, click.Group):
 # --- failures ---------------------------------------------------------------------------------
 
 
+# Arguments, variables and input that are not UTF-8 fail only as they are encoded again.
+_FAILURES = (ConfigError, DeploymentError, ConnectionFailed, PinLaterError, UnicodeEncodeError)
+
+
 class CommandLine(Group):
     """A program. Its failures are one clear message on stderr and exit 1.
 
@@ -119,10 +123,7 @@ class CommandLine(Group):
             if isinstance(error.__context__, KeyboardInterrupt):
                 raise told(program) from error
             raise
-        except (
-            *(ConfigError, DeploymentError, ConnectionFailed, PinLaterError),
-            UnicodeError,
-        ) as error:
+        except _FAILURES as error:
             fail(self.text_of(error))
 
     def text_of(self, error: Exception) -> str:
@@ -133,8 +134,8 @@ class CommandLine(Group):
                 return f"{error}; {getattr(error, 'cure', chosen)}"
             case PinLaterError():
                 return f"{error.code.name}: {printable_line(str(error))}"
-            case UnicodeError():  # not its text, which may be a password
-                return "an argument, or what was read, is not valid UTF-8"
+            case UnicodeEncodeError():  # not its text, which may be a password
+                return "an argument, the environment or standard input is not valid UTF-8"
             case OSError():
                 why = (error.strerror or str(error)).lower()
                 cure = "; run this as its owner" if isinstance(error, PermissionError) else ""
@@ -187,6 +188,14 @@ def read_password(prompt: str, *, twice: bool = False) -> str:
     if not password:
         fail("no password was given; type it on the terminal or write it to standard input")
     return password
+
+
+def password_in(file: IO[str]) -> str:
+    """Return the first line of a file, or end the program if it is no text."""
+    try:
+        return file.readline().rstrip("\r\n")
+    except UnicodeDecodeError:
+        fail(f"{file.name} is not valid UTF-8")
 
 
 # --- parameters -------------------------------------------------------------------------------

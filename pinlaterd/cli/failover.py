@@ -361,7 +361,7 @@ def _account(option: str, user: str | None, passwd_file: IO[str] | None) -> Acco
         if passwd_file is not None:
             raise click.UsageError(f"whose password is it? Give {option}, too")
         return None
-    return Account(user, "" if passwd_file is None else passwd_file.readline().rstrip("\r\n"))
+    return Account(user, "" if passwd_file is None else command.password_in(passwd_file))
 
 
 def _carry_out(one: ShardFailover) -> None:

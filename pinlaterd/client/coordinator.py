@@ -81,7 +81,7 @@ def fetch_json(path: str, *, directory: Path, url: str | None) -> Any:
             connection.request("GET", prefix + path)
             response = connection.getresponse()
             body = response.read()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:  # or no host's name
             reason = (getattr(error, "strerror", None) or str(error)).lower()
             cure = _cure(directory, url)
             if isinstance(error, TimeoutError):

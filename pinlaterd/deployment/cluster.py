@@ -60,7 +60,10 @@ def create(directory: Path, given: Mapping[str, object]) -> None:
     DeploymentError."""
     with files.at_work_in(directory), contextlib.ExitStack() as undo:
         local = ETC / LOCAL_FILE
-        before = local.read_text(encoding="utf-8") if local.exists() else ""
+        try:
+            before = local.read_text(encoding="utf-8") if local.exists() else ""
+        except UnicodeDecodeError as error:
+            raise DeploymentError(f"{local} is not valid UTF-8; save it as UTF-8") from error
         if not KEY.exists():
             ClusterKey.generate(KEY)
             undo.callback(KEY.unlink)

@@ -103,6 +103,16 @@ def test_the_first_server_of_a_cluster(site):
     assert set(shared.files) == {f"{name}.yaml" for name in shared_names}
 
 
+def test_a_file_that_is_no_utf_8_is_named(site):
+    alone = site.deployment("alone")
+    (alone / "etc" / "local.yaml").write_bytes(b"port: \xff\n")
+
+    done = site.run("cluster", "init", alone, *site.options("jobs-1"))
+
+    assert done.returncode == 1
+    assert "local.yaml is not valid UTF-8; save it as UTF-8" in done.stderr
+
+
 def test_what_can_not_be_one_is_left_as_it_was(site):
     alone = site.deployment("alone", "shards: {1: {}}")
     (alone / "etc" / "local.yaml").write_text("port: 9020\n")

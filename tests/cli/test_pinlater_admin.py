@@ -66,7 +66,9 @@ def test_status_without_a_service_says_so(anywhere, tmp_path):
     Deployment(tmp_path).init(shards=1, settings={})
 
     done = anywhere.error("status --dir", tmp_path)
+    nowhere = anywhere.error("status --stats-url http://a..b/")
 
+    assert "no answer from the coordinator at http://a..b/: " in nowhere
     assert "no answer from the coordinator" in done
     assert "`pinlaterd up` starts it, --dir or --stats-url choose it" in done
 

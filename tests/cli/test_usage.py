@@ -170,9 +170,22 @@ def test_an_input_that_is_no_utf_8_is_a_message_or_taken_as_it_is(tmp_path: Path
     wrong = shell('$P job-type add --dir "$D" $(printf "a\\377")', "admin", **strict)
     taken = shell(r'printf "p\344ss" | $P hash-password', "admin", **strict)
 
-    assert wrong.stderr == b"pinlater-admin: an argument, or what was read, is not valid UTF-8\n"
+    what = b"an argument, the environment or standard input"
+    assert wrong.stderr == b"pinlater-admin: " + what + b" is not valid UTF-8\n"
     assert taken.returncode == 0
     assert is_hash(taken.stdout.decode().strip())
+
+
+def test_a_file_that_is_no_utf_8_is_named(tmp_path: Path):
+    file = tmp_path / "password"
+    file.write_bytes(b"p\344ss\n")
+
+    done = shell(
+        '$P queue delete mail --password-file "$F"', "admin", F=str(file), LC_ALL="C.UTF-8"
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.decode() == f"pinlater-admin: {file} is not valid UTF-8\n"
 
 
 # --- what a terminal shows --------------------------------------------------------------------
