@@ -30,8 +30,8 @@ from pinlaterd.model import JobState, PendingKey
 
 # Of a page: some 0.5 ms of a searcher.
 _KEYS = 100
-# In a new table only pending jobs have an index by run-after: the server sorts the others for each
-# page, so their pages grow.
+# Where no index has a state's jobs in order the server sorts them for each page, so pages grow: by
+# run-after a new table has one for pending jobs only.
 _SORTED_KEYS, _MOST_SORTED_KEYS = 5_000, 80_000
 _LONGEST_SECONDS = 3600.0
 
@@ -122,7 +122,7 @@ class MysqlSearcher(WalkingSearcher):
         if search.after is not None and search.after.run_after_ms <= last_ms:
             place = _behind(search.after, priority)
         met: set[int] = set()
-        sorts = search.state is not JobState.PENDING and not search.newest_end_first
+        sorts = table is not None and not _order(table, search).forced
         most = _SORTED_KEYS if sorts else _KEYS
         while place is not None and table is not None:
             self._next_slice(search)

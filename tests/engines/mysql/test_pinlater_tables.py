@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from pinlaterd.engines.base import Checkpoint, Release, Search
+from pinlaterd.engines.mysql import searcher as searcher_module
+from pinlaterd.engines.mysql.searcher import MysqlSearcher
 from pinlaterd.model import Job, JobKey, JobOptions, JobState, PendingKey
 from tests.clocks import FakeClock
 from tests.conformance.engine.harness import END_OF_TIME_MS, QUEUE, Ack, EngineHarness, keyed
@@ -199,6 +201,24 @@ def test_searches_read_them(old: EngineHarness):
             0,
         ]
     searcher.close()
+
+
+def test_pages_that_the_server_sorts_are_large(old: EngineHarness, monkeypatch: pytest.MonkeyPatch):
+    """PinLater has an index by run-after, which pending jobs are walked by, and none by the end."""
+    searcher, sizes = old.engine.searcher()(), []
+    page_of = MysqlSearcher._page
+
+    def page(self: MysqlSearcher, search: Search, *place: Any) -> Any:
+        sizes.append(place[-1])
+        return page_of(self, search, *place)
+
+    monkeypatch.setattr(MysqlSearcher, "_page", page)
+    for state, by_end in ((0, False), (3, False), (3, True)):
+        search = Search(QUEUE, JobState(state), newest_end_first=by_end)
+        assert len(searcher.scan(search)) == 1
+    searcher.close()
+
+    assert sizes == [searcher_module._KEYS, *[searcher_module._SORTED_KEYS] * 2]
 
 
 def test_a_key_whose_job_pinlater_deleted_is_free(old: EngineHarness, stranger: Any, table: str):
