@@ -1,8 +1,8 @@
 """Failed attempts by what they said, counted as they are acked, and the work of each source.
 
 Of a queue the 64 signatures that failed last are kept, each with exact counts since it began to be
-kept, by minutes for an hour. Acks of jobs that succeeded cost nothing here. All is in memory: a
-shard that was restarted counts from 0.
+kept, by minutes for an hour; so are counts of all that failed. Acks of jobs that succeeded cost
+nothing here. All is in memory: a shard that was restarted counts from 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNSAID = "no status given"
 
 
 class _Group:
-    """The attempts that failed alike."""
+    """The attempts that failed alike, or all of a queue."""
 
     __slots__ = ("attempts", "by_minute", "first_ms", "last_ms")
 
@@ -50,6 +50,7 @@ class Failures:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, _Group]] = {}  # by queue and signature
+        self._wholes: dict[str, _Group] = {}  # by queue
         self._jobs: dict[tuple[str, str], int] = {}  # by queue and source, the first one first
         self._failed: dict[tuple[str, str], int] = {}
 
@@ -88,13 +89,16 @@ class Failures:
                 group = groups[text] = _Group(now_ms)
             group.add(attempts, now_ms)
             whole += attempts
+        if whole:
+            self._wholes.setdefault(queue, _Group(now_ms)).add(whole, now_ms)
         key = (queue, source)
         if key in self._jobs:
             self._failed[key] = self._failed.get(key, 0) + whole
 
     def drop_queue(self, queue: str) -> None:
-        """Forget what a deleted queue's attempts said."""
+        """Forget the failed attempts of a deleted queue."""
         self._groups.pop(queue, None)
+        self._wholes.pop(queue, None)
 
     def lately(self, now_ms: int) -> Mapping[str, Mapping[str, int]]:
         """Return how many attempts failed in this minute and the one before, by queue and
@@ -110,10 +114,7 @@ class Failures:
     def of_hour(self, now_ms: int) -> Mapping[str, int]:
         """Return how many attempts of each queue failed in the last hour, as far as it is known."""
         minute = now_ms // _MINUTE_MS - _MINUTES + 1
-        found = {
-            queue: sum([group.since(minute) for group in groups.values()])
-            for queue, groups in self._groups.items()
-        }
+        found = {queue: whole.since(minute) for queue, whole in self._wholes.items()}
         return {queue: attempts for queue, attempts in found.items() if attempts}
 
     def counts(self, now_ms: int) -> Sequence[FailureCount]:

@@ -55,6 +55,7 @@ def test_of_a_queue_those_that_failed_last_are_kept():
     assert len(found) == MOST_SIGNATURES
     assert found["often"] == MOST_SIGNATURES + 1
     assert "aa" not in found
+    assert failures.of_hour(NOW_MS) == {"mail": 2 * (MOST_SIGNATURES + 1)}
 
 
 def test_an_attempt_that_said_nothing_and_a_queue_that_is_deleted():
@@ -65,6 +66,7 @@ def test_an_attempt_that_said_nothing_and_a_queue_that_is_deleted():
     failures.drop_queue("mail")
 
     assert failures.counts(NOW_MS) == []
+    assert failures.of_hour(NOW_MS) == {}
 
 
 def test_the_work_of_sources_is_counted_in_bounded_memory():
