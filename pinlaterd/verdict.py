@@ -218,7 +218,8 @@ def _idle(view: QueueView) -> _Words | None:
 
 
 def _calm(word: str, view: QueueView) -> _Words:
-    """Return a verdict that nothing is wrong now, with what failed before if nothing ran since."""
+    """Return a verdict that nothing is wrong now, with what failed in the last hour if no attempt
+    ended in the last minute."""
     if view.succeeded + view.failed > 0 or not view.failed_in_hour:
         return _Words(word)
     attempts = "attempt" if view.failed_in_hour == 1 else "attempts"

@@ -426,7 +426,10 @@ class Coordinator:
             log.error("the placement of keys in %s is lost: %s", layout.KEY_PLACEMENT_FILE, error)
         if published.number:
             return published
-        log.error("any shard may hold any key: enqueues with keys ask all shards for a year")
+        log.error(
+            "any shard may hold any key: enqueues with keys ask all shards for %.0f days",
+            self._config.keys_kept_ms() / 86_400_000,
+        )
         return unknown_placement(self._config.shards, self._clock.now_ms())
 
     def _placement_of_keys(self, entries: Sequence[ShardEntry]) -> KeyPlacement:

@@ -336,7 +336,7 @@ def _job_options(message: bytes, at: int) -> tuple[JobOptions | None, int]:
 
 
 def _last_job(message: bytes, at: int, defaults: JobDefaults) -> tuple[Job, int]:
-    """Return the same of a message's last job, behind which it mostly ends as others did before."""
+    """Return the last job, without its body, and where it ends; a tail met before is remembered."""
     if defaults is _USUAL_DEFAULTS and 0 < len(message) - at <= _USUAL_TAIL_BYTES:
         job, size = _job_of_tail(message[at:])
         return job, at + size
