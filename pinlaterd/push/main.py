@@ -23,7 +23,7 @@ from pinlaterd.lifecycle import ExitCode, StopSignal
 from pinlaterd.push.downstream import Downstreams
 from pinlaterd.push.overdue import SOURCE, Overdue
 from pinlaterd.push.pusher import Pusher
-from pinlaterd.push.targets import JobIds, SecretUnfit, Target, targets_of, watched_secrets
+from pinlaterd.push.targets import JobIds, Target, targets_of, watched_secrets
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import ProcessState, Snapshot
 from pinlaterd.wire.process import ProcessStart, ReportingProcess, serve, wait_until_served
@@ -69,7 +69,7 @@ class PushProcess(ReportingProcess):
         tls = ssl.create_default_context()
         self._downstreams = {False: Downstreams(hosts, tls), True: Downstreams(None, tls)}
         self._secrets = watched_secrets(self._config)
-        self._unfit_secret = ""  # why one of them can't be used
+        self._unfit_secrets = ""  # why some of them can't be used
         self._works: dict[str, _Work] = {}
         self._looks = asyncio.Semaphore(_LOOKS)
         self._changed = asyncio.Event()
@@ -112,18 +112,20 @@ class PushProcess(ReportingProcess):
             await self._changed.wait()
             self._changed.clear()
             self._downstreams[False].follow(PushHosts(self._config.server.push_hosts))
-            try:
-                targets = targets_of(self._config, self._ids)
-            except SecretUnfit as error:
-                log.error("a secret can't be used: %s; going on as before", error)
-                self._unfit_secret = str(error)
-                continue
-            self._unfit_secret = ""
+            targets, unfit, reasons = targets_of(self._config, self._ids)
+            for reason in reasons:
+                log.error(
+                    "a secret can't be used: %s; its queues use the last one, or wait", reason
+                )
+            self._unfit_secrets = "; ".join(reasons)
             gone = [
                 queue
                 for queue, work in self._works.items()
-                if queue not in targets
-                or targets[queue].is_trusted != work.pusher.target.is_trusted
+                if queue not in unfit
+                and (
+                    queue not in targets
+                    or targets[queue].is_trusted != work.pusher.target.is_trusted
+                )
             ]
             await self._remove(*gone)
             for queue, target in targets.items():
@@ -168,8 +170,10 @@ class PushProcess(ReportingProcess):
             named = [f"{queue}: downstream {why}" for queue, why in down.items()][:_MOST_NAMED]
             named += [f"{len(down) - len(named)} more"] if len(down) > len(named) else []
             facts["downstream warning"] = "; ".join(named)
-        if self._unfit_secret:
-            facts["secret warning"] = f"{self._unfit_secret}; changes wait for that"
+        if self._unfit_secrets:
+            facts["secret warning"] = (
+                f"{self._unfit_secrets}; their queues use the last one, or wait"
+            )
         return facts
 
     def tick(self) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import base64
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -88,6 +89,14 @@ class JobTypeTarget(Target):
         return PushRequest(f"{self.url}/{quote(job_id, safe='')}", body)
 
 
+class Targets(NamedTuple):
+    """The targets of the queues that are pushed, as far as their secrets can be used."""
+
+    usable: Mapping[str, Target]
+    unfit: AbstractSet[str]  # the queues whose secret can't be used
+    reasons: Sequence[str]  # why not, for each file
+
+
 class NotPushable(Exception):
     """A job that no attempt can push."""
 
@@ -138,14 +147,26 @@ def _is_json(body: bytes) -> bool:
     return True
 
 
-def targets_of(config: Config, ids: JobIds) -> Mapping[str, Target]:
-    """Return the target of each queue that is pushed. Raises SecretUnfit."""
-    targets = {queue: _target(queue, push, config) for queue, push in config.pushes.items()}
+def targets_of(config: Config, ids: JobIds) -> Targets:
+    """Return the target of each queue that is pushed, and the queues whose secret is unfit."""
+    usable: dict[str, Target] = {}
+    unfit: set[str] = set()
+    reasons: set[str] = set()
+    for queue, push in config.pushes.items():
+        try:
+            usable[queue] = _target(queue, push, config)
+        except SecretUnfit as error:
+            unfit.add(queue)
+            reasons.add(str(error))
     if config.server.downstream_url:
-        headers = {"User-Agent": USER_AGENT, **_downstream_authorization(config.server)}
-        for queue, one in config.job_types.items():
-            targets.setdefault(queue, _type_target(one, config, headers, ids))
-    return targets
+        types = [one for queue, one in config.job_types.items() if queue not in config.pushes]
+        try:
+            headers = {"User-Agent": USER_AGENT, **_downstream_authorization(config.server)}
+            usable |= {one.queue: _type_target(one, config, headers, ids) for one in types}
+        except SecretUnfit as error:
+            unfit |= {one.queue for one in types}
+            reasons.add(str(error))
+    return Targets(usable, unfit, sorted(reasons))
 
 
 def _type_target(

@@ -101,6 +101,56 @@ def test_a_secret_may_change_at_any_time(
             wait_until(lambda: "etc/hooks.auth" not in str(deployment.status()["warnings"]))
 
 
+def test_an_unfit_secret_holds_up_no_other_queue(
+    there: Downstream, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    deployment = Deployment(tmp_path / "d")
+    pushes = {
+        queue: {"push": {"url": f"{there.url}/{queue}", "auth_file": f"etc/{queue}.auth"}}
+        for queue in ("mail", "news", "old")
+    }
+    deployment.init(settings={**MOST_PATIENT, "push_hosts": "127.0.0.1"}, queues=pushes)
+    for queue in pushes:
+        (deployment.folder / f"etc/{queue}.auth").write_text("first\n")
+
+    def is_sent(queue: str, secret: str) -> bool:
+        client.enqueue(queue, [b"1"])
+        sent = [(one.path, one.headers["Authorization"]) for one in there.received]
+        return (f"/{queue}", f"Bearer {secret}") in sent
+
+    def is_left_to_workers(queue: str) -> bool:
+        client.enqueue(queue, [b"2"])
+        return bool(client.dequeue(queue, limit=1, max_wait_ms=1_000))
+
+    with deployment.running(), deployment.client() as client:
+        for queue in pushes:
+            client.create_queue(queue)
+        wait_until(lambda: all(is_sent(queue, "first") for queue in pushes))
+        first = deployment.pid_of("push")
+
+        (deployment.folder / "etc/mail.auth").write_text("a token\nand a remark\n")
+        (deployment.folder / "etc/news.auth").write_text("second\n")
+        wait_until(lambda: is_sent("news", "second"))
+        there.received.clear()
+        wait_until(lambda: is_sent("mail", "first"))
+        (deployment.folder / "etc/old.auth").write_text("")
+        wait_until(lambda: "etc/old.auth" in str(deployment.status()["warnings"]))
+        assert "etc/mail.auth" in str(deployment.status()["warnings"])
+        del pushes["old"]
+        deployment.write("queues", pushes)
+        wait_until(lambda: "etc/old.auth" not in str(deployment.status()["warnings"]))
+        wait_until(lambda: is_left_to_workers("old"))
+
+        deployment.admin("restart", "push")
+        wait_until(lambda: deployment.pids().get("push", first) != first)
+        there.received.clear()
+        wait_until(lambda: is_sent("news", "second"))
+        assert "/mail" not in [one.path for one in there.received]
+        wait_until(lambda: "etc/mail.auth" in str(deployment.status()["warnings"]))
+        (deployment.folder / "etc/mail.auth").write_text("third\n")
+        wait_until(lambda: is_sent("mail", "third"))
+
+
 def test_another_downstream_needs_processes_that_see_it(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path / "d")
     deployment.init(settings=MOST_PATIENT)
