@@ -51,25 +51,37 @@ class AuditLog:
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
         self._clock = clock
-        changes: Sequence[Change] = ()
+        self._last = 0
+        # By the nonces of forms, so that none acts twice; one that failed may be sent again.
+        self._numbers: dict[str, int] = {}
+        self._is_read = False
         try:
-            changes = self.changes()
+            self._read()
         except OSError as error:  # it refuses changes then, and all pages are served
             log.error("the audit log can't be read: %s", error)
-        self._last = max([change.number for change in changes], default=0)
-        # By the nonces of forms, so that none acts twice; one that failed may be sent again.
-        self._numbers: dict[str, int] = {
-            change.facts["nonce"]: change.number
-            for change in changes
-            if isinstance(change.facts.get("nonce"), str) and not change.outcome.startswith(FAILED)
-        }
+
+    def _read(self) -> None:
+        """Read the numbers and nonces of earlier changes, unless that was done. Raises OSError."""
+        if self._is_read:
+            return
+        changes = self.changes()
+        self._last = max([self._last, *(change.number for change in changes)])
+        for change in changes:
+            nonce = change.facts.get("nonce")
+            if isinstance(nonce, str) and not change.outcome.startswith(FAILED):
+                self._numbers.setdefault(nonce, change.number)
+        self._is_read = True
 
     def number_of(self, nonce: str) -> int | None:
-        """Return the number of the change that a form with this nonce has begun; None: none."""
+        """Return the number of the change that a form with this nonce has begun; None: none.
+        Raises OSError."""
+        self._read()
         return self._numbers.get(nonce)
 
     def next_number(self, nonce: str = "") -> int:
-        """Return the number of a change that is about to begin, by a form with this nonce."""
+        """Return the number of a change that is about to begin, by a form with this nonce. Raises
+        OSError."""
+        self._read()
         self._last += 1
         if nonce:
             self._numbers[nonce] = self._last

@@ -308,14 +308,15 @@ class MendPages:
         selection, buttons = operation.selection, []
         hidden = hidden_pattern(self._site, request)
         left = max(0, operation.expected - operation.seen)
+        is_restored = _is_restored(self._operations, operation)
         if operation.phase is not Phase.DONE:
             more = "" if operation.is_bound or not left else f" with {left:,}"
-            if operation.phase is not Phase.RUNNING and not self._operations.is_restored(operation):
+            if operation.phase is not Phase.RUNNING and not is_restored:
                 buttons.append(("go_on", f"Go on{more}"))
             if operation.phase is not Phase.STOPPED:
                 buttons.append(("stop", "Stop"))
         has_ended = operation.phase in (Phase.DONE, Phase.STOPPED, Phase.INTERRUPTED)
-        if has_ended and self._operations.can_restore(operation):
+        if has_ended and not is_restored and self._operations.can_restore(operation):
             buttons.append((RESTORE, "Put back"))
         if not may(request.get(USER), "operate", selection.queue):
             buttons.clear()
@@ -528,6 +529,15 @@ class MendPages:
 def routes(site: Site) -> list[web.RouteDef]:
     """Return the routes of the pages and of their forms."""
     return MendPages(site).routes()
+
+
+def _is_restored(operations: Operations, operation: Operation) -> bool:
+    """Return whether a page offers nothing more for the jobs of an operation: they were enqueued
+    again, or the audit log can't be read."""
+    try:
+        return operations.is_restored(operation)
+    except OSError:
+        return True
 
 
 # --- what a form says -------------------------------------------------------------------------

@@ -200,7 +200,8 @@ class Operations:
             self._start(operation)
 
     def is_restored(self, operation: Operation) -> bool:
-        """Return whether what an operation has deleted was enqueued again, which happens once."""
+        """Return whether what an operation has deleted was enqueued again, which happens once.
+        Raises OSError."""
         return self._audit.number_of(nonce_of_restore(operation.number)) is not None
 
     def can_restore(self, operation: Operation | None) -> bool:

@@ -121,6 +121,23 @@ async def test_an_audit_log_that_cannot_be_read_refuses_changes_only(tmp_path: P
     assert operations.get(1) is None
 
 
+def test_an_audit_log_that_can_be_read_again_gives_no_number_twice(tmp_path: Path):
+    path, kept = tmp_path / "audit.jsonl", tmp_path / "kept"
+    audit = AuditLog(path, FakeClock())
+    audit.begin(audit.next_number("form"), "ada", "set", {"nonce": "form"})
+    path.rename(kept)
+    path.mkdir()
+
+    again = AuditLog(path, FakeClock())
+    for asked in (again.number_of, again.next_number):
+        with pytest.raises(OSError, match="audit"):
+            asked("form")
+    path.rmdir()
+    kept.rename(path)
+
+    assert (again.number_of("form"), again.next_number()) == (1, 2)
+
+
 @in_a_loop
 async def test_an_unknown_outcome_is_counted_again(tmp_path: Path):
     answers = iter([2, 1])  # one was carried out, two are left
