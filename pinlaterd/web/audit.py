@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,7 @@ from pinlaterd.clock import Clock
 log = logging.getLogger(__name__)
 
 FAILED = "failed"  # how the outcome begins of a change that has changed nothing
+_LATEST_MS = 253_402_300_799_999  # the end of the year 9999: pages can show no later time
 _READ_BYTES = 1 << 20  # of the end of the log: what the page shows
 
 
@@ -38,10 +39,10 @@ class _Line(msgspec.Struct):
     """A line of a change that begins, or, with its outcome, of one that ends."""
 
     number: int
-    at_ms: int
+    at_ms: Annotated[int, msgspec.Meta(ge=0, le=_LATEST_MS)]
     who: str = ""
     what: str = ""
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] | None = None
     outcome: str | None = None
 
 
@@ -111,10 +112,10 @@ class AuditLog:
         for written in self._lines():
             with contextlib.suppress(ValueError):  # a crash may cut a line
                 line = msgspec.json.decode(written, type=_Line)
-                if line.outcome is None:
+                if line.outcome is None and line.who and line.what and line.facts is not None:
                     told = (line.at_ms, line.who, line.what, line.facts)
                     found[line.number] = Change(line.number, *told)
-                elif line.number in found:
+                elif line.outcome is not None and line.number in found:
                     found[line.number] = found[line.number]._replace(outcome=line.outcome)
         return sorted(found.values(), reverse=True, key=lambda change: change.number)
 

@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+import msgspec
 import re2
 from aiohttp import web
 from multidict import MultiMapping
@@ -134,6 +135,24 @@ class Switch(NamedTuple):
         else:
             words = ["shard", "dequeue-only", self.name, "on" if self.value else "off"]
         return shlex.join(["pinlater-admin", *words])
+
+
+class _JobsFacts(msgspec.Struct):
+    """The facts of an operation that the audit page reads."""
+
+    queue: str
+    expected: int = 0
+    reason: str = ""
+
+
+class _SwitchFacts(msgspec.Struct):
+    """The facts of a setting's change that the audit page reads."""
+
+    setting: Literal["paused", "limit", "dequeue_only"]
+    name: str
+    value: bool | float | None
+    before: bool | float | None
+    reason: str = ""
 
 
 class MendPages:
@@ -470,7 +489,7 @@ class MendPages:
     # --- /audit --------------------------------------------------------------------------------
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        changes = await asyncio.to_thread(self._audit.changes)
+        changes = await _whole_changes(self._audit)
         user = request.get(USER)
         shown = [self._row(change, user) for change in changes if self._may(user, "view", change)]
         return self._site.render(request, "audit.html", changes=shown)
@@ -505,7 +524,7 @@ class MendPages:
         """Set the value that a change has replaced, or enqueue again what it has deleted."""
         form = request[FORM]
         number = whole_number(form, RESTORE, 0, 1, 10**_MOST_DIGITS - 1)
-        changes = await asyncio.to_thread(self._audit.changes)
+        changes = await _whole_changes(self._audit)
         change = next((one for one in changes if one.number == number), None)
         if change is None:
             raise _mistake("There is no such change.")
@@ -673,6 +692,20 @@ def switch_of(given: MultiMapping[str]) -> Switch:
 
 def _nonce_of_undo(number: int) -> str:
     return f"undo {number}"
+
+
+async def _whole_changes(audit: AuditLog) -> Sequence[Change]:
+    """Return the last changes, without those whose lines are damaged. Raises OSError."""
+    return list(filter(_is_whole, await asyncio.to_thread(audit.changes)))
+
+
+def _is_whole(change: Change) -> bool:
+    """Return whether a change in the audit log has the facts that the page reads."""
+    try:
+        msgspec.convert(change.facts, _SwitchFacts if change.what == "set" else _JobsFacts)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _switch_in(facts: Mapping[str, Any]) -> Switch:

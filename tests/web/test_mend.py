@@ -425,6 +425,26 @@ def test_a_form_acts_once_also_where_the_dashboard_is_killed_between(
     mending.admin("queue", "resume", queue)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {},
+        {"what": "retry", "facts": {}},
+        {"what": "retry", "facts": {"queue": "mail", "expected": "many"}},
+        {"what": "set", "facts": {"name": "mail", "value": True, "before": False}},
+        {"what": "retry", "facts": {"queue": "mail"}, "at_ms": 10**18},
+    ],
+)
+def test_a_damaged_line_of_the_audit_log_hides_no_others(mending, visitor, queue, damage):
+    visitor.post("/mend", fields_of(visitor.get(f"/mend?action=pause&queue={queue}")))
+    who = {"who": "ada"} if damage else {}
+    with (mending.folder / "data/audit.jsonl").open("a") as file:
+        file.write(f"\n{json.dumps({'number': 0, 'at_ms': 3, **who, **damage})}\n")
+
+    assert f"pause {queue}" in visitor.get("/audit").text
+    mending.admin("queue", "resume", queue)
+
+
 def test_what_goes_on_can_be_stopped_where_nothing_else_may_be_changed(
     mending, client, visitor, queue, ended, wait_until
 ):
