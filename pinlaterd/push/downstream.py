@@ -84,7 +84,8 @@ class Downstreams:
         self._hosts = hosts
         self._tls = tls
         self._session = _session(hosts, tls)
-        self._retiring: set[asyncio.Task[None]] = set()  # sessions that make no further request
+        # Sessions that make no further request, by the tasks that close them.
+        self._retiring: dict[asyncio.Task[None], aiohttp.ClientSession] = {}
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> DownstreamAnswer:
         """Send a job, once, and say what became of it. It follows no redirects."""
@@ -110,15 +111,18 @@ class Downstreams:
         assert self._hosts is not None, "not one that may connect to any"
         if hosts.listed != self._hosts.listed:
             task = asyncio.create_task(_retire(self._session))
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            self._retiring[task] = self._session
+            task.add_done_callback(self._retiring.pop)
             self._hosts, self._session = hosts, _session(hosts, self._tls)
 
     async def close(self) -> None:
-        for task in self._retiring:
+        retiring = dict(self._retiring)
+        for task in retiring:
             task.cancel()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
-        await self._session.close()
+        await asyncio.gather(*retiring, return_exceptions=True)
+        # Here, since a task that is cancelled before its first step closes nothing.
+        for session in (*retiring.values(), self._session):
+            await session.close()
 
 
 def _session(hosts: PushHosts | None, tls: ssl.SSLContext) -> aiohttp.ClientSession:
@@ -141,10 +145,8 @@ def _session(hosts: PushHosts | None, tls: ssl.SSLContext) -> aiohttp.ClientSess
 
 async def _retire(session: aiohttp.ClientSession) -> None:
     """Close a session once its requests are answered."""
-    try:
-        await asyncio.sleep(_LONGEST_SECONDS)
-    finally:
-        await session.close()
+    await asyncio.sleep(_LONGEST_SECONDS)
+    await session.close()
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes | None:

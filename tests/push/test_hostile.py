@@ -172,6 +172,18 @@ def test_a_connection_that_is_kept_ends_once_its_address_is_not_listed() -> None
     assert len(there.received) == 1
 
 
+def test_an_end_right_after_a_change_of_hosts_leaves_no_session_open() -> None:
+    async def are_closed() -> list[bool]:
+        downstreams = Downstreams(PushHosts("localhost"), ssl.create_default_context())
+        sessions = [downstreams._session]
+        downstreams.follow(PushHosts("local*"))
+        sessions.append(downstreams._session)
+        await downstreams.close()
+        return [session.closed for session in sessions]
+
+    assert asyncio.run(are_closed()) == [True, True]
+
+
 @pytest.mark.parametrize(
     ("listed", "host", "address", "is_admitted"),
     [
