@@ -1,13 +1,15 @@
 """Tickets: files by which a process of a deployment shows its router that a queue may be deleted.
 
 Only the deployment's own processes can write to run/. One that has checked its user makes a file
-there, and its name takes the place of the admin password. The router removes it as it accepts it.
+there, and its name takes the place of the admin password. The router removes it as it accepts it,
+and refuses one that is older than a request may be, whose process was killed.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,12 +29,15 @@ def ticket_to_delete(queue: str) -> Iterator[str]:
         (RUN / ticket).unlink(missing_ok=True)
 
 
-def accept_ticket(password: str, queue: str) -> bool:
-    """Return whether a password is a ticket to delete `queue` that was not accepted before."""
+def accept_ticket(password: str, queue: str, request_seconds: float) -> bool:
+    """Return whether a password is a ticket to delete `queue` that was not accepted before and is
+    no older than a request may be."""
     if _TICKET.fullmatch(password) is None:
         return False
     try:
         is_right = (RUN / password).read_bytes() == queue.encode()
+        # Both are of the machine's clock; ours may follow its steps later.
+        is_right &= time.time() - (RUN / password).stat().st_mtime <= request_seconds
         (RUN / password).unlink()
     except FileNotFoundError:
         return False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,14 +122,26 @@ def test_a_ticket_deletes_one_queue_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     with ticket_to_delete("mail") as ticket, ticket_to_delete("mail") as misused:
-        accepted = [accept_ticket(ticket, "mail") for _ in range(2)]
-        accepted += [accept_ticket(misused, queue) for queue in ("news", "mail")]
+        accepted = [accept_ticket(ticket, "mail", 60) for _ in range(2)]
+        accepted += [accept_ticket(misused, queue, 60) for queue in ("news", "mail")]
     with ticket_to_delete("mail") as late:
         pass
 
     assert accepted == [True, False, False, False]
-    assert not accept_ticket(late, "mail")
-    assert not accept_ticket("../run", "mail")
+    assert not accept_ticket(late, "mail", 60)
+    assert not accept_ticket("../run", "mail", 60)
+
+
+def test_a_ticket_that_a_killed_process_has_left_is_refused_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    with ticket_to_delete("mail") as left:
+        os.utime(Path("run") / left, (time.time() - 61,) * 2)
+
+        assert not accept_ticket(left, "mail", 60)
+        assert not list(Path("run").iterdir())
 
 
 def test_a_token_is_shown_once_and_refused_once_its_user_is_removed(guarded, wait_until):
