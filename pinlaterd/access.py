@@ -227,8 +227,8 @@ def _bytes(sent: str) -> bytes:
 async def _ask(
     authorizer: Authorizer, headers: Mapping[str, str], address: str
 ) -> UserSettings | None:
-    """Call an authorizer. Raises AuthorizerFailed, which is logged, whatever that raises: what is
-    no Exception would end the connection without an answer, or the process."""
+    """Call an authorizer. If it raises anything, log that and raise AuthorizerFailed: SystemExit
+    and the like would end the connection without an answer, or the whole process."""
     try:
         user = await authorizer(headers, address)
         if user is not None and not isinstance(user, UserSettings):

@@ -33,7 +33,7 @@ _LONG_POINTS = 7 * 86_400_000 // LONG_STEP_MS
 _NAN = math.nan
 _FLOAT_BYTES = 4
 _MAGIC = b"pinlaterd history 1\n"
-_POINTS_AHEAD = 12  # so many points are no great loss
+_POINTS_AHEAD = 12  # a clock that was set back by up to so many points only waits
 _RESTART_MS = 60_000  # in which a coordinator is back
 _RECENT = 1 / 60  # part of the newest 5 s in what a subject's activity of late is
 

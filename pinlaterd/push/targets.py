@@ -220,7 +220,8 @@ def _authorization(secret: str) -> str:
 
 
 def _secret(path: str) -> str:
-    """Read a secret, of which every request would fail if no header can hold it."""
+    """Read a secret. Raises SecretUnfit if a header can't hold it, since every request would
+    fail."""
     try:
         secret = Path(path).read_text(encoding="utf-8").strip("\r\n")
     except OSError as error:
