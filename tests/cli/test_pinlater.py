@@ -13,7 +13,7 @@ import pytest
 
 from pinlaterd.client import Job, JobState
 from tests.cli.program import SECONDS, Program, read_until
-from tests.deployment import frozen
+from tests.deployment import claim, frozen
 from tests.servers.proxy import Cut, Proxy
 
 
@@ -64,7 +64,7 @@ def test_what_was_enqueued_comes_out_checked(pinlater, client, queue):
 
 def test_check_dequeue_misses_a_lost_job(pinlater, client, queue):
     pinlater(f"enqueue --queue {queue} --batch-size 10")
-    [stolen, *_] = client.dequeue(queue, limit=3)
+    [stolen, *_] = claim(client, queue, 3)
     client.ack(queue, succeeded=[stolen])
 
     done = pinlater(f"check-dequeue --queue {queue} --batch-size 10")

@@ -17,7 +17,7 @@ from pinlaterd.client import AckInfo, Client, Job, JobState
 from pinlaterd.config.password import verify_password
 from pinlaterd.model import JobRecord, ScanResult
 from tests.cli.program import Program
-from tests.deployment import Deployment
+from tests.deployment import Deployment, claim
 from tests.shared_service import ADMIN_PASSWORD
 
 
@@ -29,7 +29,7 @@ def anywhere():
 
 def fail_jobs(client: Client, queue: str, count: int) -> list[str]:
     client.enqueue(queue, [Job(b"a", attempts_allowed=1)] * count)
-    jobs = client.dequeue(queue, limit=count)
+    jobs = claim(client, queue, count)
     client.ack(queue, failed=[AckInfo(job.descriptor, "why") for job in jobs])
     return [job.descriptor for job in jobs]
 

@@ -72,7 +72,7 @@ def test_a_jobs_life_over_tls(proxy, trusting, queue, connect):
     body = bytes(range(256)) * 2000  # many TLS records
     with connect(port=proxy.port, ssl=trusting) as client:
         client.enqueue(queue, [body])
-        [job] = client.dequeue(queue, limit=1)
+        [job] = client.dequeue(queue, limit=1, max_wait_ms=30_000)
         client.ack(queue, succeeded=[job])
 
         assert job.body == body

@@ -212,7 +212,7 @@ def test_what_would_stop_all_enqueues_is_asked_first(live, admin):
 def test_moved_jobs_keep_all_but_their_place(admin, client, queue):
     jobs = scheduled_jobs(client, queue, 1000)
     [failed_once] = client.enqueue(queue, [Job(b"retried", priority=1, attempts_allowed=3)])
-    [claimed] = client.dequeue(queue, limit=1)
+    [claimed] = client.dequeue(queue, limit=1, max_wait_ms=30_000)
     client.ack(queue, failed=[_later(claimed)])
 
     moved = facts(admin("shard", "drain", "2", "--move", "--wait", "--yes", "--json"))

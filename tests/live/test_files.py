@@ -105,13 +105,13 @@ def test_an_emptied_or_deleted_file_is_no_configuration(live):
 
 def test_time_outs_of_a_queue_and_of_all(live, client, queue, wait_until):
     client.enqueue(queue, [Job(b"a", attempts_allowed=9)])
-    assert client.dequeue(queue, limit=1)
+    assert client.dequeue(queue, limit=1, max_wait_ms=30_000)
     live.write("queues.yaml", f"queues: {{{queue}: {{job_claimed_timeout_seconds: 0.2}}}}\n")
     wait_until(lambda: client.count(queue, JobState.PENDING) == 1)
 
     live.write("queues.yaml", "queues: {}\n")
     version = live.wait_until_changed()
-    [claimed] = client.dequeue(queue, limit=1)
+    [claimed] = client.dequeue(queue, limit=1, max_wait_ms=30_000)
     assert claimed.claim_timeout_seconds == 600
     live.settings(job_claimed_timeout_seconds=0.2)
     live.wait_until_followed(lambda s: s["config_version"] > version)

@@ -9,13 +9,13 @@ import pytest
 
 from pinlaterd.client import AckInfo, Job
 from pinlaterd.client.coordinator import fetch_json
-from tests.deployment import PATIENT, serving
+from tests.deployment import MOST_PATIENT, claim, serving
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("overview") / "d"
-    with serving(folder, shards=2, settings=PATIENT) as deployment:
+    with serving(folder, shards=2, settings=MOST_PATIENT) as deployment:
         yield deployment
 
 
@@ -44,7 +44,7 @@ def row_of(page):
 def test_a_frame_says_what_a_queue_holds_and_does(client, row_of, wait_until):
     client.create_queue("mail")
     client.enqueue("mail", [Job(b"a")] * 5 + [Job(b"later", run_after_ms=2**42)])
-    first, second = client.dequeue("mail", limit=2)
+    first, second = claim(client, "mail", 2)
     client.ack("mail", succeeded=[first])
     client.ack("mail", failed=[second])
 
@@ -106,7 +106,7 @@ def test_a_queue_that_fails_says_what_its_attempts_said(client, row_of, wait_unt
 def test_workers_are_shown_with_what_they_do_and_hold(deployment, client, page, wait_until):
     client.create_queue("work")
     client.enqueue("work", [Job(b"a", attempts_allowed=9)] * 8)
-    first, *_ = client.dequeue("work", limit=4)
+    first, *_ = claim(client, "work", 4)
     client.ack("work", failed=[AckInfo(first.descriptor, "no such address")])
     with deployment.client("idler:web9") as idler:
         idler.create_queue("quiet")
@@ -190,7 +190,7 @@ def test_mends_and_configurations_are_marked(deployment, client, page, wait_unti
     deployment.wait_until_serving()  # a mark is lost where the coordinator has just restarted
     client.create_queue("mended")
     client.enqueue("mended", [Job(b"a", attempts_allowed=1)] * 3)
-    client.ack("mended", failed=client.dequeue("mended", limit=3))
+    client.ack("mended", failed=claim(client, "mended", 3))
 
     assert client.retry_failed("mended") == 3
     deployment.admin("queue", "limit", "mended", "7")

@@ -91,7 +91,7 @@ def test_full_shard_is_not_removed_until_it_is_empty_or_abandoned(live, client, 
     live.shards("shards:\n  1: {dequeue_only: true}\n  2: {dequeue_only: true}\n  3: {}\n")
     live.wait_until_followed(lambda s: is_dequeue_only(s, "1", "2"))
     client.enqueue(queue, [Job(b"a"), Job(b"b"), Job(b"later", run_after_ms=int(1e13))])
-    [taken] = client.dequeue(queue, limit=1)
+    [taken] = client.dequeue(queue, limit=1, max_wait_ms=30_000)
 
     live.shards(BASE)
     told = (
