@@ -43,7 +43,7 @@ _PROBE = "probe"
 
 _ROOT = Path(__file__).parent.parent
 # Each process that runs tests has ports of its own, and gives none again that may not be bound yet.
-_WORKERS = min(8, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+_WORKERS = min(24, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
 _PORTS = range(10_000 + 8 * _WORKER, 32_000, 8 * _WORKERS)
 _given: deque[int] = deque(maxlen=100)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pinlaterd.config.layout import RUN, replace_file
 
 _TICKET = re.compile(r"ticket-[0-9a-f]{32}")
+_MOST_SECONDS = 600.0  # request_timeout_ms at its largest
 
 
 @contextmanager
@@ -29,15 +30,15 @@ def ticket_to_delete(queue: str) -> Iterator[str]:
         (RUN / ticket).unlink(missing_ok=True)
 
 
-def accept_ticket(password: str, queue: str, request_seconds: float) -> bool:
+def accept_ticket(password: str, queue: str) -> bool:
     """Return whether a password is a ticket to delete `queue` that was not accepted before and is
-    no older than a request may be."""
+    no older than requests may be."""
     if _TICKET.fullmatch(password) is None:
         return False
     try:
         is_right = (RUN / password).read_bytes() == queue.encode()
         # Both are of the machine's clock; ours may follow its steps later.
-        is_right &= time.time() - (RUN / password).stat().st_mtime <= request_seconds
+        is_right &= time.time() - (RUN / password).stat().st_mtime <= _MOST_SECONDS
         (RUN / password).unlink()
     except FileNotFoundError:
         return False

@@ -64,7 +64,7 @@ class JobTypes:
             return False
         add = partial(edit.add_job_type, self._path.parent, made)
         is_added = await self._carry_out(add, lambda: made.name in self._by_name, seconds)
-        return is_added and self._by_name[made.name] == made
+        return is_added and self._by_name.get(made.name) == made
 
     async def change(self, wanted: JobType, *, seconds: float) -> None:
         """Give a type other numbers, in the same way."""

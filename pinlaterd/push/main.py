@@ -114,9 +114,7 @@ class PushProcess(ReportingProcess):
             self._downstreams[False].follow(PushHosts(self._config.server.push_hosts))
             targets, unfit, reasons = targets_of(self._config, self._ids)
             for reason in reasons:
-                log.error(
-                    "a secret can't be used: %s; its queues use the last one, or wait", reason
-                )
+                log.error("a secret can't be used: %s; its queues go on as before, or wait", reason)
             self._unfit_secrets = "; ".join(reasons)
             gone = [
                 queue
@@ -172,7 +170,7 @@ class PushProcess(ReportingProcess):
             facts["downstream warning"] = "; ".join(named)
         if self._unfit_secrets:
             facts["secret warning"] = (
-                f"{self._unfit_secrets}; their queues use the last one, or wait"
+                f"{self._unfit_secrets}; their queues go on as before, or wait"
             )
         return facts
 

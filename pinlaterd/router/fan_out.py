@@ -170,8 +170,7 @@ class FanOut:
 
     async def _delete_queue(self, query: Query, request: DeleteQueueRequest) -> None:
         """On all shards or on none: a shard that is down would bring the queue back."""
-        request_seconds = self._shared.settings.request_timeout_ms / 1000
-        if not accept_ticket(request.password, request.queue, request_seconds):
+        if not accept_ticket(request.password, request.queue):
             await self._check_password(query, request.password)
         _check_queue_name(request.queue)
         until = self._usable_until(query.deadline)

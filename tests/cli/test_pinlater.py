@@ -101,7 +101,7 @@ def test_lines_of_a_file_become_jobs(pinlater, client, queue, tmp_path, source):
     )
 
     assert "enqueued 3 jobs in 2 calls" in done
-    bodies = sorted(job.body for job in client.dequeue(queue, limit=10))
+    bodies = sorted(job.body for job in claim(client, queue, 3))
     assert bodies == [b"", b"to: ada", b"to: gr\xffce\r"]
 
 
@@ -311,7 +311,7 @@ def test_a_pipe_gets_descriptors_and_summary_only(pinlater, client, queue):
 
     assert done.stderr == ""
     assert done.stdout.endswith("\nenqueued 2 jobs in 1 call\n")
-    assert [job.body for job in client.dequeue(queue, limit=3)] == ["grüße\n".encode()] * 2
+    assert [job.body for job in claim(client, queue, 2)] == ["grüße\n".encode()] * 2
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -261,7 +261,7 @@ def test_a_job_that_changes_after_the_question_stays(admin, client, queue, wait_
     with admin.on_a_terminal(f"job delete {queue} {state} --unchanged-since {since}") as terminal:
         terminal.wait_for(b"[y/N]")
         client.retry_failed(queue, limit=1)
-        [job] = client.dequeue(queue, limit=1)
+        [job] = claim(client, queue)
         client.ack(queue, failed=[AckInfo(job.descriptor, "again")])
         terminal.types("y\n")
 
@@ -346,7 +346,7 @@ def test_hash_password_reads_a_pipe(anywhere):
 def test_failures_are_shown_in_groups(admin, client, queue):
     client.enqueue(queue, [Job(b"a", attempts_allowed=1)] * 3)
     statuses = ["KeyError: 1 (a.py:1 in f)", "KeyError: 22 (a.py:1 in f)", "no (b.py:2 in g)"]
-    jobs = zip(client.dequeue(queue, limit=3), statuses, strict=True)
+    jobs = zip(claim(client, queue, 3), statuses, strict=True)
     client.ack(queue, failed=[AckInfo(job.descriptor, status) for job, status in jobs])
 
     found = admin.facts(f"job failures {queue}")

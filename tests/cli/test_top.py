@@ -17,7 +17,7 @@ from pinlaterd.config.schema import ServerSettings
 from pinlaterd.stats import Stats, empty
 from pinlaterd.status import Sample, frame, shards_of
 from tests.cli.program import Program
-from tests.deployment import serving
+from tests.deployment import claim, serving
 
 
 def until_shown(admin, queue, **wanted):
@@ -34,7 +34,7 @@ def until_shown(admin, queue, **wanted):
 
 def test_a_frame_shows_what_is_pending_scheduled_and_running(admin, client, queue):
     client.enqueue(queue, [Job(b"a")] * 5 + [Job(b"later", run_after_ms=2**42)] * 2)
-    client.dequeue(queue, limit=2)
+    claim(client, queue, 2)
 
     found, shown = until_shown(admin, queue, pending=3, scheduled=2, in_progress=2)
 
