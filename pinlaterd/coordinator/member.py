@@ -97,6 +97,7 @@ class MemberCoordinator(Coordinator):
         if self._peers is not None:
             self._peers.close()
         await super().stop()
+        self._cluster.leaving = LEAVING.exists()  # a server without shards is down before a look
         await asyncio.to_thread(self._cluster.stop)
 
     # --- what is followed ------------------------------------------------------------------------
