@@ -8,7 +8,7 @@ import os
 import pwd
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -32,14 +32,12 @@ from pinlaterd.model import (
     JobChoice,
     JobRecord,
     JobState,
-    ScanResult,
 )
 from pinlaterd.stats import merge
 from pinlaterd.status import between, jobs_in, worst_first
 
 if TYPE_CHECKING:
     from pinlaterd.client import Client
-    from pinlaterd.client.calls import PreparedCall
     from pinlaterd.client.failures import Grouping
 
 PASSWORD_ENVIRONMENT = "PINLATERD_ADMIN_PASSWORD"  # noqa: S105  a variable's name
@@ -497,7 +495,7 @@ def scan(
 
     choice = JobChoice(**conditions)
     by_end = newest or (choice.ended_since_ms, choice.ended_before_ms) != (None, None)
-    call: calls.PreparedCall[ScanResult] | None = calls.scan(
+    call = calls.scan(
         queue,
         command.state_of(state),
         priority=priority,
@@ -512,15 +510,15 @@ def scan(
     looked_at = 0
     shows = sys.stderr.isatty() if progress is None else progress
     with command.connect() as client:
-        while call is not None and len(records) < limit:
-            page = client.run(call)
+        for page in calls.pages(client.run, call):
             records += page.jobs
             looked_at += page.looked_at
-            call = calls.page_after(call, page)
             if shows:
                 about = "?" if page.in_state is None else f"{page.in_state:,}"
                 found = f"{len(records):,} found"
                 click.echo(f"looked at {looked_at:,} of about {about} jobs, {found}", err=True)
+            if len(records) >= limit:
+                break
     del records[limit:]
     facts = [command.record_facts(record) for record in records]
     columns = list(_COLUMNS)
@@ -747,30 +745,19 @@ def _delete(
     which |= {"priority": call["priority"] or None, "page_size": _USUAL_JOBS}
     changed, earliest_ms = 0, math.inf
     for future in (True, False):
-        scan_call = calls.scan(queue, state, future=future, **which)
-        for page in _unchanged(client, scan_call, since_ms):
+        for page in calls.pages(client.run, calls.scan(queue, state, future=future, **which)):
+            unchanged = [job for job in page.jobs if job.updated_at_ms < since_ms]
+            if not unchanged:
+                continue
             if dry_run:  # a job that falls due meanwhile comes in both scans
-                changed += sum(future or job.run_after_ms < earliest_ms for job in page)
-                earliest_ms = page[-1].run_after_ms if future else earliest_ms
+                changed += sum(future or job.run_after_ms < earliest_ms for job in unchanged)
+                earliest_ms = unchanged[-1].run_after_ms if future else earliest_ms
             else:  # at once, since a delete by name checks nothing but the state
-                named = JobChoice([job.descriptor for job in page[: call["limit"] - changed]])
+                named = JobChoice([job.descriptor for job in unchanged[: call["limit"] - changed]])
                 changed += client.delete_jobs(queue, state, priority=ALL_PRIORITIES, choice=named)
             if changed >= call["limit"]:
                 return int(call["limit"])
     return changed
-
-
-def _unchanged(
-    client: Client, call: PreparedCall[ScanResult] | None, since_ms: int
-) -> Iterator[list[JobRecord]]:
-    """Yield the jobs that a scan finds and nothing has changed since a time, page by page."""
-    from pinlaterd.client import calls
-
-    while call is not None:
-        page = client.run(call)
-        if found := [job for job in page.jobs if job.updated_at_ms < since_ms]:
-            yield found
-        call = calls.page_after(call, page)
 
 
 def _question(queue: str, state: JobState, call: dict[str, Any], counted: int | None) -> str:

@@ -45,7 +45,6 @@ from pinlaterd.model import (
     JobDescriptor,
     JobRecord,
     JobState,
-    ScanResult,
     claim_source,
     key_of,
 )
@@ -400,12 +399,9 @@ class ShardCalls:
         return sorted(names)
 
     def scan(self, queue: str, state: JobState, *, future: bool) -> Iterator[JobRecord]:
-        first = calls.scan(queue, state, future=future, page_size=_PAGE_JOBS)
-        call: PreparedCall[ScanResult] | None = first
-        while call is not None:
-            page = self._ask(call)
+        call = calls.scan(queue, state, future=future, page_size=_PAGE_JOBS)
+        for page in calls.pages(self._ask, call):
             yield from page.jobs
-            call = calls.page_after(call, page)
 
     def look_up(self, descriptors: Sequence[str]) -> Mapping[str, JobRecord]:
         """With bodies. Raises InvalidRequest if these are too many for one answer."""

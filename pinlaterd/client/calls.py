@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from pinlaterd.config.schema import Address
@@ -410,6 +410,17 @@ def page_after(call: PreparedCall[ScanResult], page: ScanResult) -> PreparedCall
         return None
     request = cast("ScanRequest", call.request)
     return call._replace(request=request._replace(continuation=page.continuation))
+
+
+def pages(
+    run: Callable[[PreparedCall[ScanResult]], ScanResult], call: PreparedCall[ScanResult]
+) -> Iterator[ScanResult]:
+    """Yield the pages of a scan from the one that `call` brings on, each once it is asked for."""
+    left: PreparedCall[ScanResult] | None = call
+    while left is not None:
+        page = run(left)
+        yield page
+        left = page_after(left, page)
 
 
 async def enqueue_rest(

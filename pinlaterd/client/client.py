@@ -62,11 +62,8 @@ def _paged_operation(
     """With a call for each page, as far as its caller reads."""
 
     def operation(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[JobRecord]:
-        call: PreparedCall[ScanResult] | None = prepare(*args, **kwargs)
-        while call is not None:
-            page = self.run(call)
+        for page in calls.pages(self.run, prepare(*args, **kwargs)):
             yield from page.jobs
-            call = calls.page_after(call, page)
 
     return calls.as_operation(operation, prepare)
 
