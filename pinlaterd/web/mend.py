@@ -77,6 +77,11 @@ class Preview(NamedTuple):
     is_bound: bool
     samples: Sequence[JobRecord]
 
+    @property
+    def least(self) -> str:
+        """Return what stands in front of the number of jobs."""
+        return "at least " if self.is_bound else ""
+
 
 class Switch(NamedTuple):
     """A setting of a queue or a shard, and the value that it is to have."""
@@ -194,6 +199,7 @@ class MendPages:
             return await self._preview_switch(request, switch_of(given))
         selection = self._selected(request, given, self._site.clock.now_ms(), "view")
         found = await self._look(selection)
+        number = f"{found.least}{found.jobs:,}"
         return self._site.render(
             request,
             "mend.html",
@@ -208,8 +214,8 @@ class MendPages:
             first_jobs=FIRST_JOBS,
             typed=selection.queue if what == "delete" and _is_large(found) else "",
             command=command_of(what, selection, FIRST_JOBS),
-            button=f"{what.capitalize()} {min(found.jobs, FIRST_JOBS)} of {_number(found)}",
-            button_of_all=f"{what.capitalize()} {_number(found)}",
+            button=f"{what.capitalize()} {min(found.jobs, FIRST_JOBS)} of {number}",
+            button_of_all=f"{what.capitalize()} {number}",
             nonce=secrets.token_hex(16),
             cancel=_page_before(request) or list_of(selection),
         )
@@ -738,13 +744,8 @@ def _spread_rate(given: str) -> float:
     return rate
 
 
-def _number(found: Preview) -> str:
-    return f"{'at least ' if found.is_bound else ''}{found.jobs:,}"
-
-
 def _jobs(found: Preview, selection: Selection) -> str:
-    least = "at least " if found.is_bound else ""
-    return least + how_many(found.jobs, f"{selection.state.replace('_', ' ')} job")
+    return found.least + how_many(found.jobs, f"{selection.state.replace('_', ' ')} job")
 
 
 def _is_large(found: Preview) -> bool:
