@@ -264,11 +264,22 @@ class Load:
         `claims_may_be_lost`: a process was killed or frozen, or its store failed, and with it
         answers to dequeues; otherwise every job was handed out, and its end confirmed."""
         assert not [error for error in self.errors if "internal error" in str(error)]
-        records = self._all_records()
+        records = self._records_once_served()
         self._check_none_lost(records)
         self._check_none_twice(records)
         self._check_claims()
         self._check_endings(records, claims_may_be_lost=claims_may_be_lost)
+
+    def _records_once_served(self) -> dict[str, JobRecord]:
+        """Read all jobs; a busy machine may take a shard's lease away amid that."""
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while True:
+            try:
+                return self._all_records()
+            except (PinLaterError, ConnectionFailed):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
 
     def _all_records(self) -> dict[str, JobRecord]:
         """All jobs of the queue with their bodies, by descriptor."""

@@ -236,8 +236,8 @@ def test_those_in_line_are_woken_when_their_token_is_there_or_their_time_is_over
         queue.settle(wanted=1, taken=1, used=1)
 
     async def scenario() -> None:
-        limits.follow({QUEUE: 20.0, "slow": 0.001}, {})
         started = time.monotonic()
+        limits.follow({QUEUE: 20.0, "slow": 0.001}, {})
         await asyncio.gather(*(wait(limits.queues[QUEUE]) for _ in range(10)))
 
         # one after the other, each no sooner than its token
