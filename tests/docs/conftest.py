@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployment import Deployment
+from tests.deployment import PATIENT, Deployment
 from tests.docs.pages import README, ReadersShell, commands, section
 
 
@@ -17,8 +17,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     init, up, status, down = commands(section(README, "The service"))
     shell = ReadersShell(deployment.folder.parent, deployment)
     try:
-        for line in (init, up):
-            shell.run(line)
+        shell.run(init)
+        with (deployment.folder / "etc/pinlaterd.yaml").open("a") as file:
+            file.writelines(f"{name}: {value}\n" for name, value in PATIENT.items())
+        shell.run(up)
         assert "healthy" in shell.run(status)
         yield deployment
         shell.run(down)

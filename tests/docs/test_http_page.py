@@ -11,7 +11,7 @@ import sys
 from functools import reduce
 from pathlib import Path
 
-from tests.deployment import Deployment, unused_port
+from tests.deployment import MOST_PATIENT, Deployment, unused_port
 from tests.docs.pages import REPOSITORY, python_blocks
 from tests.http.conftest import http_of, serving_http
 
@@ -89,7 +89,7 @@ def test_the_downstream_of_rickovers_page_runs_a_job(tmp_path, wait_until):
     url = f"http://127.0.0.1:{port}"
     environment = {"DOWNSTREAM_URL": url, "DOWNSTREAM_WORKER_AUTH": "SECRET"}
     deployment = Deployment(tmp_path / "d", environment=environment)
-    deployment.init(http=True)
+    deployment.init(http=True, settings=MOST_PATIENT)
     api = http_of(deployment)
     settings = {"API": f"http://127.0.0.1:{deployment.http_port}", "PORT": str(port)}
     downstream = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, **settings})
@@ -99,7 +99,7 @@ def test_the_downstream_of_rickovers_page_runs_a_job(tmp_path, wait_until):
             api.post("/v1/jobs", {"name": "invoice-shipped", **strategy})
             job = api.put("/v1/jobs/invoice-shipped/random_id", {"data": {"invoice": 17}}).body
             path = f"/v1/jobs/{job['id']}"
-            wait_until(lambda: api.get(path).body["status"] == "succeeded", seconds=30)
+            wait_until(lambda: api.get(path).body["status"] == "succeeded")
     finally:
         downstream.kill()
         downstream.wait()

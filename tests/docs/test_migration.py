@@ -17,7 +17,7 @@ import pytest
 from pinlaterd.client import AckInfo, Client, Job, JobState
 from pinlaterd.config.schema import ServerSettings, settings_of
 from tests.conftest import FreePort, ProgramPath
-from tests.deployment import PATIENT, Deployment
+from tests.deployment import PATIENT, Deployment, claim
 from tests.docs.pages import README, ReadersShell, commands, section
 from tests.servers.mariadb import HOST, PASSWD, USER, start_mariadb
 from tests.servers.pinlater import PinLater, PinLaterOnMysql, PinLaterOnRedis
@@ -220,7 +220,7 @@ def _go_on(client: Client, over: Sequence[str], later: Sequence[str]) -> dict[st
         for number in range(12):
             body = b"ours %d" % number
             ours[client.enqueue(queue, [Job(body, 1 + number % 3, attempts_allowed=3)])[0]] = body
-        claimed = client.dequeue(queue, limit=5)
+        claimed = claim(client, queue, 5)
         client.ack(queue, succeeded=claimed[:1], failed=claimed[1:2])
         del ours[claimed[0].descriptor]
     return ours

@@ -23,8 +23,6 @@ QUEUE = "target"
 SETTINGS = {
     "request_timeout_ms": 7500,
     "max_dequeue_wait_ms": 100,
-    # what a fuzzed dequeue claims comes back, for the next one
-    "job_claimed_timeout_seconds": 1,
     "monitor_interval_seconds": 0.5,
 }
 
@@ -69,9 +67,13 @@ class Bystander:
                 self._stop.wait(0.005)
 
 
+# What a fuzzed dequeue claims comes back, for the next one.
+QUEUES = {name: {"job_claimed_timeout_seconds": 1} for name in (QUEUE, "hung_up", "claimed")}
+
+
 @contextmanager
 def attacked(folder: Path, shards: int | Mapping[str, object]) -> Iterator[Deployment]:
-    with serving(folder, shards=shards, settings=SETTINGS) as deployment:
+    with serving(folder, shards=shards, settings=SETTINGS, queues=QUEUES) as deployment:
         with deployment.client() as client:
             client.create_queue(QUEUE)
         yield deployment

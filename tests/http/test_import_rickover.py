@@ -16,7 +16,7 @@ import pytest
 
 from pinlaterd.client import Client, JobState
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment
+from tests.deployment import COMMAND_SECONDS, Deployment
 from tests.http.conftest import http_of, serving_http
 from tests.servers.postgresql import PROGRAMS, PostgreSQL
 
@@ -50,7 +50,7 @@ def start_import(rickover: PostgreSQL, deployment: Deployment) -> subprocess.Pop
 
 def imported(rickover: PostgreSQL, deployment: Deployment) -> str:
     process = start_import(rickover, deployment)
-    output, errors = process.communicate(timeout=100)
+    output, errors = process.communicate(timeout=COMMAND_SECONDS)
     assert process.returncode == 0, errors
     return output
 

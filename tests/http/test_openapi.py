@@ -38,6 +38,7 @@ def test_no_request_finds_an_undocumented_answer(tmp_path):
                 *(sys.executable, "-m", "schemathesis.cli", "run", f"{address}/v2/openapi.json"),
                 *("--checks", checks, "--max-examples", str(EXAMPLES), "--seed", "1"),
                 *("--request-timeout", "30", "--no-color", "--exclude-path", "/v2/docs"),
+                *("--suppress-health-check", "too_slow"),
             ],
             cwd=tmp_path,
             capture_output=True,

@@ -22,7 +22,7 @@ from pinlaterd.model import FinishOutcome, JobRecord, JobState, Method, ScanKey,
 class Stalling:
     """Routers that answer the first scans, and no more."""
 
-    seconds = 2.0
+    seconds = 5.0
 
     def __init__(self, jobs: list[JobRecord]) -> None:
         self._left = jobs

@@ -29,7 +29,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = tmp_path_factory.mktemp("sources")
     for name in BUILT_FROM:
         if (REPOSITORY / name).is_dir():
-            shutil.copytree(REPOSITORY / name, sources / name, symlinks=True)
+            # Other tests may write to __pycache__ meanwhile.
+            no_caches = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(REPOSITORY / name, sources / name, symlinks=True, ignore=no_caches)
         else:
             shutil.copy(REPOSITORY / name, sources / name)
     done = subprocess.run(
@@ -47,7 +49,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     sources = {
         str(path.relative_to(REPOSITORY))
         for path in (REPOSITORY / "pinlaterd").rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if "__pycache__" not in path.parts and path.is_file()
     }
 
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("pinlaterd/")}
@@ -124,7 +126,7 @@ def run_without_server(call: str, *arguments: str) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
 
 

@@ -70,7 +70,7 @@ def test_a_job_is_posted_as_rickover_does(rickover: Rickover, wait_until: WaitUn
     job_id = rickover.enqueue(queue, data, 5)
 
     wait_until(lambda: rickover.received(job_id) != [])
-    [received] = rickover.received(job_id)
+    received = rickover.received(job_id)[0]
 
     pair = base64.b64encode(b"jobs:hush").decode()
     assert received.path == f"/v1/jobs/a%20b%2Fc/{job_id}"

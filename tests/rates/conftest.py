@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from tests.deployment import Deployment
+from tests.deployment import PATIENT, Deployment
 from tests.rates.puller import Puller
 
 RATES = {
@@ -28,7 +28,7 @@ def new_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewDepl
     def start(*, rates: Mapping[str, float], **settings: object) -> Deployment:
         deployment = Deployment(tmp_path_factory.mktemp("d"))
         made.append(deployment)
-        deployment.init(settings=settings)
+        deployment.init(settings={**PATIENT, **settings})
         write_rates(deployment, rates)
         deployment.up()
         with deployment.client() as client:

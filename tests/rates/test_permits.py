@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import pytest
 
 from pinlaterd.client import Client, JobState, PinLaterError
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment, serving
+from tests.deployment import PATIENT, Deployment, claim, serving
 from tests.rates.limited_workers import LimitedWorkers
 
 LIMIT = 3
+BULK = 5_000  # more than are claimed until a limit is followed
 
 
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory):
     queues = {
-        "mail": {"max_in_progress": LIMIT, "job_claimed_timeout_seconds": 2},
+        "mail": {"max_in_progress": LIMIT, "job_claimed_timeout_seconds": 5},
         "bulk": {},
         "single": {"max_pending": 500},
         "hundred": {"max_pending": 2000},
     }
-    settings = {"routers": 2, "monitor_interval_seconds": 1}
+    settings = {**PATIENT, "routers": 2, "monitor_interval_seconds": 1}
     folder = tmp_path_factory.mktemp("d")
     with serving(folder, shards=3, settings=settings, queues=queues) as deployment:
         with deployment.client() as client:
@@ -61,15 +63,28 @@ def enqueue_until_rejected(client: Client, queue: str, jobs: int) -> tuple[int, 
 
 @pytest.mark.parametrize(("queue", "jobs", "limit"), [("single", 1, 500), ("hundred", 100, 2000)])
 def test_enqueues_are_rejected_once_as_many_are_pending_as_may_be(
-    limited: Deployment, queue: str, jobs: int, limit: int
+    limited: Deployment, wait_until: WaitUntil, queue: str, jobs: int, limit: int
 ):
-    with limited.client() as client:
-        stored, why = enqueue_until_rejected(client, queue, jobs)
-        assert limit - 100 < stored <= limit
+    def is_full() -> bool:
+        """Shards that have just started have no permits yet."""
+        more, why = enqueue_until_rejected(client, queue, jobs)
         assert re.match(r"overloaded: .*retry after [0-9]+ ms", why)
+        stored.append(more)
+        return sum(stored) > limit - 100
 
-        taken = client.dequeue(queue, limit=jobs)
-        client.enqueue(queue, [b"job"] * len(taken))
+    def are_replaced() -> bool:
+        with suppress(PinLaterError):
+            while len(replaced) < jobs:
+                replaced.extend(client.enqueue(queue, [b"job"]))
+        return len(replaced) == jobs
+
+    stored, replaced = list[int](), list[str]()
+    with limited.client() as client:
+        wait_until(is_full)
+        assert sum(stored) <= limit
+
+        claim(client, queue, jobs)
+        wait_until(are_replaced)
         assert client.count(queue, JobState.PENDING) <= limit
 
 
@@ -87,7 +102,7 @@ def test_a_limit_that_is_set_raised_and_removed_acts_live(
     limited: Deployment, wait_until: WaitUntil
 ):
     with limited.client() as client:
-        client.enqueue("bulk", [b"job"] * 1000)
+        client.enqueue("bulk", [b"job"] * BULK)
 
         def claim() -> int:
             return len(client.dequeue("bulk", limit=5))
@@ -95,12 +110,12 @@ def test_a_limit_that_is_set_raised_and_removed_acts_live(
         def running() -> int:
             return client.count("bulk", JobState.IN_PROGRESS)
 
-        assert claim() == 5
+        wait_until(lambda: claim() == 5)
         limited.write("queues", {"bulk": {"max_in_progress": 3}})  # less than run already
         wait_until(lambda: claim() == 0)
         most = running() + 7
         limited.write("queues", {"bulk": {"max_in_progress": most}})
         wait_until(lambda: claim() == 0 and running() == most)
-        wait_until(lambda: shows(limited, limit=most, running=most, held=1000 - most))
+        wait_until(lambda: shows(limited, limit=most, running=most, held=BULK - most))
         limited.write("queues", {})
         wait_until(lambda: claim() == 5)

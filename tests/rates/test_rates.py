@@ -76,6 +76,16 @@ def in_a_window_without_stalls(look: Callable[[], None]) -> None:
     return look()
 
 
+def when_at_the_rate(pullers: Iterable[Puller], rate: float) -> float:
+    """Return a moment when the pullers have taken all that they may: what a router that was held up
+    owes them comes after any other one."""
+    while True:
+        time.sleep(_NAP_SECONDS)
+        now = time.monotonic()
+        if total(pullers, now - 1, now) > 0.9 * rate:
+            return now
+
+
 def test_the_rate_is_kept_whatever_the_split_of_demand(deployment: Deployment, pull: Pull):
     slow = [pull(deployment, router, "slow") for router in ("router-1", "router-2")]
 
@@ -128,7 +138,7 @@ def test_killed_processes_never_take_more_than_the_rate(
     staying = [pull(deployment, "router-2", "broken") for _ in range(2)]
     leaving = [pull(deployment, "router-1", "broken") for _ in range(2)]
     time.sleep(_QUIET_SECONDS)
-    begin = time.monotonic()
+    begin = when_at_the_rate([*staying, *leaving], rate)
     deployment.kill("coordinator")
     dead = deployment.kill("router-1")
     wait_until(lambda: deployment.pids().get("router-1", dead) != dead)
@@ -173,12 +183,12 @@ def test_servers_of_a_set_share_the_rate(
         return float(one.stats()["gauges"]["shared_rate_limit"])
 
     server_set.write_text("one:1\ntwo\n")
-    wait_until(lambda: one.status()["warnings"])
-    assert "server_set:2: 'two' is no server" in one.status()["warnings"][0]
+    problem = "server_set:2: 'two' is no server"
+    wait_until(lambda: problem in str(one.status()["warnings"]))
     assert limit() == 10
     server_set.write_text("one:1\n")
     wait_until(lambda: limit() == 20)
-    assert one.status()["warnings"] == []
+    wait_until(lambda: problem not in str(one.status()["warnings"]))
 
 
 def test_a_changed_limit_acts_at_once(deployment: Deployment, wait_until: WaitUntil):
@@ -187,7 +197,7 @@ def test_a_changed_limit_acts_at_once(deployment: Deployment, wait_until: WaitUn
     with deployment.client() as client:
         try:
             write_rates(deployment, RATES | {"paused": 1000})
-            jobs = client.dequeue("paused", limit=1, max_wait_ms=10_000)
+            jobs = client.dequeue("paused", limit=1, max_wait_ms=30_000)
             assert len(jobs) == 1
         finally:
             write_rates(deployment, RATES)

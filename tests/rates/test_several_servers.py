@@ -21,7 +21,13 @@ from tests.conftest import WaitUntil
 from tests.deployment import unused_port
 from tests.rates.conftest import JOBS
 from tests.rates.puller import Puller
-from tests.rates.test_rates import in_a_window_without_stalls, pass_seconds, tolerance, total
+from tests.rates.test_rates import (
+    in_a_window_without_stalls,
+    pass_seconds,
+    tolerance,
+    total,
+    when_at_the_rate,
+)
 from tests.servers.zookeeper import Ensemble, new_cluster, shared_zookeeper
 
 __all__ = ["shared_zookeeper"]
@@ -138,7 +144,7 @@ def test_killed_coordinators_never_have_more_taken_than_the_rate(
 ):
     pullers = [pull(server, "router", "broken") for server in servers]
     time.sleep(QUIET_SECONDS)
-    begin = time.monotonic()
+    begin = when_at_the_rate(pullers, RATE)
     for server in (servers[0], servers[1], servers[0]):  # the leader, and others
         server.kill_coordinator(wait_until)
         time.sleep(1)
@@ -163,7 +169,7 @@ def test_the_share_of_a_server_that_is_off_goes_to_the_others(
     time.sleep(QUIET_SECONDS)
     leaving = pull(servers[2], "router", "off")
     time.sleep(QUIET_SECONDS)
-    begin = time.monotonic()
+    begin = when_at_the_rate([*pullers, leaving], RATE)
     servers[2].off()
     leaving.stop()
 
