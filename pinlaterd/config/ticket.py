@@ -2,7 +2,8 @@
 
 Only the deployment's own processes can write to run/. One that has checked its user makes a file
 there, and its name takes the place of the admin password. The router removes it as it accepts it,
-and refuses one that is older than a request may be, whose process was killed.
+and refuses one that is older than a request may be, whose process was killed. One that was not
+presented is removed when another is made.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from pinlaterd.config.layout import RUN, replace_file
 
@@ -22,6 +24,10 @@ _MOST_SECONDS = 600.0  # request_timeout_ms at its largest
 @contextmanager
 def ticket_to_delete(queue: str) -> Iterator[str]:
     """Provide the password of one deleteQueue of `queue`."""
+    for left in RUN.glob("*ticket-*"):  # or what was to become one
+        with suppress(FileNotFoundError):
+            if _is_late(left):
+                left.unlink()
     ticket = f"ticket-{secrets.token_hex(16)}"
     replace_file(RUN / ticket, queue.encode())
     try:
@@ -37,9 +43,14 @@ def accept_ticket(password: str, queue: str) -> bool:
         return False
     try:
         is_right = (RUN / password).read_bytes() == queue.encode()
-        # Both are of the machine's clock; ours may follow its steps later.
-        is_right &= time.time() - (RUN / password).stat().st_mtime <= _MOST_SECONDS
+        is_right &= not _is_late(RUN / password)
         (RUN / password).unlink()
     except FileNotFoundError:
         return False
     return is_right
+
+
+def _is_late(ticket: Path) -> bool:
+    """Return whether a ticket is older than a request may be. Raises FileNotFoundError."""
+    # Both times are of the machine's clock; ours may follow its steps later.
+    return time.time() - ticket.stat().st_mtime > _MOST_SECONDS

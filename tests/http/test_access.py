@@ -144,6 +144,18 @@ def test_a_ticket_that_a_killed_process_has_left_is_refused_and_removed(
         assert not list(Path("run").iterdir())
 
 
+def test_tickets_that_were_never_presented_go_when_another_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    with ticket_to_delete("mail") as left, ticket_to_delete("mail") as young:
+        (Path("run") / left).rename(Path("run") / f".{left}.17.new")  # killed while it wrote
+        os.utime(Path("run") / f".{left}.17.new", (time.time() - 601,) * 2)
+        with ticket_to_delete("news") as ticket:
+            assert {path.name for path in Path("run").iterdir()} == {young, ticket}
+
+
 def test_a_token_is_shown_once_and_refused_once_its_user_is_removed(guarded, wait_until):
     token = guarded.admin("user", "add", "ci", "--role", "enqueue", "--token").splitlines()[-1]
     api = http_of(guarded).with_token(token)
