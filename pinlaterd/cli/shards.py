@@ -6,7 +6,6 @@ Each of those edits the file as a person would, and returns once all processes f
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from pinlaterd.clock import Clock, polls
 from pinlaterd.config import edit, layout
 from pinlaterd.config.active import load_active
 from pinlaterd.config.edit_text import Value
-from pinlaterd.config.layout import CLUSTER_KEY_FILE, EDIT_LOCK, ETC, SHARDS_FILE, ConfigFiles, lock
+from pinlaterd.config.layout import ETC, SHARDS_FILE, ConfigFiles
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES, Config
 from pinlaterd.engines import make_engine
@@ -28,7 +27,6 @@ from pinlaterd.status import SILENT, shards_of
 
 _SERVE_SECONDS = 60.0
 _FOLLOW_SECONDS = 60.0
-_TRIES = 30  # with three servers at it all the time, each is the first in one of three
 _DOWN = ("stopped", "silent")  # a frozen router is held off by the shards, which refuse by then
 
 _COLUMNS: Sequence[command.Column] = (
@@ -88,19 +86,13 @@ def carry_out(
     False if the coordinator is away: then what was written acts when it is back. Raises EditRefused
     unless all that the coordinator refuses is the removal of other shards than `removed`. Ends the
     program with a message if it takes too long."""
-    path = command.directory() / ETC / name
-    with contextlib.ExitStack() as alone:
-        if path.with_name(CLUSTER_KEY_FILE).exists():
-            # Edits of two commands together would be lost together.
-            alone.enter_context(lock(command.directory() / EDIT_LOCK, patient=True))
+    etc = command.directory() / ETC
+    with edit.lock_edits(etc, patient=True):
         try:
-            for _ in range(_TRIES):
-                mine = change()
+            for mine in edit.attempts(etc / name, change):
+                was_changed = mine is not None
                 with command.waiting("waiting until the service follows"):
                     problems = _wait_until_followed()
-                if not edit.drop_lost(path, mine):
-                    tell(done, problems, was_changed=mine is not None, removed=removed)
-                    return True
         except ConnectionFailed:
             click.echo(
                 f"{done}: it is written, and acts when the coordinator is back; `pinlaterd status` "
@@ -108,7 +100,8 @@ def carry_out(
                 err=True,
             )
             return False
-    raise DeploymentError(f"{path}: edits on other servers came first {_TRIES} times; try again")
+    tell(done, problems, was_changed=was_changed, removed=removed)
+    return True
 
 
 def tell(

@@ -8,25 +8,32 @@ mistakes already, or where the file was changed by others meanwhile. All edits a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from pinlaterd.config.active import active_files
 from pinlaterd.config.document import DocumentError, FileReader
 from pinlaterd.config.edit_text import Text, Value
 from pinlaterd.config.layout import (
+    CLUSTER_KEY_FILE,
+    EDIT_LOCK,
     JOB_TYPES_FILE,
     QUEUES_FILE,
     SHARDS_FILE,
+    SHARED_CONFIG_FILE,
     USERS_FILE,
+    lock,
     sync_folder,
     write_beside,
 )
@@ -44,6 +51,8 @@ from pinlaterd.config.schema import PAUSE_NOTE, Address, Config, JobType
 from pinlaterd.errors import ConfigError
 
 KEPT = ".yours-"  # in the name of an edit that came second
+_TRIES = 30  # with three servers at it all the time, each is the first in one of three
+_LOCK_TRIES, _LOOK_SECONDS = 40, 0.05
 # What an edit has made of a file, even if that was replaced since; None if it made no difference.
 Edited = bytes | None
 
@@ -94,6 +103,67 @@ def drop_lost(path: Path, mine: Edited) -> bool:
             kept.unlink()
             return True
     return False
+
+
+def attempts(path: Path, change: Callable[[], Edited]) -> Iterator[Edited]:
+    """Make an edit of a file, and yield it for the caller to wait until it is decided whether it
+    came first in the cluster. While it came second, make it again, to the new file. Raises
+    ConfigError."""
+    for _ in range(_TRIES):
+        mine = change()
+        yield mine
+        if not drop_lost(path, mine):
+            return
+    raise ConfigError([f"{path}: edits on other servers came first {_TRIES} times; try again"])
+
+
+def lock_edits(etc: Path, *, patient: bool) -> AbstractContextManager[object]:
+    """Keep other commands out until an edit is decided, as edits of two together would be lost
+    together; on a server of its own there is no need. Raises BlockingIOError unless `patient`."""
+    if not (etc / CLUSTER_KEY_FILE).exists():
+        return contextlib.nullcontext()
+    return lock(etc.parent / EDIT_LOCK, patient=patient)
+
+
+async def carry_out(path: Path, change: Callable[[], Edited], seconds: float) -> Edited:
+    """Make an edit of a file by `attempts`, and wait until it is decided, but no longer than
+    `seconds`: it is in the file by then. Return None if it makes no difference. Raises
+    ConfigError."""
+    until = asyncio.get_running_loop().time() + seconds
+    made, last = attempts(path, change), None
+    with await _lock_soon(path.parent):
+        while (mine := await asyncio.to_thread(next, made, None)) is not None:
+            last = mine
+            while not _is_decided(path) and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_SECONDS)
+    return last
+
+
+async def _lock_soon(etc: Path) -> AbstractContextManager[object]:
+    """Lock edits, unless another command takes long: it may hang, and an edit be urgent."""
+    for _ in range(_LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            return lock_edits(etc, patient=False)
+        await asyncio.sleep(_LOOK_SECONDS)
+    return contextlib.nullcontext()
+
+
+class _Accepted(msgspec.Struct):
+    """The configuration that a cluster accepted last, of which this server knows."""
+
+    files: Mapping[str, str] = {}
+
+
+def _is_decided(path: Path) -> bool:
+    """Return whether the cluster has accepted what a file says, or replaced it."""
+    if not path.with_name(CLUSTER_KEY_FILE).exists():
+        return True
+    try:
+        data = (path.parent.parent / SHARED_CONFIG_FILE).read_bytes()
+        accepted = msgspec.json.decode(data, type=_Accepted).files.get(path.name, "")
+        return accepted.encode() == path.read_bytes()
+    except (OSError, ValueError):
+        return False
 
 
 def _edit_tree(etc: Path, name: str, change: Callable[[Text, Config], None]) -> Edited:

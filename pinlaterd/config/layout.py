@@ -44,6 +44,7 @@ STATS_SOCKET = RUN / "stats.sock"
 SUPERVISOR_SOCKET = RUN / "supervisor.sock"
 SUPERVISOR_PID_FILE = RUN / "supervisord.pid"
 COORDINATOR_LOCK = RUN / "coordinator.lock"
+SHARED_CONFIG_FILE = RUN / "shared_config.json"  # that etc/ was made of last, in a cluster
 SNAPSHOT_FILE = RUN / "snapshot.json"
 CONFIG_FILE = RUN / "config.json"
 CONFIG_LOCK = RUN / "config.lock"

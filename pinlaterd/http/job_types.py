@@ -16,7 +16,6 @@ from pinlaterd.config import edit
 from pinlaterd.config.layout import JOB_TYPES_FILE
 from pinlaterd.config.schema import Config, JobType
 
-_AGAIN_SECONDS = 2.0  # a configuration that was written is mostly active by then
 _FOLLOW_SECONDS = 2.0  # by then all servers follow it
 
 
@@ -76,16 +75,11 @@ class JobTypes:
         self, change: Callable[[], edit.Edited], is_active: Callable[[], bool], seconds: float
     ) -> bool:
         """Make a change to the file, and return once it is active; False if it makes none."""
-        mine = await asyncio.to_thread(change)
-        if mine is None:
+        until = asyncio.get_running_loop().time() + seconds
+        if await edit.carry_out(self._path, change, seconds) is None:
             return False
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout_at(until):
             while not is_active():
                 self._changed.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), _AGAIN_SECONDS)
-                if edit.drop_lost(self._path, mine):
-                    mine = await asyncio.to_thread(change)
-                    if mine is None:
-                        break
+                await self._changed.wait()
         return True

@@ -23,6 +23,7 @@ from pinlaterd.access import USER, Access, check, identify, may
 from pinlaterd.client import calls
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config import edit
+from pinlaterd.config.layout import QUEUES_FILE
 from pinlaterd.config.load import LIMIT
 from pinlaterd.config.schema import Config
 from pinlaterd.config.ticket import ticket_to_delete
@@ -176,7 +177,9 @@ class V2:
             raise invalid("limits.default_priority", f"expected 1 to {levels}")
         existed = queue in await self._client.run(calls.queue_names())
         await self._client.run(calls.create_queue(queue))
-        await self._edit(partial(edit.set_limits, self._etc, queue, body.limits.given()))
+        given = body.limits.given()
+        change = partial(edit.set_limits, self._etc, queue, given)
+        await self._edit(change, lambda: given.items() <= self._limits(queue).items())
         answer = await self._describe(queue)
         return answer_json(answer, HTTPStatus.OK if existed else HTTPStatus.CREATED)
 
@@ -213,7 +216,8 @@ class V2:
         if not (body.preview or read_query(request, PreviewQuery).preview):
             user, reason = request.get(USER), getattr(body, "reason", "")
             note = {"by": "" if user is None else user.name, "reason": reason}
-            await self._edit(partial(edit.set_paused, self._etc, queue, paused=paused, **note))
+            change = partial(edit.set_paused, self._etc, queue, paused=paused, **note)
+            await self._edit(change, lambda: self.config.queue(queue).paused is paused)
         answer.paused = paused
         return answer_json(answer)
 
@@ -241,14 +245,16 @@ class V2:
             limits[LIMIT] = edit.limit_settings(self._etc, queue).max_jobs_per_second
         return limits
 
-    async def _edit(self, edit_file: Callable[[], edit.Edited]) -> None:
-        """Edit the configuration, and wait until this process follows the change."""
-        before = self.config
-        if await asyncio.to_thread(edit_file):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_FOLLOWED_SECONDS):
-                    while self.config is before:  # noqa: ASYNC110 - too rare for an event
-                        await asyncio.sleep(_LOOK_SECONDS)
+    async def _edit(
+        self, change: Callable[[], edit.Edited], is_followed: Callable[[], bool]
+    ) -> None:
+        """Edit the settings of queues, and wait until this process follows the change."""
+        seconds = self.config.server.request_timeout_ms / 1000
+        await edit.carry_out(self._etc / QUEUES_FILE, change, seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FOLLOWED_SECONDS):
+                while not is_followed():  # noqa: ASYNC110 - too rare for an event
+                    await asyncio.sleep(_LOOK_SECONDS)
 
     # --- jobs --------------------------------------------------------------------------------
 

@@ -108,16 +108,22 @@ class Switch(NamedTuple):
         limit, paused = edit.limit_settings(etc, self.name)
         return paused if self.setting == "paused" else limit
 
-    def make(self, etc: Path, by: str, reason: str) -> None:
-        """Set it. Raises ConfigError."""
+    async def make(self, site: Site, by: str, reason: str) -> None:
+        """Set it, and wait until a cluster has accepted it. Raises ConfigError."""
         from pinlaterd.config import edit  # noqa: PLC0415 - as above
 
-        if self.setting == "dequeue_only":
-            edit.set_dequeue_only(etc, self.name, on=bool(self.value))
-        elif self.setting == "paused":
-            edit.set_paused(etc, self.name, paused=bool(self.value), by=by, reason=reason)
-        else:
-            edit.set_limit(etc, self.name, self.value)
+        etc, seconds = site.etc, site.config.server.request_timeout_ms / 1000
+
+        def change() -> edit.Edited:
+            if self.setting == "dequeue_only":
+                return edit.set_dequeue_only(etc, self.name, on=bool(self.value))
+            if self.setting == "paused":
+                paused = bool(self.value)
+                return edit.set_paused(etc, self.name, paused=paused, by=by, reason=reason)
+            return edit.set_limit(etc, self.name, self.value)
+
+        name = layout.QUEUES_FILE if self.queue else layout.SHARDS_FILE
+        await edit.carry_out(etc / name, change, seconds)
 
     @property
     def words(self) -> str:
@@ -482,7 +488,7 @@ class MendPages:
             facts = {**switch._asdict(), "before": before, "reason": reason, "nonce": nonce}
             await asyncio.to_thread(self._audit.begin, number, who, "set", facts)
             is_noted = True
-            await asyncio.to_thread(switch.make, etc, who, reason)
+            await switch.make(self._site, who, reason)
         except (ConfigError, OSError) as error:
             self._audit.forget(nonce)
             if is_noted:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.config import edit
+from pinlaterd.config.layout import SHARED_CONFIG_FILE, replace_file
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import JobType, queue_of_type
 from pinlaterd.deployment.files import write_deployment
@@ -342,11 +343,18 @@ def test_an_edit_that_came_second_is_made_again_unless_the_name_is_taken(etc: Pa
     """As the coordinator of a cluster does it: the accepted file replaces ours."""
     path, theirs = etc / "job_types.yaml", made_type("theirs", attempts=5)
     mine = made_type(name)
+    (etc / "cluster.key").touch(0o600)
+    cluster = "cluster: c\nserver: jobs-1\nzookeeper: zk:2181\npeer_host: jobs-1\n"
+    (etc / "local.yaml").write_text(cluster)
+    (etc / "shards.yaml").write_text("shards: {1: {server: jobs-1}}\n")
+
+    def accept(files: dict[str, str]) -> None:
+        replace_file(etc.parent / SHARED_CONFIG_FILE, json.dumps({"files": files}).encode())
 
     async def create() -> bool:
         types = JobTypes(etc, load_config(etc))
         creating = asyncio.create_task(types.create(mine, seconds=60))
-        while types._changed.is_set():  # noqa: ASYNC110 - until it waits for its edit to act
+        while not path.exists():  # noqa: ASYNC110 - until its edit is written
             await asyncio.sleep(0.01)
         base, ours = b"", path.read_bytes()
         path.unlink()
@@ -354,11 +362,13 @@ def test_an_edit_that_came_second_is_made_again_unless_the_name_is_taken(etc: Pa
         accepted = path.read_bytes()
         path.write_bytes(ours)
         edit.take_over(etc, path.name, base, accepted)
+        accept({path.name: accepted.decode()})
         types.follow(load_config(etc))
         until = time.monotonic() + 30
         while name == "mine" and mine not in load_config(etc).job_types.values():
             assert time.monotonic() < until
             await asyncio.sleep(0.01)
+        accept({path.name: path.read_text()})
         types.follow(load_config(etc))
         return await creating
 

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,12 @@ from pinlaterd.config.load import load_config
 from pinlaterd.deployment.service import processes_of
 from tests.cli.program import Program
 from tests.conftest import WaitUntil
-from tests.deployment import unused_port
+from tests.deployment import frozen, unused_port
+from tests.http.conftest import HttpClient
 from tests.rates.limited_workers import LimitedWorkers
 from tests.servers.zookeeper import Ensemble, new_cluster, shared_zookeeper
+from tests.web.conftest import Visitor
+from tests.web.test_mend import fields_of
 
 __all__ = ["shared_zookeeper"]
 
@@ -32,7 +35,7 @@ SHARDS = "".join(
     )
 )
 PINLATERD = Program("pinlaterd")
-SETTINGS = "shard_restart_grace_ms: 10000\n"
+SETTINGS = "shard_restart_grace_ms: 10000\nrequest_timeout_ms: 60000\nweb_writes: true\n"
 
 
 class Server:
@@ -89,9 +92,8 @@ def servers(shared_zookeeper: Ensemble) -> Iterator[tuple[Server, Server]]:
         def options(name: str) -> list[str]:
             given = {"name": cluster, "server": name, "zookeeper": shared_zookeeper.hosts}
             given["peer-host"] = "127.0.0.1"
-            ports = ("port", "stats-port", "peer-port", "shard-ports")
+            ports = ("port", "stats-port", "peer-port", "shard-ports", "http-port", "web-port")
             given |= {port: str(unused_port()) for port in ports}
-            given |= {"http-port": "0", "web-port": "0"}
             return [text for key, value in given.items() for text in (f"--{key}", value)]
 
         try:
@@ -112,8 +114,8 @@ def servers(shared_zookeeper: Ensemble) -> Iterator[tuple[Server, Server]]:
 
 def test_status_and_top_are_of_all_servers_from_any(servers: tuple[Server, Server]):
     expected = {
-        *("jobs-1/coordinator", "jobs-1/router", "jobs-1/shard-1", "jobs-1/shard-3"),
-        *("jobs-2/coordinator", "jobs-2/router", "jobs-2/shard-2", "jobs-2/shard-4"),
+        *("jobs-1/shard-1", "jobs-1/shard-3", "jobs-2/shard-2", "jobs-2/shard-4"),
+        *(f"jobs-{n}/{kind}" for n in (1, 2) for kind in ("coordinator", "router", "http", "web")),
     }
     for one in servers:
         for command in ("status", "top"):
@@ -185,6 +187,39 @@ def test_of_two_edits_of_one_file_the_second_is_kept(
     [kept] = loser.etc.glob("queues.yaml.yours-*")
     assert kept.read_text() != loser.read("queues.yaml") == winner.read("queues.yaml")
     kept.unlink()
+
+
+def limit_over_http(server: Server, queue: str) -> None:
+    api = HttpClient(load_config(server.etc).server.http_port)
+    limits = {"max_jobs_per_second": 7}
+    answer = api.put(f"/v2/queues/{queue}", {"limits": limits})
+    assert (answer.status, answer.body["limits"]["max_jobs_per_second"]) == (201, 7)
+
+
+def limit_on_the_dashboard(server: Server, queue: str) -> None:
+    visitor = Visitor(load_config(server.etc).server.web_port)
+    form = fields_of(visitor.get(f"/mend?action=limit&queue={queue}"))
+    assert "done" in visitor.follow(visitor.post("/mend", {**form, "value": 7})).text
+
+
+@pytest.mark.parametrize("limit", [limit_over_http, limit_on_the_dashboard])
+def test_an_edit_that_comes_second_is_made_again(
+    servers: tuple[Server, Server],
+    wait_until: WaitUntil,
+    limit: Callable[[Server, str], None],
+):
+    first, second = servers
+    queues = [f"{limit.__name__}_{place}" for place in ("first", "second")]
+    with ThreadPoolExecutor() as pool:
+        with frozen(second.pid("coordinator")):
+            edit = pool.submit(limit, second, queues[1])
+            wait_until(lambda: queues[1] in second.read("queues.yaml"))
+            limit(first, queues[0])
+        edit.result()
+
+    assert all(queue in second.read("queues.yaml") for queue in queues)
+    assert not [*second.etc.glob("*.yours-*")]
+    wait_until(lambda: first.read("queues.yaml") == second.read("queues.yaml"))
 
 
 def test_keys_are_held_over_all_servers(servers: tuple[Server, Server], wait_until: WaitUntil):
