@@ -106,6 +106,7 @@ def coordinator(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="pl", dir="/tmp") as folder:
         made = Coordinator(Path(folder), unused_port())
         monkeypatch.chdir(folder)
+        monkeypatch.setattr("pinlaterd.client.coordinator._TIMEOUT_SECONDS", SECONDS)
         yield made
         made.end()
 
@@ -150,14 +151,13 @@ def test_everybody_who_reports_gets_the_snapshot(serving, reporter, wait_until):
 
     def told():
         shard.report()
-        return shard.snapshot
+        return shard.snapshot and serving.state_of("shard-1") == "serving"
 
     wait_until(told)
 
     shards = [(entry.name, entry.dequeue_only) for entry in shard.snapshot.shards]
     assert shards == [("1", False), ("2", True)]
     assert read_snapshot() == shard.snapshot
-    assert serving.state_of("shard-1") == "serving"
 
 
 def test_health_is_that_of_all_processes(serving, reporter, wait_until):
@@ -168,14 +168,14 @@ def test_health_is_that_of_all_processes(serving, reporter, wait_until):
 
     all_of_them = [reporter(name) for name in ("router", "shard-1", "shard-2")]
 
-    def healthy():
+    def health():
         for one in all_of_them:
             one.report()
-        return serving.get("/health")[0] == 200
+        code, body = serving.get("/health")
+        return code, json.loads(body)
 
-    wait_until(healthy)
     well = {"healthy": True, "problems": [], "degraded": {}}
-    assert json.loads(serving.get("/health")[1]) == well
+    wait_until(lambda: health() == (200, well))
 
     all_of_them[1].report(ProcessState.STOPPING)
     wait_until(lambda: serving.get("/health")[0] == 503)
@@ -238,6 +238,7 @@ def test_a_coordinator_that_comes_back_learns_everything_again(serving, reporter
 
     wait_until(known)
     wait_until(lambda: shard.report() or shard.snapshot.version > before.version)
+    wait_until(serving.serves_its_port)
     figures = json.loads(serving.get("/stats.json?process=shard-1")[1])
     assert figures["counters"] == {"mail_enqueue": 3}
 

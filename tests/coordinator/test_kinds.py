@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import pinlaterd
 from pinlaterd.config import kinds
 from tests.conftest import WaitUntil
 from tests.coordinator.made_up_kind import KIND, QUEUE
-from tests.deployment import Deployment
+from tests.deployment import Deployment, frozen
 
 NAMES = ("made-up-1", "made-up-2")
 _ROOT = Path(__file__).parent.parent.parent
@@ -63,17 +65,21 @@ def test_a_kind_runs_is_watched_and_restarted_by_its_row(
     deployment.write("queues", {QUEUE: {}})
     wait_until(lambda: serving().keys() == {*NAMES}, seconds=60)
     assert {*NAMES} <= deployment.pids().keys(), "supervisord runs them"
-    assert deployment.processes_called(NAMES[0])[serving()[NAMES[0]]]["facts"] == {"shards": "1"}
+    [process] = deployment.processes_called(NAMES[0]).values()
+    assert process["facts"] == {"shards": "1"}
     assert deployment.stats()["processes"][NAMES[0]]["counters"]["made_up_ticks"] > 0
     wait_until(lambda: problems() == [])
 
-    killed = deployment.kill(NAMES[0])
-    wait_until(lambda: any(text.startswith(NAMES[0]) for text in problems()))
+    killed = deployment.pid_of(NAMES[0])
+    with frozen(deployment.supervisord_pid()):  # which may restart it before we have looked
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: any(text.startswith(NAMES[0]) for text in problems()))
     wait_until(lambda: serving().get(NAMES[0], killed) != killed, seconds=60)
-    assert problems() == []
+    wait_until(lambda: problems() == [])
 
     before = serving()
     told = deployment.admin("restart", KIND.name)
+    wait_until(lambda: problems() == [])
     after = serving()
     assert all(f"{name} is restarted" in told for name in NAMES)
     assert (deployment.folder / f"run/log/{NAMES[1]}-handover.log").exists(), "one served meanwhile"

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoAuthError
+from kazoo.exceptions import NoAuthError, NoNodeError
 from kazoo.security import make_acl, make_digest_acl
 
 from pinlaterd.client import zookeeper as watching
@@ -57,6 +57,14 @@ __all__ = ["black_hole", "ensemble", "shared_ensemble", "shared_zookeeper", "zoo
 KEY = "pinlaterd:0123456789abcdef"
 OTHER_KEY = "pinlaterd:fedcba9876543210"
 NODES = {"config": b"settings", "format": b"1", "servers/a": b"{}"}
+SESSION_SECONDS = 8.0
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may be late by as much as a usual session lasts."""
+    monkeypatch.setattr(coordinators, "SESSION_SECONDS", SESSION_SECONDS)
+    monkeypatch.setattr(coordinators, "START_SECONDS", 60.0)
 
 
 def described(server: str, **more: object) -> bytes:
@@ -163,7 +171,7 @@ def test_members_see_each_other_and_the_oldest_leads(
     assert not second.view.leads
     assert held(first.view.nodes)["config"] == (b"settings", 0)
     assert held(first.view.servers) == {"a": (b"{}", 0)}
-    assert first.session.negotiated_seconds == 4.0
+    assert first.session.negotiated_seconds == SESSION_SECONDS
 
     first.session.stop(leave=True)  # else its session would end later
     assert names(read_cluster(zookeeper.hosts, cluster, KEY)) == ["b"]
@@ -252,13 +260,13 @@ def test_a_second_server_of_one_name_is_refused(
 def test_the_time_out_that_zookeeper_grants_is_known(
     new_member, program_path, tmp_path, wait_until: WaitUntil
 ) -> None:
-    slow = Ensemble(java_path(program_path), tmp_path / "z", 1, "minSessionTimeout=6000")
+    slow = Ensemble(java_path(program_path), tmp_path / "z", 1, "minSessionTimeout=12000")
     try:
         slow.start()
         create_cluster(slow.hosts, "slow", KEY, NODES)
         member = new_member(slow, "slow", "a")
         member.start(described("a"))
-        assert member.session.negotiated_seconds == 6.0
+        assert member.session.negotiated_seconds == 12.0
         member.end()
     finally:
         slow.stop()
@@ -363,7 +371,7 @@ def test_a_killed_coordinator_takes_its_session_up_again(
     assert owned[0].startswith("m-")
     assert len(set(owned)) == 1
     # What it said of its processes holds until one that comes after knows them.
-    assert observer.view.members[owned[0].strip()] == first
+    wait_until(lambda: observer.view.members.get(owned[0].strip()) == first)
     wait_until(lambda: names(observer.view) == ["observer"])  # nobody came back
     wait_until(lambda: len(observer.views) >= 2)
     assert max(len(view.members) for view in observer.views) == 2
@@ -444,7 +452,10 @@ def announced(client: KazooClient, path: str) -> list[tuple[str, dict[str, Any]]
     if client.exists(path) is None:
         return []
     names = sorted(client.get_children(path))
-    return [(name, json.loads(client.get(f"{path}/{name}")[0])) for name in names]
+    try:
+        return [(name, json.loads(client.get(f"{path}/{name}")[0])) for name in names]
+    except NoNodeError:  # one went meanwhile
+        return announced(client, path)
 
 
 def test_a_server_that_serves_is_in_the_server_set(
@@ -544,8 +555,8 @@ def agree(members: list[Member]) -> bool:
 def test_one_zookeeper_of_three_fails(ensemble, members, wait_until, fault, role) -> None:
     victim = ensemble.leader() if role == "leader" else ensemble.followers()[0]
     before = members[0].view.nodes["config"].version
-    getattr(victim, fault)()
     writer = next(member for member in members if member.view.leads)
+    getattr(victim, fault)()
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -598,6 +609,7 @@ def test_a_new_client_when_zookeeper_was_away_for_long(
     member.start(described("a"))
     for number in range(20):  # so that what was seen is beyond what there will be
         member.write("config", b"x", number)
+    wait_until(lambda: held(member.view.nodes)["config"] == (b"x", 20))
     created_ms = member.view.nodes["config"].created_ms
     client = member.session._client
     zookeeper.stop()

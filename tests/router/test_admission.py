@@ -130,7 +130,7 @@ def test_together_dequeues_have_no_more_than_their_part(scene: Scene):
 
 async def _until(condition: Callable[[], object]) -> None:
     """Looks come with the loop's own time."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.005)
 

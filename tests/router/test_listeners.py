@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pinlaterd.wire import listeners
 from pinlaterd.wire.listeners import Offer, is_offered, take_listeners
 
 ADDRESS = "127.0.0.1:9010"
@@ -19,6 +20,7 @@ ADDRESS = "127.0.0.1:9010"
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(listeners, "_ANSWER_SECONDS", 60.0)
     return Path("r.listener")  # short, as Unix sockets need it
 
 

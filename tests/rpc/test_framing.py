@@ -222,15 +222,18 @@ def test_no_step_of_a_walk_is_long(first):
     """A message that is refused, and many that are small enough each."""
     head = write_message("x", [])[:-1] + b"\x0f\0\x09\x0c"
     message = head + first.to_bytes(4, "big") + bytes(first + 1)
-    frames = FrameReader(64 << 20)
+    longest = []
 
-    seconds = [_seconds(lambda: frames.feed(message * (200_000 // len(message) + 1)))]
-    while frames.paused:
-        seconds.append(_seconds(lambda: frames.feed(b"")))
+    for _ in range(3):  # a busy host may take time from a step
+        frames = FrameReader(64 << 20)
+        frames.feed(message * (200_000 // len(message) + 1))  # copies the 60 MB once
+        seconds = []
+        while frames.paused:
+            seconds.append(_seconds(lambda: frames.feed(b"")))  # noqa: B023 - called at once
+        longest.append(max(seconds))
+        assert sum(seconds) < 5
 
-    # The 60 MB of the first step are copied once.
-    assert max(seconds[1:]) < 0.1
-    assert sum(seconds[1:]) < 5
+    assert min(longest) < 0.1
     if first > 1:
         assert str(frames.failure).startswith(
             "too many values; a message may have 1000000, 50000 of"

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pinlaterd.client import AckInfo, CheckpointInfo, Client, Job, PinLaterError
 from pinlaterd.coordinator.pages import PrometheusText
 from pinlaterd.stats import Stats, names_of
-from tests.deployment import CALL_SECONDS, Deployment
+from tests.deployment import CALL_SECONDS, Deployment, claim
 from tests.shared_service import ADMIN_PASSWORD
 
 pytestmark = pytest.mark.service
@@ -102,7 +102,7 @@ def use_all(service: Deployment, client: Client, queue: str) -> None:
     """Whatever has figures: acks and checkpoints that apply and that do not, errors, schedules."""
     later_ms = round(time.time() * 1000) + 3_600_000
     client.enqueue(queue, [b"a", b"b", b"c", Job(b"later", run_after_ms=later_ms)])
-    [first, second, third] = client.dequeue(queue, limit=3, max_wait_ms=5_000)
+    [first, second, third] = claim(client, queue, 3)
     client.checkpoint(queue, [CheckpointInfo(first.descriptor)])
     client.ack(queue, succeeded=[AckInfo(first.descriptor)], failed=[AckInfo(second.descriptor)])
     client.ack(queue, succeeded=[AckInfo(third.descriptor, claim_descriptor="stale")])
