@@ -193,7 +193,7 @@ class Operations:
 
     def go_on(self, operation: Operation) -> None:
         """Have an operation go on that asks, was stopped or interrupted."""
-        if operation.phase is not Phase.DONE and operation.number not in self._tasks:
+        if operation.phase not in (Phase.DONE, Phase.RUNNING):
             operation.without_trash = operation.without_trash or operation.note == _FULL
             operation.first_jobs = 0
             operation.phase, operation.note = Phase.RUNNING, ""
@@ -220,14 +220,19 @@ class Operations:
     def stop(self, operation: Operation) -> None:
         """Have an operation end behind the batch that is under way."""
         if operation.phase is not Phase.DONE:
+            is_running = operation.phase is Phase.RUNNING
             operation.phase, operation.note = Phase.STOPPED, ""
-            if operation.number not in self._tasks:
+            if not is_running:
                 self._start(operation)
 
     def _start(self, operation: Operation) -> None:
-        task = asyncio.create_task(self._run(operation), name=f"operation {operation.number}")
+        # A page may show that it asks while that is still being stored.
+        before = self._tasks.get(operation.number)
+        task = asyncio.create_task(
+            self._run(operation, before), name=f"operation {operation.number}"
+        )
         self._tasks[operation.number] = task
-        task.add_done_callback(lambda _: self._tasks.pop(operation.number, None))
+        task.add_done_callback(lambda _: self._forget(operation.number, task))
         for number in sorted(self._known)[:-_KEPT]:
             known = self._known[number]
             has_ended = known.phase in (Phase.DONE, Phase.STOPPED) and number not in self._tasks
@@ -235,6 +240,10 @@ class Operations:
             if has_ended and not any(map(self.trash.holds, (number, known.source))):
                 del self._known[number]
                 _file(self._folder, number).unlink(missing_ok=True)
+
+    def _forget(self, number: int, ended: asyncio.Task[None]) -> None:
+        if self._tasks.get(number) is ended:
+            del self._tasks[number]
 
     async def _store(self, operation: Operation) -> None:
         record = msgspec.json.encode(operation)
@@ -244,8 +253,11 @@ class Operations:
 
     # --- one operation -------------------------------------------------------------------------
 
-    async def _run(self, operation: Operation) -> None:
-        """Work until it is done, is stopped, asks, or fails; note that in the audit log."""
+    async def _run(self, operation: Operation, before: asyncio.Task[None] | None) -> None:
+        """Work until it is done, is stopped, asks, or fails; note that in the audit log. `before`:
+        the task that did so last."""
+        if before is not None:
+            await asyncio.wait({before})
         try:
             async with self._queues[operation.selection.queue]:
                 if operation.phase is Phase.RUNNING:

@@ -285,7 +285,7 @@ def fails_first(answer: Callable[[Any], Any], kind: type[Any], times: int) -> Ca
 
 async def settled(operations: Operations) -> None:
     """Wait until all deletes have noted which jobs of cut-short batches are left."""
-    await asyncio.wait_for(asyncio.gather(*operations._settling.values()), 10)
+    await asyncio.wait_for(asyncio.gather(*operations._settling.values()), 60)
 
 
 async def assert_not_restored_once_they_ran(
@@ -459,6 +459,24 @@ async def test_an_operation_waits_until_deletes_before_it_have_noted_which_jobs_
     await finish(operations, other)
     assert (other.phase, other.done) == (Phase.DONE, 3)
     assert list(operations.trash.batches(deleted.number, 0, 9)) == []
+
+
+@in_a_loop
+async def test_an_operation_goes_on_also_while_it_is_stored_that_it_asks(tmp_path: Path):
+    operations = make(tmp_path, Service(jobs_of))
+    store = operations._store
+
+    async def goes_on_meanwhile(stored: Operation) -> None:
+        await store(stored)
+        if stored.phase is Phase.ASKING:
+            operations.go_on(stored)
+
+    operations._store = goes_on_meanwhile  # type: ignore[method-assign]
+    begun = await operations.begin(operation(jobs=600, first_jobs=10))
+    await finish(operations, begun)
+
+    assert (begun.phase, begun.done) == (Phase.DONE, 600)
+    assert operations._tasks == {}
 
 
 @in_a_loop
