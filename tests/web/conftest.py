@@ -6,12 +6,13 @@ from __future__ import annotations
 import gzip
 import html
 import http.client
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from http.cookies import SimpleCookie
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 import pytest
@@ -33,11 +34,11 @@ class PageAnswer(NamedTuple):
         without = re.sub(r"<(script|style|head)\b.*?</\1>|<[^>]*>", " ", self.body, flags=re.DOTALL)
         return " ".join(html.unescape(without).split())
 
-    def cell(self, key: str) -> str:
-        """The text of the cell `key`."""
-        found = re.search(rf'data-cell="{re.escape(key)}"[^>]*>([^<]*)<', self.body)
-        assert found, f"no cell {key!r}"
-        return html.unescape(found[1])
+    @property
+    def cells(self) -> Mapping[str, str]:
+        """The texts of its cells, by key."""
+        found = re.findall(r'data-cell="([^"]+)"[^>]*>([^<]*)<', self.body)
+        return {html.unescape(key): html.unescape(text) for key, text in found}
 
 
 class Visitor:
@@ -54,6 +55,11 @@ class Visitor:
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> PageAnswer:
         return self.call("GET", path, headers=headers)
+
+    def history(self, queue: str) -> Any:
+        """What is known of a queue's last hour; nothing while the coordinator does not answer."""
+        answer = self.get(f"/q/{queue}/history.json?range=1h")
+        return json.loads(answer.body) if answer.status == 200 else {"series": {}, "events": []}
 
     def post(
         self, path: str, fields: Mapping[str, object], headers: Mapping[str, str] | None = None
@@ -127,3 +133,27 @@ def wait_until_answering(deployment: Deployment, wait_until: WaitUntil) -> None:
 @pytest.fixture
 def visitor(dashboard: Deployment) -> Visitor:
     return Visitor(dashboard.web_port)
+
+
+class LoadUntil(Protocol):
+    def __call__(
+        self, visitor: Visitor, path: str, condition: Callable[[PageAnswer], object]
+    ) -> PageAnswer: ...
+
+
+@pytest.fixture(scope="session")
+def load_until(wait_until: WaitUntil) -> LoadUntil:
+    """Loads a page until a condition holds of it, and returns that page. The next one may lack what
+    a process tells that is held up for a moment."""
+
+    def load(visitor: Visitor, path: str, condition: Callable[[PageAnswer], object]) -> PageAnswer:
+        pages: list[PageAnswer] = []
+
+        def holds() -> object:
+            pages.append(visitor.get(path))
+            return condition(pages[-1])
+
+        wait_until(holds)
+        return pages[-1]
+
+    return load

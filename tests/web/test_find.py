@@ -19,9 +19,8 @@ from pinlaterd.errors import ConnectionFailed
 from pinlaterd.model import JobOptions
 from pinlaterd.web.find import Searches, SearchQuery
 from pinlaterd.web.site import Site
-from tests.conftest import WaitUntil
 from tests.deployment import Deployment, claim
-from tests.web.conftest import PageAnswer, Visitor
+from tests.web.conftest import LoadUntil, Visitor
 
 pytestmark = pytest.mark.service
 
@@ -35,19 +34,12 @@ def client(dashboard: Deployment):
 
 
 @pytest.fixture
-def find(visitor: Visitor, wait_until: WaitUntil):
+def find(visitor: Visitor, load_until: LoadUntil):
     """Searches until it is over, and returns the descriptors that are found, and the page."""
 
     def run(text: str, **more: str) -> tuple[set[str], str]:
         path = "/find?" + urlencode({"q": text, **more})
-        pages: list[PageAnswer] = []
-
-        def is_over() -> bool:
-            pages.append(visitor.get(path))
-            return "data-over" in pages[-1].body
-
-        wait_until(is_over)
-        page = pages[-1]
+        page = load_until(visitor, path, lambda page: "data-over" in page.body)
         return set(re.findall(r'href="/j/([^"]+)"', page.body)), page.text
 
     return run

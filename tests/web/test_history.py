@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -24,8 +23,7 @@ def known(dashboard: Deployment, wait_until: WaitUntil) -> str:
         client.enqueue("letters", [b"x"] * 1500)
 
     def ready() -> list[float]:
-        found = json.loads(visitor.get("/q/letters/history.json?range=1h").body)
-        return list(found["series"].get("ready", ()))
+        return list(visitor.history("letters")["series"].get("ready", ()))
 
     wait_until(lambda: 1500 in ready())
     wait_until(lambda: "data-history" in visitor.get("/q/letters").body)
@@ -33,7 +31,7 @@ def known(dashboard: Deployment, wait_until: WaitUntil) -> str:
 
 
 def test_the_figures_are_those_of_the_coordinator(known, visitor):
-    found = json.loads(visitor.get(f"/q/{known}/history.json?range=1h").body)
+    found = visitor.history(known)
 
     assert found["step_ms"] == 5000
     assert found["series"]["ready"][0] is None  # an hour ago: unknown, not 0
@@ -70,8 +68,7 @@ def test_marks_are_those_of_the_queue_and_of_no_queue(known, dashboard, visitor,
     dashboard.admin("queue", "limit", known, "900")
 
     def marks() -> list[str]:
-        found = json.loads(visitor.get(f"/q/{known}/history.json?range=1h").body)
-        return [mark["text"] for mark in found["events"]]
+        return [mark["text"] for mark in visitor.history(known)["events"]]
 
     wait_until(lambda: f"{known}: max_jobs_per_second 900" in marks())
     assert not [mark for mark in marks() if "parcels" in mark]

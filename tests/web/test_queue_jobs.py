@@ -10,9 +10,8 @@ import pytest
 
 from pinlaterd.client import Job
 from pinlaterd.web.queue import JobsQuery
-from tests.conftest import WaitUntil
 from tests.deployment import Deployment
-from tests.web.conftest import PageAnswer, Visitor
+from tests.web.conftest import LoadUntil, PageAnswer, Visitor
 from tests.web.failing import fail
 
 pytestmark = pytest.mark.service
@@ -32,11 +31,14 @@ def stored(dashboard: Deployment) -> list[str]:
 
 
 @pytest.fixture
-def failed(stored: list[str], visitor: Visitor, wait_until: WaitUntil) -> list[str]:
+def failed(stored: list[str], visitor: Visitor, load_until: LoadUntil) -> list[str]:
     """The same, once the dashboard's figures know the queue."""
-    wait_until(lambda: "figure failed" in visitor.get(f"/q/{QUEUE}").body)
-    wait_until(lambda: visitor.get(f"/q/{QUEUE}").cell("figure failed") == str(FAILED))
+    load_until(visitor, f"/q/{QUEUE}", _shows_all_that_failed)
     return stored
+
+
+def _shows_all_that_failed(page: PageAnswer) -> bool:
+    return page.cells.get("figure failed") == str(FAILED)
 
 
 def _listed(page: PageAnswer) -> list[str]:
@@ -96,13 +98,15 @@ def test_other_states_and_priorities_have_their_jobs(visitor: Visitor, failed: l
     assert "is running" in visitor.get(f"/q/{QUEUE}?state=running").text
 
 
-def test_mistakes_are_said_and_the_rest_of_the_page_is_there(visitor: Visitor, failed: list[str]):
+def test_mistakes_are_said_and_the_rest_of_the_page_is_there(
+    visitor: Visitor, failed: list[str], load_until: LoadUntil
+):
     assert failed
-    page = visitor.get(f"/q/{QUEUE}?state=failed&body=(&by=RE2")
+    path = f"/q/{QUEUE}?state=failed&body=(&by=RE2"
+    page = load_until(visitor, path, _shows_all_that_failed)
 
     assert page.status == 200
     assert "bodyRegexToMatch is no RE2 pattern" in page.text
-    assert page.cell("figure failed") == str(FAILED)
     assert visitor.get(f"/q/{QUEUE}?state=broken").status == 400
     assert visitor.get(f"/q/{QUEUE}?state=failed&since=noon").status == 400
 

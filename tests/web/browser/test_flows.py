@@ -4,7 +4,9 @@ processes that die meanwhile, hidden tabs."""
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,8 +14,8 @@ import pytest
 
 from pinlaterd.client import AckInfo, Client, JobState
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment, claim
-from tests.web.browser.conftest import OpenTab, wait_for
+from tests.deployment import Deployment, claim, frozen
+from tests.web.browser.conftest import OpenTab, reload_until_counted, wait_for
 from tests.web.conftest import Visitor, wait_until_answering
 
 pytestmark = pytest.mark.service
@@ -45,17 +47,9 @@ def fail_all(client: Client, queue: str, bodies: list[bytes], status: str) -> li
     return [job.descriptor for job in client.scan(queue, JobState.FAILED)]
 
 
-def reload_until_counted(page: Any) -> None:
-    """On a busy machine a preview ends before it has counted all."""
-    while "at least" in page.inner_text("h1"):
-        page.reload()
-
-
-def figures(page: Any) -> dict[str, str]:
-    return {
-        found.get_attribute("data-cell").removeprefix("figure "): found.inner_text()
-        for found in page.locator("[data-cell^='figure ']").all()
-    }
+def wait_for_figure(page: Any, name: str, value: int) -> None:
+    cell = f"document.querySelector('[data-cell=\"figure {name}\"]')"
+    wait_for(page, f"{cell}.innerText == '{value:,}'")
 
 
 def test_figures_are_those_of_the_interface_and_change_while_one_looks(
@@ -69,12 +63,11 @@ def test_figures_are_those_of_the_interface_and_change_while_one_looks(
     wait_until(lambda: 'data-cell="figure running"' in visitor.get("/q/parcels").body)
     page = open_tab().open("/q/parcels?range=1h")
 
-    wait_for(page, "document.querySelector('[data-cell=\"figure running\"]').innerText == '4'")
-
-    assert figures(page)["ready"] == f"{client.count('parcels', JobState.PENDING):,}"
+    wait_for_figure(page, "running", 4)
+    wait_for_figure(page, "ready", client.count("parcels", JobState.PENDING))
     before = page.evaluate("performance.getEntriesByType('navigation').length")
     client.enqueue("parcels", [b"x"] * 10)
-    wait_for(page, "document.querySelector('[data-cell=\"figure ready\"]').innerText == '1,240'")
+    wait_for_figure(page, "ready", 1_240)
     assert page.evaluate("performance.getEntriesByType('navigation').length") == before
 
 
@@ -109,7 +102,7 @@ def test_a_search_shows_what_it_finds_and_text_beyond_ascii(open_tab: OpenTab, c
     page.get_by_role("link", name=descriptor).click()
     page.wait_for_url(f"**/j/{descriptor}")
     page.go_back()
-    assert page.locator("table.found tbody tr").count() == 1
+    wait_for(page, "document.querySelectorAll('table.found tbody tr').length === 1")
 
 
 def test_a_group_is_retried_ten_first_then_the_others(
@@ -176,10 +169,10 @@ def test_deleted_jobs_are_put_back_as_they_were(
     page.locator("form.mend button.primary").click()
     page.wait_for_url("**/op/*")
     wait_until(lambda: client.count("stamps", JobState.FAILED) == 0)
-    wait_for(page, "document.body.innerText.includes('8')")
-
-    page.goto(page.url)
-    page.get_by_role("button", name=re.compile("put back", re.IGNORECASE)).first.click()
+    put_back = page.get_by_role("button", name="Put back")
+    wait_until(lambda: page.goto(page.url) and put_back.count())
+    assert "done: 8 deleted" in page.inner_text("h1")
+    put_back.click()
 
     wait_until(lambda: client.count("stamps", JobState.PENDING) == len(bodies))
     found = client.lookup(
@@ -213,9 +206,10 @@ def test_a_killed_process_is_told_and_the_page_goes_on_by_itself(
     page = tab.open("/q/images?range=1h")
     wait_for(page, "document.getElementById('age').innerText.startsWith('live')")
 
-    demonstration.kill(program)
-
-    wait_for(page, "!document.getElementById('age').innerText.startsWith('live, 0')")
+    pid = demonstration.pid_of(program)
+    with frozen(demonstration.supervisord_pid()):  # it is away until the page has told so
+        os.kill(pid, signal.SIGKILL)
+        wait_for(page, "!document.getElementById('age').innerText.startsWith('live, 0')")
     wait_until_answering(demonstration, wait_until)
     wait_for(page, "/^live, [01][.]/.test(document.getElementById('age').innerText)")
     tab.complaints.clear()  # of the connection that broke

@@ -9,7 +9,7 @@ import pytest
 from pinlaterd.client import JobState
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment
-from tests.web.browser.conftest import OpenTab
+from tests.web.browser.conftest import OpenTab, reload_until_counted
 
 pytestmark = pytest.mark.service
 
@@ -33,6 +33,8 @@ def test_a_few_failed_jobs_are_tried_and_the_page_asks(
     page = open_tab(java_script_enabled=java_script_enabled).open("/q/mail")
 
     page.get_by_role("link", name="Retry failed").click()
+    page.wait_for_url("**/mend?*")
+    reload_until_counted(page)
     page.get_by_label("reason").fill("smtp is back")
     page.get_by_role("button", name="Retry 10 of").click()
 
@@ -40,5 +42,6 @@ def test_a_few_failed_jobs_are_tried_and_the_page_asks(
     wait_until(lambda: says(page, "Go on with"))
     with demonstration.client() as client:
         assert client.count("mail", JobState.FAILED) == before - 10
-    page.get_by_role("button", name="Stop").click()
+    with page.expect_navigation():  # a reload would come before it
+        page.get_by_role("button", name="Stop").click()
     wait_until(lambda: says(page, "stopped: 10 retried"))

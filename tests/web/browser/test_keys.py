@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.deployment import Deployment, frozen
 from tests.web.browser.conftest import OpenTab
+
+
+def choose(page: Any, preference: str) -> None:
+    """Press the button of a preference, and wait until the page has come with it."""
+    with page.expect_navigation():
+        page.get_by_role("button", name=preference, exact=True).click()
 
 
 def test_keys_find_go_and_choose_a_row(open_tab: OpenTab):
@@ -29,12 +37,12 @@ def test_keys_find_go_and_choose_a_row(open_tab: OpenTab):
 def test_keys_can_be_off(open_tab: OpenTab):
     page = open_tab().open("/")
 
-    page.get_by_role("button", name="off", exact=True).click()
+    choose(page, "off")
     page.wait_for_selector("html[data-keys=off]")
     page.keyboard.press("/")
 
     assert page.evaluate("document.activeElement.id") != "find"
-    page.get_by_role("button", name="on", exact=True).click()
+    choose(page, "on")
     page.wait_for_selector("html[data-keys=on]")
 
 
@@ -43,7 +51,7 @@ def test_the_look_is_the_systems_until_it_is_chosen(open_tab: OpenTab):
     ground = "getComputedStyle(document.body).backgroundColor"
 
     assert page.evaluate(ground) == "rgb(247, 248, 250)"
-    page.get_by_role("button", name="dark", exact=True).click()
+    choose(page, "dark")
     page.wait_for_selector("html[data-theme=dark]")
 
     assert page.evaluate(ground) == "rgb(16, 19, 23)"
@@ -77,3 +85,4 @@ def test_a_page_says_how_old_its_figures_are(open_tab: OpenTab, demonstration: D
         page.wait_for_selector("body.stale")
         assert "data is" in page.locator("#age").inner_text()
     page.wait_for_selector("body:not(.stale)")
+    demonstration.wait_until_serving()
