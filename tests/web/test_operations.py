@@ -471,7 +471,7 @@ async def test_an_operation_goes_on_also_while_it_is_stored_that_it_asks(tmp_pat
         if stored.phase is Phase.ASKING:
             operations.go_on(stored)
 
-    operations._store = goes_on_meanwhile  # type: ignore[method-assign]
+    operations._store = goes_on_meanwhile  # type: ignore[method-assign, assignment]
     begun = await operations.begin(operation(jobs=600, first_jobs=10))
     await finish(operations, begun)
 
