@@ -295,12 +295,12 @@ class Cutter(Client):
             stored = self._store()
             self.calls.dequeue(LARGE, limit=_LARGE_JOBS, read_bytes=40)
             self.calls.close()
-            yield 2.5
+            yield 4.5
             self.calls.lookup(stored[::20])
             while held := self.calls.dequeue(LARGE, limit=50):
                 self.calls.ack(LARGE, succeeded=held)
             self.calls.delete(LARGE, JobState.SUCCEEDED, 1, 2 * _LARGE_JOBS)
-            yield 5.0
+            yield 3.0
 
     def _store(self) -> list[str]:
         stored: list[str] = []

@@ -110,6 +110,9 @@ class Site:
             in_progress_limits=IN_PROGRESS_LIMITS,
             recovery_seconds=self.recovery_seconds,
             grace_seconds=2.5,
+            # A machine that stands still for a second holds up calls of healthy shards, too.
+            margin_seconds=1.0,
+            release_seconds=4.0,
         )
 
     def revive_server(self) -> None:

@@ -25,7 +25,7 @@ FIRST = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", FIRST)
 def test_promises_are_kept(engine: str, needs: Callable[[str], None], tmp_path: Path):
     needs(engine)

@@ -29,7 +29,7 @@ TOGETHER = (
 ALONE = [(name,) for name in VARIANTS if not any(name in names for names in TOGETHER)]
 
 
-@pytest.mark.timeout(300)  # five deployments, on a busy machine
+@pytest.mark.timeout(900)  # five deployments, on a busy machine
 @pytest.mark.parametrize("names", [*TOGETHER, *ALONE], ids=",".join)
 def test_broken_variants_are_found(
     names: tuple[str, ...], needs: Callable[[str], None], tmp_path: Path

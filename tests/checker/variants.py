@@ -289,7 +289,7 @@ def _unanswered_calls() -> None:
 
 
 def _waits_for_the_silent() -> None:
-    """While a shard is silent the router stands still for 2 s with one call in a hundred."""
+    """While a shard is silent the router stands still for 3 s with one call in a hundred."""
     from pinlaterd.wire.link import ShardLink
 
     assess, call = ShardLink._assess, ShardLink.call
@@ -302,7 +302,7 @@ def _waits_for_the_silent() -> None:
 
     def waiting(self: Any, *arguments: Any, **options: Any) -> int | None:
         if silent and next(numbers) % 100 == 0:
-            time.sleep(2)
+            time.sleep(3)
         return call(self, *arguments, **options)
 
     _replace(ShardLink, "_assess", noting)

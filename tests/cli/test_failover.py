@@ -56,7 +56,7 @@ def test_what_is_broken_off_behind_the_promotion_is_gone_on_with(deployment, red
     shards_file = deployment / "etc/shards.yaml"
     good = shards_file.read_text()
     (deployment / "run").mkdir()
-    broken = ShardFailover(deployment, "1", catch_up_seconds=5.0)
+    broken = ShardFailover(deployment, "1", catch_up_seconds=60.0)
     broken.plan()
     shards_file.write_text("{")
     with pytest.raises(FailoverBroken, match="it goes on from there"):
@@ -85,7 +85,7 @@ def test_a_journal_that_can_t_be_read_is_not_passed_over(deployment, redis_pair)
     (deployment / "run/failover-1.json").write_text('{"shards": ["1"]}')
 
     with pytest.raises(ConfigError, match="put them in order by hand"):
-        ShardFailover(deployment, "1", catch_up_seconds=5.0)
+        ShardFailover(deployment, "1", catch_up_seconds=60.0)
 
     assert replication(redis_pair.master)["role"] == "master"
 

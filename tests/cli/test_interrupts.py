@@ -16,7 +16,7 @@ PROGRAMS = Path(sys.executable).parent
 # Programs started by a background job inherit that SIGINT is ignored, and so leave it.
 NOT_IGNORED = ("env", "--default-signal=INT")
 SECONDS = 60
-TRIES = 5
+TRIES = 50
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:

@@ -14,7 +14,7 @@ import pytest
 from pinlaterd.lifecycle import MIN_LIFE_SECONDS, StopSignal
 from tests.cli.program import ROOT
 
-SECONDS = 60.0
+SECONDS = 180.0
 
 
 def start(code: str, **environment: str) -> subprocess.Popen[str]:

@@ -20,6 +20,12 @@ SOURCE = "pinlater-admin drain"
 NOW_MS = round(time.time() * 1000)
 
 
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is due in seconds is due in so many, however late the test runs."""
+    monkeypatch.setattr(time, "time", lambda: NOW_MS / 1000)
+
+
 class Source:
     """A shard with jobs in queue a; with `deleted`, that queue has gone meanwhile."""
 

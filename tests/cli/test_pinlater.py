@@ -76,10 +76,15 @@ def test_check_dequeue_misses_a_lost_job(pinlater, client, queue):
 def test_some_of_the_jobs_succeed_and_the_others_fail(pinlater, client, queue):
     client.enqueue(queue, [Job(b"a", attempts_allowed=1)] * 260)
 
-    dequeue = f"dequeue --queue {queue} --batch-size 100 --dequeue-success-percent"
-    assert pinlater.facts(f"{dequeue} 50 --num-queries 2")["jobs"] == 200
+    def take(jobs: int, percent: int) -> None:
+        """In as many dequeues as it takes."""
+        while jobs > 0:
+            one = f"dequeue --queue {queue} --num-queries 1 --batch-size {min(100, jobs)}"
+            jobs -= pinlater.facts(f"{one} --dequeue-success-percent {percent}")["jobs"]
+
+    take(200, percent=50)
     failed = client.count(queue, JobState.FAILED)
-    assert pinlater.facts(f"{dequeue} 0 --num-queries 1")["jobs"] == 60
+    take(60, percent=0)
 
     assert 50 < failed < 150  # outside in one of 10 ** 12 runs
     assert client.count(queue, JobState.SUCCEEDED) == 200 - failed
@@ -129,7 +134,7 @@ def test_a_delay_counts_from_the_moment_of_each_enqueue(pinlater, client, queue)
 
     [first, *_] = client.lookup(facts["descriptors"]).values()
     assert len(facts["descriptors"]) == 10
-    assert 3590 < first.run_after_ms / 1000 - time.time() <= 3600
+    assert 3500 < first.run_after_ms / 1000 - time.time() <= 3600
 
 
 def test_more_than_ten_jobs_are_a_load_whose_rates_are_shown(pinlater, queue):

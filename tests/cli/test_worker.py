@@ -92,8 +92,8 @@ def test_with_reload_the_next_job_is_done_by_what_was_written(
     wait_until(lambda: status_of(first) == (JobState.SUCCEEDED, "old 1"), seconds=60)
 
     shell.write("tasks.py", MODULE.format(queue=queue, said="new")[:-2])
+    wait_until(lambda: "SyntaxError" in shell.errors(), seconds=60)
     wait_until(lambda: "ended with 1; waiting for a source to change" in shell.errors(), seconds=60)
-    assert "SyntaxError" in shell.errors()
     shell.write("tasks.py", MODULE.format(queue=queue, said="new"))
     [second] = client.enqueue(queue, [b"2"])
 

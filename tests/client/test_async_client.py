@@ -18,7 +18,7 @@ from tests.client.scripted_server import BreakOff, SayNothing
 
 
 async def until(happened: threading.Event) -> None:
-    assert await asyncio.to_thread(happened.wait, 20)
+    assert await asyncio.to_thread(happened.wait, 60)
 
 
 async def cancel(call: asyncio.Task) -> None:
@@ -56,7 +56,7 @@ def test_a_call_cancelled_in_the_line_leaves_the_line(server):
     def hold_dequeues(call):
         if call.head.method_name == Method.DEQUEUE:
             holding.set()
-            release.wait(20)
+            release.wait(60)
             return DequeueResult([])
         return 7
 
@@ -87,7 +87,8 @@ def test_a_call_cancelled_while_it_connects_leaves_no_socket_behind(black_hole, 
     before = sockets()
 
     async def cancel_who_connects() -> None:
-        async with AsyncClient(black_hole) as client:
+        patient = AsyncClient(black_hole, timeout_seconds=60, connect_timeout_seconds=60)
+        async with patient as client:
             call = asyncio.create_task(client.queue_names())
             await asyncio.to_thread(wait_until, lambda: sockets() > before)
             await cancel(call)

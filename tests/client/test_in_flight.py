@@ -133,14 +133,14 @@ def test_every_handler_gets_its_job_though_each_wakes_only_the_next(flight):
 
     def handle() -> object:
         job = flight.wait()
-        all_there.wait(20)  # as a job that takes its time
+        all_there.wait(60)  # as a job that takes its time
         return job
 
     threads = [in_thread(got, handle) for _ in range(8)]
     flight.add([claimed(number) for number in range(8)], T0, asked=0)
-    all_there.wait(20)
+    all_there.wait(60)
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
 
     assert len({job for job in got if job is not None}) == 8
 
@@ -266,7 +266,7 @@ def test_stopping_wakes_everyone_and_releases_what_was_not_begun(flight):
     results: list[object] = []
     handler = in_thread(results, flight.wait)
     flight.stop()
-    handler.join(20)
+    handler.join(60)
     flight.add([claimed(1)], T0, asked=0)
 
     assert results == [None]
@@ -311,7 +311,7 @@ def test_jobs_with_a_single_attempt_that_wait_are_begun_after_a_stop(keeping):
 
     handler = in_thread(results, keeping.wait)  # a dequeue is under way
     keeping.add([single(23), claimed(24)], T0, asked=asked)
-    handler.join(20)
+    handler.join(60)
     [job] = results
     assert isinstance(job, RunningJob)
     assert job.claimed == single(23)

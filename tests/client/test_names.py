@@ -46,7 +46,7 @@ def test_a_number_that_swallows_packets_leaves_time_to_the_next(
     start_server(host="127.0.0.2", port=int(port)).reply = lambda _: 7
     dns.answer = lambda _: [number, "127.0.0.2"]
 
-    with connect(f"queue.example:{port}", connect_timeout_seconds=4) as client:
+    with connect(f"queue.example:{port}", connect_timeout_seconds=8) as client:
         assert client.count("mail", JobState.PENDING) == 7
 
 

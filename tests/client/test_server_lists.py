@@ -26,7 +26,7 @@ from tests.client.scripted_server import ScriptedServer
 from tests.client.test_fork import in_child
 from tests.client.working import handlers_of, have_ended, running
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment, unused_port
+from tests.deployment import MOST_PATIENT, Deployment, unused_port
 from tests.servers.zookeeper import Ensemble, new_cluster, shared_zookeeper, zookeeper
 
 __all__ = ["shared_zookeeper", "zookeeper"]
@@ -57,8 +57,8 @@ class ServerSet:
     def __init__(self, at: Ensemble) -> None:
         self.path = f"/discovery/{new_cluster()}/prod"
         self.name = f"zk://{at.hosts}{self.path}"
-        self.client = KazooClient(at.hosts)
-        self.client.start()
+        self.client = KazooClient(at.hosts, timeout=20.0)  # its nodes outlast a machine that stalls
+        self.client.start(timeout=60)
         self._nodes: dict[int, str] = {}
 
     def add(self, data: bytes, name: str = "member_", **options: Any) -> str:
@@ -245,7 +245,10 @@ def test_problems_of_a_server_set_are_told(zookeeper, connect) -> None:
         (secret.name, f"not everyone may read {secret.path}"),
         (f"{secret.name}/none", f"there is no {secret.path}/none"),
     ):
-        with connect(name) as client, pytest.raises(ConnectionFailed, match=problem):
+        with (
+            connect(name, timeout_seconds=60) as client,
+            pytest.raises(ConnectionFailed, match=problem),
+        ):
             count(client)
     secret.end()
 
@@ -307,7 +310,7 @@ def test_a_server_of_a_cluster_is_found_while_it_serves(
     server = Deployment(tmp_path / "d")
     server.init(
         shards={"1": {"server": "jobs-1"}},
-        settings={"server_set_path": listed.path, "advertised_host": "127.0.0.1"},
+        settings={"server_set_path": listed.path, "advertised_host": "127.0.0.1", **MOST_PATIENT},
     )
     named = {"name": new_cluster(), "server": "jobs-1", "zookeeper": zookeeper.hosts}
     ports = {"peer-port": unused_port(), "shard-ports": unused_port(), "peer-host": "127.0.0.1"}

@@ -167,7 +167,7 @@ def test_a_server_whose_probe_is_answered_with_an_error_gets_calls_again(
 def test_a_black_hole_does_not_use_up_the_time_of_the_others(server, black_hole):
     """Half of the time there is may be spent on connecting to the first of two."""
     servers = [black_hole, f"127.0.0.1:{server.port}"]
-    with Client(servers, timeout_seconds=4, connect_timeout_seconds=100) as client:
+    with Client(servers, timeout_seconds=8, connect_timeout_seconds=100) as client:
         for _ in range(2):  # one of them begins with the black hole
             client.create_queue("mail")
 

@@ -15,7 +15,7 @@ import pytest
 from pinlaterd.client import Client, ConnectionFailed, PinLaterError, RunningJob, Worker
 from pinlaterd.client.in_flight import FETCHERS
 from tests.client.working import books, handlers_of, have_ended, running
-from tests.deployment import Deployment, serving
+from tests.deployment import MOST_PATIENT, Deployment, serving
 
 pytestmark = pytest.mark.service
 
@@ -28,7 +28,7 @@ MOST_UNANSWERED = FETCHERS * round(CONCURRENCY * (0.1 / RUN_SECONDS + 1))
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    settings = {"monitor_interval_seconds": 0.1}
+    settings = {"monitor_interval_seconds": 0.1, **MOST_PATIENT}
     with serving(tmp_path_factory.mktemp("w") / "d", settings=settings) as deployment:
         yield deployment
 
@@ -41,7 +41,7 @@ def client(deployment: Deployment) -> Iterator[Client]:
 
 def shorten_claims(deployment: Deployment, queue: str) -> None:
     """Claims that were made before time out, too."""
-    deployment.write("queues", {queue: {"job_claimed_timeout_seconds": 3}})
+    deployment.write("queues", {queue: {"job_claimed_timeout_seconds": 8}})
 
 
 @pytest.mark.parametrize("killed", ["router", "shard-1"])

@@ -31,7 +31,7 @@ from tests.conformance.api import (
     Interface,
 )
 from tests.conftest import FreePort, ProgramPath
-from tests.deployment import PATIENT
+from tests.deployment import MOST_PATIENT, PATIENT
 from tests.servers import mariadb
 from tests.servers.mariadb import MariaDB, start_mariadb
 from tests.servers.redis import RedisServer, redis_program
@@ -126,7 +126,7 @@ def service(new_deployment: Callable[[], Deployment]) -> Iterator[Deployment]:
         max_calls_per_connection=MAX_CALLS_PER_CONNECTION,
         count_limit=COUNT_LIMIT,
         monitor_interval_seconds=0.1,
-        **PATIENT,
+        **MOST_PATIENT,
         monitor_batch_size=MONITOR_BATCH_SIZE,
         admin_password_hash=hash_password(ADMIN_PASSWORD),
     )

@@ -63,7 +63,7 @@ def test_a_job_may_have_a_key_and_an_expiry(client: Client, queue, wait_until: W
 
 
 def test_a_run_that_has_begun_ends_as_its_worker_says(client: Client, queue):
-    [job] = client.enqueue(queue, client.job(b"x", expiresAtTimestampMillis=_now_ms() + 4_000))
+    [job] = client.enqueue(queue, client.job(b"x", expiresAtTimestampMillis=_now_ms() + 8_000))
     while not client.dequeue(queue):
         pass
     while _now_ms() < client.info(job).expiresAtTimestampMillis:

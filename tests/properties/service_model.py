@@ -22,15 +22,15 @@ from typing import NamedTuple
 from pinlaterd.client import AckInfo, CheckpointInfo, ClaimedJob, Client, Job, JobRecord, JobState
 from pinlaterd.model import FinishInfo, FinishOutcome, JobDescriptor
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment, serving
+from tests.deployment import MOST_PATIENT, Deployment, claim, serving
 
 PRIORITIES = (1, 2, 3)
 HOUR_MS = 3_600_000
 STEPS = 250
 STEPS_BETWEEN_COMPARISONS = 10
 SHARDS = ("walk-1", "walk-2", "walk-3")
-# So that the owner of a Redis shard that was killed is soon succeeded.
-LEASE_SECONDS = 3
+# A dequeue may go on without a shard that has been silent so long.
+SILENCE_SECONDS = 0.75
 
 
 class Keeps(NamedTuple):
@@ -111,8 +111,10 @@ class Walk:
     def dequeue(self) -> None:
         limit = self.chance.choice((1, 2, 10, 100))
         ready = self._ready()
-        taken = self.client.dequeue(self.queue, limit=limit)
-        self._check_hand_out(taken, ready, limit)
+        taken, is_whole = self._take(limit)
+        while not is_whole and len(taken) < min(limit, len(ready)):
+            taken += claim(self.client, self.queue)
+        self._check_hand_out(taken, ready, limit, in_order=is_whole)
         for job in taken:
             model = self.jobs[job.descriptor]
             model.state, model.claim = JobState.IN_PROGRESS, job.claim_descriptor
@@ -120,8 +122,16 @@ class Walk:
 
     def look(self) -> None:
         limit = self.chance.choice((1, 5, 100))
-        taken = self.client.dequeue(self.queue, limit=limit, dry_run=True)
-        self._check_hand_out(taken, self._ready(), limit)
+        taken, is_whole = self._take(limit, dry_run=True)
+        if is_whole:
+            self._check_hand_out(taken, self._ready(), limit)
+
+    def _take(self, limit: int, *, dry_run: bool = False) -> tuple[list[ClaimedJob], bool]:
+        """Dequeue once all shards answer; and whether no shard can have been left out since."""
+        self.client.count(self.queue, JobState.FAILED)
+        began = time.monotonic()
+        taken = self.client.dequeue(self.queue, limit=limit, dry_run=dry_run)
+        return taken, time.monotonic() - began < SILENCE_SECONDS
 
     def ack(self) -> None:
         succeeded, failed = self._some_claims(), self._some_claims()
@@ -251,7 +261,9 @@ class Walk:
                     expected, key=lambda d: _scan_order(records[d])
                 )
 
-    def _check_hand_out(self, taken: Sequence[ClaimedJob], ready: list[str], limit: int) -> None:
+    def _check_hand_out(
+        self, taken: Sequence[ClaimedJob], ready: list[str], limit: int, *, in_order: bool = True
+    ) -> None:
         """As many as there are, each ready, and none while a more urgent one is left behind."""
         names = {job.descriptor for job in taken}
         assert len(names) == len(taken) == min(limit, len(ready))
@@ -263,7 +275,7 @@ class Walk:
                 model.attempts_allowed,
                 model.attempts_remaining,
             )
-        left = [self.jobs[d].priority for d in ready if d not in names]
+        left = [self.jobs[d].priority for d in ready if in_order and d not in names]
         assert max((self.jobs[d].priority for d in names), default=0) <= min(left, default=99)
 
     def _new_job(self) -> Job:
@@ -339,8 +351,7 @@ def _now_ms() -> int:
 @contextmanager
 def running(folder: Path, shard: Mapping[str, object]) -> Iterator[Deployment]:
     """A service of SHARDS, each with these settings of etc/shards.yaml."""
-    shards, settings = dict.fromkeys(SHARDS, shard), {"owner_lease_seconds": LEASE_SECONDS}
-    with serving(folder, shards=shards, settings=settings) as deployment:
+    with serving(folder, shards=dict.fromkeys(SHARDS, shard), settings=MOST_PATIENT) as deployment:
         yield deployment
 
 

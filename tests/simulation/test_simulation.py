@@ -14,6 +14,8 @@ import pytest
 
 from tests.simulation.variants import VARIANTS
 
+pytestmark = pytest.mark.timeout(900)
+
 ROOT = Path(__file__).parents[2]
 SEEDS = 60
 # A variant that takes more seeds than this to be caught is as good as not caught.
@@ -30,7 +32,7 @@ WHERE = {
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.simulation", "--processes", "1", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=840, check=False
     )
 
 

@@ -58,12 +58,14 @@ def _mysql_maker(request: pytest.FixtureRequest, folder: Path) -> EngineMaker:
 
 def _redis_maker(request: pytest.FixtureRequest, _folder: Path) -> EngineMaker:
     server: RedisServer = request.getfixturevalue("redis_server")
-    return partial(redis_engine, server.address, new_shard())
+    return partial(redis_engine, server.address, new_shard(), lease_seconds=LEASE_SECONDS)
 
 
 def _lean_redis_maker(request: pytest.FixtureRequest, _folder: Path) -> EngineMaker:
     server: RedisServer = request.getfixturevalue("redis_server")
-    return partial(redis_engine, server.address, new_shard(), lean=True)
+    return partial(
+        redis_engine, server.address, new_shard(), lean=True, lease_seconds=LEASE_SECONDS
+    )
 
 
 def _sqlite_maker(_request: pytest.FixtureRequest, folder: Path) -> EngineMaker:

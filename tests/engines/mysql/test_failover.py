@@ -58,7 +58,7 @@ def new_failover() -> Iterator[NewFailover]:
         *,
         notes: Notes | None = None,
         accept_loss: bool = False,
-        catch_up_seconds: float = 10.0,
+        catch_up_seconds: float = 60.0,
         replication: Account = US,
     ) -> Failover:
         servers = Pair(Address(HOST, pair.primary.port), Address(HOST, pair.replica.port))

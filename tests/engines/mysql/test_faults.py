@@ -99,7 +99,7 @@ def test_what_is_cut_before_its_commit_has_changed_nothing(
 def test_a_network_that_swallows_everything_costs_the_lease_at_most(
     proxy: Proxy, new_engine: NewEngine, clock: FakeClock
 ):
-    engine = new_engine(port=proxy.port, lease_seconds=1)
+    engine = new_engine(port=proxy.port, lease_seconds=3)
     engine.open(clock.now_ms())
     engine.create_queue(QUEUE, clock.now_ms())
     proxy.hold()
@@ -110,7 +110,7 @@ def test_a_network_that_swallows_everything_costs_the_lease_at_most(
         engine.apply(ONE_JOB, clock.now_ms())
 
     assert engine.failure
-    assert time.monotonic() - began < 10  # nobody waits for the system's own time-outs
+    assert time.monotonic() - began < 40  # nobody waits for the system's own time-outs
     engine.close()
     proxy.go_on()
 
@@ -119,7 +119,7 @@ def test_a_server_that_falls_silent_while_jobs_are_counted_is_given_up_soon(
     proxy: Proxy, new_engine: NewEngine, clock: FakeClock
 ):
     """However long it might take to count the jobs of a larger table."""
-    engine = new_engine(port=proxy.port, answer_seconds=1)
+    engine = new_engine(port=proxy.port, answer_seconds=3)
     engine.open(clock.now_ms())
     engine.create_queue(QUEUE, clock.now_ms())
     engine.apply(ONE_JOB, clock.now_ms())
@@ -137,7 +137,7 @@ def test_a_server_that_falls_silent_while_jobs_are_counted_is_given_up_soon(
         works_on()
     engine.close()
 
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
     engine.open(clock.now_ms())
     [jobs] = counted(engine)[QUEUE].values()
     assert jobs > 0
@@ -148,7 +148,7 @@ def test_a_connection_that_was_given_up_is_not_waited_for(
     proxy: Proxy, new_engine: NewEngine, clock: FakeClock
 ):
     """The server has heard nothing of it, and would keep the lock to the end of the lease."""
-    engine = new_engine(port=proxy.port, lease_seconds=3600, answer_seconds=1)
+    engine = new_engine(port=proxy.port, lease_seconds=3600, answer_seconds=3)
     engine.open(clock.now_ms())
     engine.create_queue(QUEUE, clock.now_ms())
     proxy.hold_what_is_open()

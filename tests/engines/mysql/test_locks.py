@@ -26,6 +26,7 @@ from tests.shard.conftest import MakeShard, Shard
 
 RETRY_SECONDS = 0.1
 AT_ONCE_SECONDS = 0.9  # a server that waited for the lock would take a second at least
+TRIES = 10  # on a busy machine
 
 
 @contextmanager
@@ -71,6 +72,14 @@ def _waits_for_metadata_lock(mariadb: MariaDB) -> bool:
     return bool(waiting)
 
 
+def _is_refused_at_once(call: Callable[[], object]) -> bool:
+    began = time.monotonic()
+    with pytest.raises(StorageLocked, match="end that transaction or ALTER") as raised:
+        call()
+    assert raised.value.queue == QUEUE
+    return time.monotonic() - began < AT_ONCE_SECONDS
+
+
 LOCKS = pytest.mark.parametrize("lock", [row_lock, table_lock, pending_alter])
 
 
@@ -91,11 +100,7 @@ def test_a_lock_on_one_queue_is_told_at_once_and_leaves_the_others_alone(
         calls.append(lambda: store.enqueue(b"more"))
     with lock(mariadb, table):
         for call in calls:
-            began = time.monotonic()
-            with pytest.raises(StorageLocked, match="end that transaction or ALTER") as raised:
-                call()
-            assert time.monotonic() - began < AT_ONCE_SECONDS
-            assert raised.value.queue == QUEUE
+            assert any(_is_refused_at_once(call) for _ in range(TRIES))
             assert len(store.enqueue(b"other", queue="other")) == 1
         assert not store.engine.failure
 

@@ -21,7 +21,7 @@ from tests.conftest import WaitUntil
 from tests.engines.mysql.conftest import NewEngine
 from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB
 
-LEASE_SECONDS = 2.0
+LEASE_SECONDS = 4.0
 SPAWN = multiprocessing.get_context("spawn")
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pinlaterd.client import AckInfo, Client, JobState
-from tests.deployment import Deployment
+from tests.conftest import WaitUntil
+from tests.deployment import MOST_PATIENT, Deployment, claim
 from tests.servers.mariadb import HOST, PASSWD, USER, MariaDB
 from tests.servers.pinlater import make_tables
 
@@ -41,7 +42,7 @@ def _lay_down_pinlaters_jobs(stranger: Any, shard: str) -> None:
     4: done, with nothing in the columns that may be empty."""
     make_tables(stranger, shard, QUEUE)
     table = f"`plq_{shard}_{QUEUE}`.jobs_p1"
-    for local_id, state, claim, allowed, status, age_seconds in (
+    for local_id, state, held, allowed, status, age_seconds in (
         (1, 0, None, 3, "", 60),
         (2, 1, CLAIM, 3, "began;", 1),
         (3, 1, CLAIM, 3, None, 3600),
@@ -52,7 +53,7 @@ def _lay_down_pinlaters_jobs(stranger: Any, shard: str) -> None:
             " attempts_remaining, custom_status, updated_at, created_at, run_after, body)"
             " SELECT %s, %s, %s, %s, 3, %s, at, at, at, %s FROM (SELECT NOW() - INTERVAL %s SECOND"
             " AS at) AS age",
-            (local_id, state, claim, allowed, status, b"job %d\xff" % local_id, age_seconds),
+            (local_id, state, held, allowed, status, b"job %d\xff" % local_id, age_seconds),
         )
     stranger.execute(f"ALTER TABLE {table} AUTO_INCREMENT = {LAST_OLD_ID + 1}")
 
@@ -66,7 +67,8 @@ def service(
         _lay_down_pinlaters_jobs(stranger, shard)
     deployment = Deployment(folder)
     deployment.init(
-        shards=1, settings={"mysql_num_db_per_queue": 2, "monitor_interval_seconds": 0.1}
+        shards=1,
+        settings={"mysql_num_db_per_queue": 2, "monitor_interval_seconds": 0.1, **MOST_PATIENT},
     )
     (deployment.folder / "etc/shards.yaml").write_text(_pinlaters_json(mariadb))
     with deployment.running():
@@ -76,7 +78,9 @@ def service(
         stranger.execute(f"DROP DATABASE IF EXISTS `plm_{shard}`")
 
 
-def test_pinlaters_jobs_are_served_with_pinlaters_configuration(service: Deployment):
+def test_pinlaters_jobs_are_served_with_pinlaters_configuration(
+    service: Deployment, wait_until: WaitUntil
+):
     """Claims of the server before have a whole time-out to be acknowledged."""
     old = [[f"{QUEUE}:s{shard}:p1:{number}" for number in (1, 2, 3, 4)] for shard in SHARDS]
     pending, running, stuck, done = ([jobs[at] for jobs in old] for at in range(4))
@@ -94,13 +98,18 @@ def test_pinlaters_jobs_are_served_with_pinlaters_configuration(service: Deploym
         }
         _finish(client, pending, running)
 
-        new = [client.enqueue(QUEUE, [b"new"])[0] for _ in range(20)]
-        assert {name.split(":")[1] for name in new} == {f"s{shard}" for shard in SHARDS}
+        new: list[str] = []
+
+        def are_on_all_shards() -> bool:
+            new.extend(client.enqueue(QUEUE, [b"new"]))
+            return {name.split(":")[1] for name in new} == {f"s{shard}" for shard in SHARDS}
+
+        wait_until(are_on_all_shards)
         assert all(int(name.rpartition(":")[2]) > LAST_OLD_ID for name in new)
 
 
 def _finish(client: Client, ready: list[str], running: list[str]) -> None:
-    claimed = client.dequeue(QUEUE, limit=10)
+    claimed = claim(client, QUEUE, len(ready))
     assert {job.descriptor: job.body for job in claimed} == {
         name: b"job %s\xff" % name[-1].encode() for name in ready
     }

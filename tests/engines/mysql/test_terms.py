@@ -130,7 +130,7 @@ def test_who_waited_for_the_lock_and_gets_it_after_a_later_claim_lets_go(
     wait_until(waits)
     later = new_engine()
     later.open(store.now_ms, C3)
-    thread.join(30)
+    thread.join(60)
 
     assert outcome == [Superseded]
     later.create_queue("more", store.now_ms)

@@ -43,7 +43,7 @@ class Forgotten(Notes):
 
 def failover_of(pair: RedisPair, *, accept_loss: bool = False) -> RedisFailover:
     servers = Pair(Address(HOST, pair.master.port), Address(HOST, pair.replica.port))
-    handover = Handover([SHARD], NOBODY, NOBODY, accept_loss, catch_up_seconds=5.0)
+    handover = Handover([SHARD], NOBODY, NOBODY, accept_loss, catch_up_seconds=60.0)
     return RedisFailover(servers, handover, Forgotten())
 
 
