@@ -19,7 +19,7 @@ import termios
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -78,21 +78,24 @@ class HttpPort:
         step_seconds: float = STEP_SECONDS,
         most_buffered_bytes: int = _MOST_BUFFERED_BYTES,
         ends_with_client: bool = False,
+        refuse: Callable[[str], web.Response] | None = None,
     ) -> None:
         """`hosts`: names that it answers to, in addition to the machine's; None: to all.
         `origins`: of web pages that may call it, in addition to its own.
-        `ends_with_client`: a handler is cancelled once its client has gone."""
+        `ends_with_client`: a handler is cancelled once its client has gone.
+        `refuse`: answers what is no HTTP, by what is wrong; None: in plain text."""
         application[_PORT] = self
         application.middlewares.insert(0, self._limit)
         # Inside the application's own, which word its refusals.
         application.middlewares.append(self._check_sender)
+        self._options: dict[str, Any] = {  # of each connection
+            "access_log": None,
+            "keepalive_timeout": step_seconds,
+            "lingering_time": step_seconds,
+        }
+        self._refuse = refuse
         self._runner = web.AppRunner(
-            application,
-            access_log=None,
-            keepalive_timeout=step_seconds,
-            lingering_time=step_seconds,
-            shutdown_timeout=_STOP_SECONDS,
-            handler_cancellation=ends_with_client,
+            application, shutdown_timeout=_STOP_SECONDS, handler_cancellation=ends_with_client
         )
         self._hosts = hosts
         self._origins = origins
@@ -140,7 +143,10 @@ class HttpPort:
         await self._runner.cleanup()
 
     def _connection(self) -> _HttpConnection:
-        return _HttpConnection(self, cast("web.Server", self._runner.server)())
+        loop, server = asyncio.get_running_loop(), cast("web.Server", self._runner.server)
+        inner = _AiohttpConnection(server, loop=loop, **self._options)
+        inner.refuse = self._refuse
+        return _HttpConnection(self, inner)
 
     @web.middleware
     async def _limit(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -276,6 +282,28 @@ class HttpPort:
             self._names_until = now + _NAMES_SECONDS
             self._machine_names = asyncio.ensure_future(asyncio.to_thread(_names_of_machine))
         return await asyncio.shield(self._machine_names)
+
+
+class _AiohttpConnection(web.RequestHandler):
+    """aiohttp's protocol, which refuses what is no HTTP before any handler is asked."""
+
+    __slots__ = ("refuse",)
+    refuse: Callable[[str], web.Response] | None
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer, and end the connection."""
+        answer = super().handle_error(request, status, exc, message)
+        if self.refuse is not None and isinstance(exc, HttpProcessingError):
+            # Its other lines show the bytes at fault.
+            answer = self.refuse((message or "").partition("\n")[0].rstrip(":"))
+            answer.force_close()
+        return answer
 
 
 class _HttpConnection(asyncio.Protocol):

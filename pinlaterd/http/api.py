@@ -40,6 +40,7 @@ class ApiCall(NamedTuple):
     statuses: tuple[HTTPStatus, ...] = (HTTPStatus.OK,)
     media: str = "application/json"
     gives_for_many: type | None = None  # of a call that takes one job, many, or a job a line
+    headers: tuple[str, ...] = ()  # of its own, which a request may have
 
     @property
     def operation(self) -> str:

@@ -17,7 +17,7 @@ from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.kinds import HTTP, counterpart
 from pinlaterd.http.job_types import JobTypes
-from pinlaterd.http.problems import explain
+from pinlaterd.http.problems import explain, no_request
 from pinlaterd.http.v1 import V1
 from pinlaterd.http.v2 import V2
 from pinlaterd.http_port import HttpPort
@@ -76,6 +76,7 @@ class HttpProcess(ReportingProcess):
             self._origins,
             most_connections=max(1, files - _SPARE_FILES),
             ends_with_client=True,  # so that no job is claimed for nobody
+            refuse=no_request,
         )
         self._peer = layout.listener_socket(counterpart(start.name))
         self._offer: Offer | None = None

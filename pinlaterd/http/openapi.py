@@ -25,8 +25,16 @@ _PROBLEM = Problem(
 ).document()
 _ABOUT = (
     "A durable job queue. Queues hold jobs; workers claim them and acknowledge them, each under "
-    "its claim. docs/http.md is the guide."
+    "its claim. docs/http.md is the guide. The paths at /v2/job-types are Rickover's: see "
+    "docs/rickover.md."
 )
+_TEXT = {"schema": {"type": "string"}}
+_ANSWER_HEADERS = {
+    HTTPStatus.NOT_MODIFIED: "ETag",
+    HTTPStatus.UNAUTHORIZED: "WWW-Authenticate",
+    HTTPStatus.TOO_MANY_REQUESTS: "Retry-After",
+    HTTPStatus.SERVICE_UNAVAILABLE: "Retry-After",
+}
 _MANY_LINES = "A job a line (JobBody), each answered by a line (EnqueuedAnswer), in order."
 
 
@@ -112,6 +120,8 @@ def _operation(
         parameters += [
             {"name": name, "in": "query", "schema": schema} for name, schema in properties.items()
         ]
+    known = ("If-None-Match",) if call.method == "GET" else ()
+    parameters += [{"name": name, "in": "header", **_TEXT} for name in (*call.headers, *known)]
     operation: dict[str, Any] = {
         "operationId": call.operation,
         "summary": call.summary,
@@ -145,6 +155,9 @@ def _statuses(call: ApiCall) -> list[HTTPStatus]:
 
 def _answer(call: ApiCall, status: HTTPStatus, schemas: Mapping[type, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": status.phrase}
+    is_read = call.method == "GET" and status is HTTPStatus.OK
+    if header := "ETag" if is_read else _ANSWER_HEADERS.get(status):
+        answer["headers"] = {header: _TEXT}
     if status >= HTTPStatus.BAD_REQUEST:
         answer["content"] = {CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     elif call.gives is not None and status is not HTTPStatus.NOT_MODIFIED:

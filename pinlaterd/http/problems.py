@@ -265,6 +265,11 @@ def explained(request: web.Request, error: Exception) -> Problem:
     return problem
 
 
+def no_request(why: str) -> web.Response:
+    """Answer what is no HTTP."""
+    return invalid("", f"the request can't be read: {why}").response()
+
+
 def of_aiohttp(refused: web.HTTPException) -> Problem:
     """Return the problem that a refusal of aiohttp, or of the port, is."""
     status, kept = HTTPStatus(refused.status), dict[str, str]()
@@ -281,7 +286,8 @@ def of_aiohttp(refused: web.HTTPException) -> Problem:
             code, kept = Code.METHOD_NOT_ALLOWED, {"Allow": allowed}
             detail = f"this path takes {allowed}, not {refused.method}"
         case web.HTTPRequestEntityTooLarge():
-            code, detail = Code.TOO_LARGE, refused.text
+            cure = "send less at a time, or raise max_http_body_bytes in etc/pinlaterd.yaml"
+            code, detail = Code.TOO_LARGE, f"{refused.text}; {cure}"
         case _ if refused.content_type == "application/json":  # the port's own
             detail = msgspec.json.decode(refused.text or "{}")["error"]
             code = _PORT_CODES.get(status, code)

@@ -113,7 +113,9 @@ class V2:
                 "PUT", queue, "operate", self.create_queue, QueueAnswer, QueueBody, statuses=made
             ),
             get(queue, "view", self.get_queue, QueueAnswer),
-            ApiCall("DELETE", queue, "admin", self.delete_queue, statuses=gone),
+            ApiCall(
+                "DELETE", queue, "admin", self.delete_queue, statuses=gone, headers=(_PASSWORD,)
+            ),
             post(
                 f"{queue}/jobs",
                 "enqueue",
@@ -122,6 +124,7 @@ class V2:
                 EnqueueBody,
                 statuses=made,
                 gives_for_many=EnqueuedManyAnswer,
+                headers=(_KEY,),
             ),
             get(f"{queue}/jobs", "view", self._pages.list_jobs, PageAnswer, query=PageQuery),
             post(f"{queue}/retry", "operate", retry, ChangedAnswer, RetryBody, preview),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import socket
 import threading
 from http.client import HTTPResponse
@@ -112,7 +113,33 @@ def test_a_body_that_is_announced_too_large_is_refused_at_once(api, mail):
         answer = HTTPResponse(client)
         answer.begin()
 
-        assert b"TOO_LARGE" in answer.read()
+        problem = answer.read()
+
+    assert b"TOO_LARGE" in problem
+    assert b"size 16777216 exceeded" in problem
+    assert b"max_http_body_bytes" in problem
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"NO\r\n\r\n", "Invalid method encountered"),
+        (b"GET / HTTP/1.1\r\nA: " + b"x" * 9000 + b"\r\n\r\n", "more than 8190 bytes"),
+        (b"GET / HTTP/1.1\r\nA\xff: 1\r\n\r\n", "Invalid header token"),
+        (_request("/v2/queues").replace(b"Length: 2", b"Length: x"), "Content-Length"),
+        (_request("/").replace(b"Content-Length: 2", b"Transfer-Encoding: chunked"), "chunk size"),
+    ],
+)
+def test_what_is_no_http_is_refused_as_a_problem(api, sent, why):
+    with _connect(api) as client:
+        client.sendall(sent)
+        answer = HTTPResponse(client)
+        answer.begin()
+        problem = json.loads(answer.read())
+
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert (answer.status, problem["status"], problem["code"]) == (400, 400, "INVALID_REQUEST")
+    assert why in problem["detail"]
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:1"])

@@ -24,6 +24,33 @@ def test_the_description_names_every_call(api):
     assert not re.search(r"(?:src|href)=.(?:https?:)?//", text)  # nothing from elsewhere
 
 
+def test_the_description_has_the_methods_of_each_path(api):
+    paths = api.get("/v2/openapi.json").body["paths"]
+    for path in paths:
+        sent = re.sub(r"{\w+}", "x", path)
+        refused = api.call("TRACE", sent)
+
+        matching = [each for each in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", each), sent)]
+        described = {method for each in matching for method in paths[each]}
+        allowed = set(refused.headers["Allow"].lower().split(", ")) - {"head"}
+        assert (refused.status, allowed) == (405, described), path
+
+
+def test_the_description_names_the_headers_of_requests_and_answers(api):
+    paths = api.get("/v2/openapi.json").body["paths"]
+
+    def sent(method: str, path: str) -> list[str]:
+        parameters = paths[path][method]["parameters"]
+        return [each["name"] for each in parameters if each["in"] == "header"]
+
+    assert sent("post", "/v2/queues/{queue}/jobs") == ["Idempotency-Key"]
+    assert sent("delete", "/v2/queues/{queue}") == ["X-Admin-Password"]
+    assert sent("get", "/v2/queues/{queue}") == ["If-None-Match"]
+    described = paths["/v2/queues/{queue}"]["get"]["responses"]
+    for status, header in (("200", "ETag"), ("304", "ETag"), ("503", "Retry-After")):
+        assert [*described[status]["headers"]] == [header]
+
+
 def test_no_request_finds_an_undocumented_answer(tmp_path):
     with serving_http(tmp_path / "d", max_dequeue_wait_ms=100) as deployment:
         http_of(deployment).put("/v2/queues/mail")
