@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import time
 from bisect import bisect
 from collections import Counter
@@ -22,6 +21,7 @@ from pymysql.connections import Connection as MysqlConnection
 from xdist.scheduler import LoadFileScheduling
 
 from tests.clocks import FakeClock
+from tests.deployment import unused_port
 from tests.servers.mariadb import MariaDB, start_mariadb
 
 pytest_plugins = ["tests.shared_service"]
@@ -100,19 +100,8 @@ def clock() -> FakeClock:
 
 @pytest.fixture(scope="session")
 def free_port() -> FreePort:
-    """Hands out TCP ports of 127.0.0.1 that nothing listens on, each one once."""
-    given: set[int] = set()
-
-    def pick() -> int:
-        while True:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = int(probe.getsockname()[1])
-            if port not in given:
-                given.add(port)
-                return port
-
-    return pick
+    """Hands out TCP ports of 127.0.0.1 that nothing listens on, and nothing takes by chance."""
+    return unused_port
 
 
 @pytest.fixture(scope="session")

@@ -60,8 +60,7 @@ def off(run: Run, _rng: Random) -> float:
     with run.fault("off") as began:
         victim.machine.off()
         seconds = takes_over(run, victim, began)
-        assert owns_nothing(run.site, victim)
-        assert run.site.take_overs(began) != []
+        wait_until(lambda: owns_nothing(run.site, victim) and run.site.take_overs(began))
         run.site.restore()
     return seconds
 
@@ -225,7 +224,7 @@ def leave(run: Run, _rng: Random) -> float:
     run.use(site.others(victim))
     began = time.monotonic()
     victim.down()
-    assert owns_nothing(site, victim)
+    wait_until(lambda: owns_nothing(site, victim))
     victim.up()
     site.wait_until_serving()
     run.use(site.servers)

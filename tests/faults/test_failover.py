@@ -16,7 +16,7 @@ import pytest
 from pinlaterd.client import Job, JobState
 from pinlaterd.model import JobDescriptor
 from tests.conftest import FreePort, WaitUntil
-from tests.deployment import Deployment
+from tests.deployment import COMMAND_SECONDS, MOST_PATIENT, Deployment
 from tests.faults.load import Load, shards_of
 from tests.servers.mariadb import HOST, PASSWD, USER
 from tests.servers.mariadb_pair import (
@@ -33,7 +33,7 @@ __all__ = ["mariadb_servers", "redis_program"]
 
 pytestmark = pytest.mark.service
 
-LEASE_SECONDS = 3
+LEASE_SECONDS = 6
 BACK_SECONDS = 60.0
 ADMIN = [sys.executable, "-m", "pinlaterd.cli.admin"]
 
@@ -58,7 +58,7 @@ class Cluster:
             capture_output=True,
             text=True,
             check=False,
-            timeout=90,
+            timeout=COMMAND_SECONDS,
         )
 
     def failover(self, shard: str, *arguments: str) -> dict[str, Any]:
@@ -122,8 +122,8 @@ def cluster(
         deployment.init(
             shards=1,
             settings={
+                **MOST_PATIENT,
                 "owner_lease_seconds": LEASE_SECONDS,
-                "request_timeout_ms": 3000,
                 "job_claimed_timeout_seconds": 600,
             },
         )
@@ -172,8 +172,7 @@ def test_mysql_shards_fail_over_under_load_and_back(cluster, load, queue, wait_u
 
     load.check(claims_may_be_lost=True)
     assert done["shards"] == ["m1", "m2"]
-    masters = cluster.masters()
-    assert (masters["m1"], masters["m2"]) == (new, new)
+    wait_until(lambda: {"m1": new, "m2": new}.items() <= cluster.masters().items())
     assert cluster.shards_yaml().startswith("# Ours, since 2014.\n")
     assert cluster.shards_yaml().count("# the large machine") == 2
     assert newest_id(cluster, "ids", "m1") > before
@@ -185,21 +184,21 @@ def test_mysql_shards_fail_over_under_load_and_back(cluster, load, queue, wait_u
 
     assert back["master"] == old
     cluster.deployment.wait_until_serving(seconds=BACK_SECONDS)
-    assert cluster.masters()["m1"] == old
+    wait_until(lambda: cluster.masters().get("m1") == old)
 
 
-def test_redis_shards_fail_over_under_load(cluster, load):
+def test_redis_shards_fail_over_under_load(cluster, load, wait_until):
     new = f"{HOST}:{cluster.redis.replica.port}"
 
     with loaded(load):
         cluster.failover("r")
 
     load.check(claims_may_be_lost=True)
-    assert cluster.masters()["r"] == new
+    wait_until(lambda: cluster.masters().get("r") == new)
     assert "r" in shards_of(load.acknowledged)
 
 
-def test_sentinels_are_asked_for_a_failover_under_load(cluster, load):
+def test_sentinels_are_asked_for_a_failover_under_load(cluster, load, wait_until):
     watched = cluster.watched
     before = cluster.masters()["s"]
 
@@ -208,7 +207,7 @@ def test_sentinels_are_asked_for_a_failover_under_load(cluster, load):
 
     load.check(claims_may_be_lost=True)
     assert done["master"] == f"{HOST}:{watched.named_master()}" != before
-    assert cluster.masters()["s"] == done["master"]
+    wait_until(lambda: cluster.masters().get("s") == done["master"])
     assert "s" in shards_of(load.acknowledged)
 
 
@@ -224,7 +223,8 @@ def test_sentinels_replace_a_killed_master_without_a_hand(cluster, deployment, q
 
         killed.kill()
 
-        wait_until(lambda: cluster.masters()["s"] != f"{HOST}:{killed.port}", seconds=BACK_SECONDS)
+        gone = ("", f"{HOST}:{killed.port}")
+        wait_until(lambda: cluster.masters().get("s", "") not in gone, seconds=BACK_SECONDS)
         deployment.wait_until_serving(seconds=BACK_SECONDS)
         assert client.lookup(descriptors).keys() == set(descriptors)
         assert all(
@@ -292,7 +292,7 @@ def test_a_command_killed_in_its_midst_is_gone_on_with(cluster, load, queue, wai
         cluster.failover("m1")
 
     load.check(claims_may_be_lost=True)
-    assert cluster.masters()["m1"] == f"{HOST}:{new.port}"
+    wait_until(lambda: cluster.masters().get("m1") == f"{HOST}:{new.port}")
     assert list((cluster.deployment.folder / "run").glob("failover-*.json")) == []
 
 
@@ -309,4 +309,4 @@ def test_a_dead_master_needs_loss_to_be_accepted(cluster, deployment, queue, wai
     assert "can't prove" in refused.stderr
     assert "may have jobs" in done["done"][-1]
     deployment.wait_until_serving(seconds=BACK_SECONDS)
-    assert cluster.masters()["m1"] == f"{HOST}:{cluster.mysql.primary.port}"
+    wait_until(lambda: cluster.masters().get("m1") == f"{HOST}:{cluster.mysql.primary.port}")

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from pinlaterd.client import Client, EnqueuedInPart, PinLaterError
+from pinlaterd.client import Client, EnqueuedInPart, JobState, PinLaterError
 from pinlaterd.errors import Overloaded
-from tests.deployment import Deployment, frozen
+from tests.deployment import Deployment, frozen, serving
+from tests.faults.conftest import SETTINGS
 from tests.faults.load import Load, shards_of
 
 pytestmark = pytest.mark.service
 
 FROZEN_SECONDS = 5.0
-# request_timeout_ms, and what a busy machine adds; the client itself would wait for longer.
+# Soon, so that what a frozen process costs is seen; longer than a busy machine holds the others up.
+REQUEST_MS = 6_000
+# The same, and what a busy machine adds; the client itself would wait for longer.
 ANSWERED_SECONDS = 30.0
 BACK_SECONDS = 60.0  # two on a quiet machine
 MANY = 6_000  # more than enqueue_split_jobs, so that each shard gets some
 NOT_STORED, MAY_BE_STORED = EnqueuedInPart.NOT_STORED, EnqueuedInPart.MAY_BE_STORED
+
+
+@pytest.fixture(scope="module")
+def shared_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    settings = SETTINGS | {"request_timeout_ms": REQUEST_MS}
+    with serving(tmp_path_factory.mktemp("d"), shards=3, settings=settings) as deployment:
+        yield deployment
 
 
 def test_a_frozen_shard_costs_its_own_jobs_only(
@@ -65,7 +76,8 @@ def test_an_enqueue_of_which_a_frozen_shard_has_a_part_says_what_is_stored(
     with deployment.client() as client:
         told = _enqueue_beside_a_frozen_shard(deployment, client, queue, bodies)
         stored: list[bytes] = []
-        while jobs := client.dequeue(queue, limit=MANY):
+        while client.count(queue, JobState.PENDING):
+            jobs = client.dequeue(queue, limit=MANY)
             assert all(told[job.body] in (job.descriptor, MAY_BE_STORED) for job in jobs)
             stored += [job.body for job in jobs]
 

@@ -18,7 +18,7 @@ import pytest
 from pinlaterd.client import ConnectionFailed, JobState, PinLaterError
 from pinlaterd.model import JobDescriptor
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment
+from tests.deployment import Deployment, claim
 from tests.faults.load import Load
 
 pytestmark = pytest.mark.service
@@ -203,10 +203,12 @@ def test_a_killed_shard_answers_at_once_however_many_jobs_it_holds(
             wait_until(lambda: answers(shard) and deployment.pids().get(program, killed) != killed)
             return time.time() - psutil.Process(deployment.pid_of(program)).create_time()
 
+        usual: list[float] = []
+
         def is_quick() -> bool:
             """By a shard that holds next to nothing, on however busy a machine."""
-            usual = seconds_from_its_start("3")
-            return seconds_from_its_start("1") < max(FIRST_ANSWER_SECONDS, usual + 0.8)
+            usual.append(seconds_from_its_start("3"))
+            return seconds_from_its_start("1") < max(FIRST_ANSWER_SECONDS, max(usual) + 0.8)
 
         wait_until(lambda: answers("1"))
         assert any(is_quick() for _ in range(TRIES))
@@ -220,12 +222,12 @@ def test_a_claim_whose_answer_died_with_the_router_comes_back_after_its_time_out
     with deployment.client() as client:
         client.create_queue("brief")
         [descriptor] = client.enqueue("brief", [b"x"])
-        [first] = client.dequeue("brief", limit=1)
+        [first] = claim(client, "brief")
 
         deployment.kill("router")  # and with it, say, the worker
         deployment.wait_until_serving(seconds=BACK_SECONDS)
 
-        [second] = client.dequeue("brief", limit=1, max_wait_ms=30_000)
+        [second] = claim(client, "brief")
 
     assert (second.descriptor, second.body) == (descriptor, b"x")
     assert second.attempts_remaining == first.attempts_remaining - 1

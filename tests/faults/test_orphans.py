@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pinlaterd.client import JobState
-from tests.deployment import Deployment
+from tests.deployment import Deployment, claim
 from tests.faults.conftest import SETTINGS
 
 pytestmark = pytest.mark.service
@@ -44,7 +44,7 @@ def test_down_leaves_no_process_and_up_finds_the_jobs(busy):
     assert busy.processes() == []
     busy.up()
     with busy.client() as client:
-        assert [job.body for job in client.dequeue("q", limit=10)] == [b"abc"]
+        assert [job.body for job in claim(client, "q")] == [b"abc"]
 
 
 def test_down_finds_what_a_killed_supervisord_left_behind(busy):

@@ -14,7 +14,7 @@ from tests.faults.load import shards_of
 
 pytestmark = pytest.mark.service
 
-ANSWERED_SECONDS = 20.0
+ANSWERED_SECONDS = 60.0
 PROGRAMS = ("router", "coordinator", "shard-1", "shard-2", "shard-3")
 
 
@@ -32,7 +32,7 @@ def test_it_stops_no_process_and_the_log_says_what_was_dropped(
             while shards_of(stored) != {"1", "2", "3"}:
                 stored += client.enqueue(queue, [b"x"])
             wait_until(lambda: all(dropped(deployment, program) for program in PROGRAMS))
-            assert deployment.status()["healthy"]
+            wait_until(lambda: deployment.status()["healthy"])
 
         for program in PROGRAMS:
             wait_until(lambda program=program: "log lines were dropped" in log(deployment, program))

@@ -11,12 +11,12 @@ import pytest
 from pinlaterd.client import Client
 from pinlaterd.config.layout import ConfigFiles
 from tests.conftest import POLL_SECONDS
-from tests.deployment import PATIENT, Deployment, serving
+from tests.deployment import MOST_PATIENT, Deployment, serving
 from tests.faults.load import Load
 
-SETTINGS = {"request_timeout_ms": 5000, "monitor_interval_seconds": 0.2, **PATIENT}
+SETTINGS = {"monitor_interval_seconds": 0.2, **MOST_PATIENT}
 # Whatever the machine has to do beside; on a quiet one it is under two.
-IN_FORCE_SECONDS = 40.0
+IN_FORCE_SECONDS = 60.0
 BASE = "shards:\n  1: {}\n  2: {}\n"
 
 

@@ -143,7 +143,7 @@ def test_drain_under_load_until_the_shard_is_empty_then_remove_it(live, admin, l
     removed = admin("shard", "remove", "2")
     assert removed.returncode == 0, removed.stderr
     assert "shard 2 is removed" in removed.stderr
-    assert serves(live.deployment.status(), "1")
+    live.wait_until(lambda status: serves(status, "1"))
     assert "shard-2" not in live.deployment.pids()
 
 
@@ -332,7 +332,7 @@ def test_add_a_shard_and_remove_it_with_the_jobs_that_it_holds(live, admin, clie
 
     assert added == {"shard": "extra", "serves": True}
     assert (live.deployment.folder / "data/other.sqlite").exists()
-    assert serves(live.deployment.status(), "1", "2", "extra")
+    live.wait_until(lambda status: serves(status, "1", "2", "extra"))
     while "extra" not in shards_of(client.enqueue(queue, [Job(b"x")])):
         pass
     refused = admin("shard", "remove", "extra")
@@ -341,7 +341,7 @@ def test_add_a_shard_and_remove_it_with_the_jobs_that_it_holds(live, admin, clie
     assert "extra" in (live.etc / "shards.yaml").read_text()
 
     assert admin("shard", "remove", "extra", "--force", "--yes").returncode == 0
-    assert serves(live.deployment.status(), "1", "2")
+    live.wait_until(lambda status: serves(status, "1", "2"))
     assert "extra" not in (live.etc / "shards.yaml").read_text()
     client_deletes_all(client, queue)
 

@@ -100,7 +100,7 @@ def test_full_shard_is_not_removed_until_it_is_empty_or_abandoned(live, client, 
         "`abandon: [3]` in that file"
     )
     live.wait_until(lambda s: s["config_problems"] == [told])
-    assert serves(live.deployment.status(), "1", "2", "3")
+    live.wait_until(lambda s: serves(s, "1", "2", "3"))
     client.ack(queue, succeeded=[AckInfo(taken.descriptor)])
     live.wait_until(lambda s: any("2 jobs are pending and 0" in p for p in s["config_problems"]))
 

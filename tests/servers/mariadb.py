@@ -20,7 +20,7 @@ import pymysql
 
 HOST = "127.0.0.1"
 USER, PASSWD = "pinlater", "it's a \\ secret"
-START_SECONDS = 60.0
+START_SECONDS = END_SECONDS = 120.0
 DEBIAN_PACKAGE = "mariadb-server"
 
 _SMALL = (
@@ -150,7 +150,7 @@ class MariaDB:
         if process is not None and process.poll() is None:
             os.kill(process.pid, signal.SIGCONT)
             process.send_signal(how)
-            process.wait(60)
+            process.wait(END_SECONDS)
 
 
 def start_mariadb(

@@ -20,6 +20,7 @@ from typing import BinaryIO
 import pytest
 
 from tests.conftest import POLL_SECONDS, ProgramPath
+from tests.deployment import unused_port
 
 JARS = Path("/usr/share/java")
 DEBIAN_PACKAGE = "zookeeper"
@@ -31,12 +32,6 @@ _ANSWER_SECONDS = 1.0
 _names = itertools.count(1)
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 class ZooKeeper:
     """One server."""
 
@@ -46,7 +41,7 @@ class ZooKeeper:
         """`ports`: for clients and the two for other servers, if not any that are free."""
         self.folder = folder
         self.host = host
-        self.port, *of_peers = ports or [_free_port(host) for _ in range(3)]
+        self.port, *of_peers = ports or [unused_port() for _ in range(3)]
         self.number = number
         self.peer = f"server.{number}={host}:{of_peers[0]}:{of_peers[1]}"
         self._java = java

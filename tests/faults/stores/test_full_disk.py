@@ -116,8 +116,8 @@ def test_a_shard_whose_server_has_no_room_is_degraded_until_there_is_some(
 
         assert "the store is full" in degraded()
         assert "make room there" in degraded()
+        wait_until(lambda: len(deployment.status()["problems"]) == 1)
         status = deployment.status()
-        assert len(status["problems"]) == 1
         with pytest.raises(HTTPError) as unavailable:
             urlopen(f"http://{status['stats']}/health")
         assert unavailable.value.code == HTTPStatus.SERVICE_UNAVAILABLE

@@ -20,7 +20,7 @@ from tests.faults.stores.store import (
 
 pytestmark = pytest.mark.service
 
-FROZEN_SECONDS = 15.0  # of almost four leases
+FROZEN_SECONDS = 15.0  # of more than two leases
 
 
 def test_a_killed_server(
