@@ -124,8 +124,9 @@ def steps(tmp_path: Path) -> Path:
 def deployment(tmp_path: Path, steps: Path, there: Downstream, victim: str) -> Iterator[Deployment]:
     environment = {"PYTHONPATH": str(steps), "DOWNSTREAM_URL": there.url}
     made = Deployment(tmp_path / "d", environment=environment)
-    # Jobs whose claim is lost to a kill have ended soon; with the coordinator none is lost.
-    seconds = 60 if victim == "coordinator" else 2
+    # Jobs whose claim is lost to a kill have ended soon, but not while a busy machine holds the
+    # downstream up; with the coordinator none is lost.
+    seconds = 60 if victim == "coordinator" else 4
     settings = {**PATIENT, "monitor_interval_seconds": 0.1, "push_timeout_seconds": seconds}
     queues = {queue_of_type(TYPE): {"job_claimed_timeout_seconds": seconds + 1}}
     made.init(shards=2, settings=settings, queues=queues, http=True)
