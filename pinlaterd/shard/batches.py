@@ -420,7 +420,7 @@ class Batches:
         for operation in operations:
             operation.give_up(now_ms)
             if operation.begun:
-                operation.fail(error)
+                operation.fail(self._state.unable(error))
             elif isinstance(error, QueueGone) and error.queue in operation.queues:
                 operation.fail(QueueNotFound(error.queue))
             else:

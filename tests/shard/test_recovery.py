@@ -308,6 +308,7 @@ def test_a_dequeue_is_not_refused_whose_acks_were_carried_out_by_an_earlier_comm
     (result,) = shard.results(DequeueRequest("mail", 1, acks))
 
     assert isinstance(result, ShardConnectionFailed)
+    assert result.message.startswith("shard s1: the server is busy")
     assert shard.state(descriptor) is JobState.PENDING
 
 

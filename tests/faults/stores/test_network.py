@@ -29,7 +29,7 @@ pytestmark = pytest.mark.service
 # What a server is told when a batch is to be committed.
 COMMITS = {"mysql": b"COMMIT", "redis": scripts.APPLY.sha.encode()}
 # A commit is one round trip, or two, and slow by that.
-DELAY_SECONDS = 0.5
+DELAY_SECONDS = 0.25
 # By then every shard has committed often enough to know what is normal.
 JOBS_UNTIL_NORMAL = 3000
 CUTS = (Cut.AFTER, Cut.BEFORE) * 3
