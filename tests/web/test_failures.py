@@ -20,7 +20,7 @@ from pinlaterd.web import failures
 from pinlaterd.web.bodies import redacted_text
 from tests.clocks import FakeClock
 from tests.deployment import Deployment
-from tests.web.conftest import PageAnswer, Visitor
+from tests.web.conftest import LoadUntil, PageAnswer, Visitor
 from tests.web.failing import fail
 
 pytestmark = pytest.mark.service
@@ -89,13 +89,13 @@ def test_a_group_leads_to_its_jobs_and_to_their_mending(visitor: Visitor, failin
 
 
 def test_the_page_of_all_failures_lists_the_queues_where_jobs_failed(
-    visitor: Visitor, failing: str, wait_until
+    visitor: Visitor, failing: str, load_until: LoadUntil
 ):
-    def is_listed() -> bool:
-        return any(row.startswith(f"{failing} 4 ") for row in _rows(visitor.get("/failures")))
+    def is_listed(page: PageAnswer) -> bool:
+        return any(row.startswith(f"{failing} 4 ") for row in _rows(page))
 
-    wait_until(is_listed)
-    assert {"queue": [failing]} in _links(visitor.get("/failures"), "/failures")
+    page = load_until(visitor, "/failures", is_listed)
+    assert {"queue": [failing]} in _links(page, "/failures")
 
 
 def test_statuses_that_are_hostile_stay_texts(dashboard: Deployment, visitor: Visitor):

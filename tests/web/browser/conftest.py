@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ROOT / "build/browser/node_modules"
 CHROMIUM = "/usr/bin/chromium"
 WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
+_BROWSER_MS = 120_000  # for all that is waited for
 # Reports of the page's policy, from its first line on.
 _WATCH_POLICY = """
 addEventListener("securitypolicyviolation", (event) => {
@@ -102,7 +103,9 @@ def chromium(program_path: ProgramPath) -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-dev-shm-usage"],
+            timeout=_BROWSER_MS,
         )
         yield browser
         browser.close()
@@ -144,7 +147,7 @@ def open_tab(chromium: Any, demonstration: Deployment) -> Iterator[OpenTab]:
 
     def new(*, of: Deployment | None = None, **options: Any) -> Tab:
         context = chromium.new_context(**{"viewport": WIDE, "reduced_motion": "reduce", **options})
-        context.set_default_timeout(120_000)  # ms
+        context.set_default_timeout(_BROWSER_MS)
         contexts.append(context)
         tab = Tab(context.new_page(), f"http://127.0.0.1:{(of or demonstration).web_port}")
         tabs.append(tab)
