@@ -17,8 +17,8 @@ README = REPOSITORY / "README.md"
 # What README.md calls the service's folder and ports.
 _FOLDER, _PORT, _STATS_PORT = "~/jobs", "9020", "9021"
 _DEFAULT_STATS_PORT = "9999"
-_COMMAND_SECONDS = 90.0
-_END_SECONDS = 40.0
+_COMMAND_SECONDS = 180.0
+_END_SECONDS = 120.0
 
 
 def section(page: Path, title: str) -> str:

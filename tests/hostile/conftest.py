@@ -18,10 +18,10 @@ from tests.deployment import Deployment, serving
 MIB = 1024 * 1024
 GROWTH_BYTES = 50 * MIB  # for good
 PEAK_BYTES = 400 * MIB  # for the moment: one frame may have 64 MiB, and is decoded
-SLOWEST_SECONDS = 20.0
+SLOWEST_SECONDS = 40.0
 QUEUE = "target"
 SETTINGS = {
-    "request_timeout_ms": 7500,
+    "request_timeout_ms": 20_000,
     "max_dequeue_wait_ms": 100,
     "monitor_interval_seconds": 0.5,
 }

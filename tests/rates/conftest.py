@@ -15,7 +15,7 @@ RATES = {
     "broken": 20,
     "paused": 0,
 }
-JOBS = 2000
+JOBS = 10_000  # enough for all windows that tests look at
 
 NewDeployment = Callable[..., Deployment]
 

@@ -35,7 +35,7 @@ _QUIET_SECONDS = 2.0  # in which full buckets are emptied, and shares find their
 # right: such a window says nothing, and another one is looked at.
 _STALL_SECONDS = 0.7
 _NAP_SECONDS = 0.05
-_MOST_WINDOWS = 5
+_MOST_WINDOWS = 8
 
 
 class Stalled(Exception):
