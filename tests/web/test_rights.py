@@ -50,7 +50,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bounded]:
     with deployment.running():
         with deployment.client("mailer:web3") as client:
             [mail] = fail(client, "mail", [f"ValueError: secret{HIDDEN} (a.py:1 in b)"])
-            [pay] = fail(client, "pay", ["paid by bob"])
+            [pay] = fail(client, "pay", ["paid by bobolink"])
         yield Bounded(deployment, mail, pay)
 
 
@@ -64,7 +64,7 @@ def test_jobs_of_another_queue_are_neither_shown_nor_kept(bounded, olga):
     preview = olga.get(f"/mend?action=delete&queue=mail&descriptor={bounded.pay}")
     form = {"action": "delete", "nonce": "n", "mode": "all", "before": "4102444800000", **chosen}
 
-    assert (preview.status, "bob" in preview.text) == (400, False)
+    assert (preview.status, "bobolink" in preview.text) == (400, False)
     assert olga.post("/mend", form).status == 400
     assert not (bounded.deployment.folder / "data/trash").exists()
 
@@ -226,7 +226,8 @@ def test_nothing_of_a_queue_is_shown_to_who_may_not_view_it(
     claim = "host:1:1:w:1"
     page = olga.get(path.format(job=bounded.pay, operation=operation, claim=claim))
 
-    assert (page.status, "bob" in page.body) == (403, False)
+    # Shorter words may be in the random token of its forms.
+    assert (page.status, "bobolink" in page.body) == (403, False)
     log = bounded.deployment.folder / "run/log/web.log"  # written by supervisord
     where = path.partition("?")[0].format(job=bounded.pay, operation=operation)
     said = f"refused: GET {where} from 127.0.0.1 as 'olga': you have no role view for queue"
