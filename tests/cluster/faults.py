@@ -15,7 +15,7 @@ from tests.cluster.run import Run
 from tests.cluster.site import MOVABLE_SHARDS, Server, Site, wait_until
 
 # Ten seconds are promised; a busy machine may need more.
-SERVED_SECONDS = 45.0
+SERVED_SECONDS = 100.0
 SESSION_SECONDS = 4.0
 _FREEZE_SECONDS = (8.0, 60.0)
 _ZOOKEEPER_AWAY_SECONDS = 5 * SESSION_SECONDS

@@ -37,7 +37,7 @@ socket.socket(type=socket.SOCK_DGRAM).sendto(sys.argv[2].encode(), (sys.argv[1],
 HOLD = f"""
 import socket, sys
 try:
-    held = socket.create_connection((sys.argv[1], {PORT}), timeout=0.5)
+    held = socket.create_connection((sys.argv[1], {PORT}), timeout=3)
     print("ready", flush=True)
     held.settimeout(float(sys.argv[2]))
     held.sendall(b"x")
