@@ -134,7 +134,7 @@ def deployment(tmp_path: Path, steps: Path, there: Downstream, victim: str) -> I
         yield made
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("victim", ["http", "push", "router", "shard", "coordinator"])
 def test_killed_at_every_step(
     deployment: Deployment, rickover: Rickover, steps: Path, wait_until: WaitUntil, victim: str

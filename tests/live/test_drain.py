@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from pinlaterd.client import AckInfo, Client, Job, JobOptions, JobState
+from tests.deployment import COMMAND_SECONDS
 from tests.faults.load import shards_of
 from tests.live.conftest import BASE, Live, is_dequeue_only, serves
 
@@ -36,7 +37,7 @@ def admin(live: Live) -> Admin:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=COMMAND_SECONDS,
         )
 
     return run
@@ -296,7 +297,7 @@ def test_a_move_loses_no_job_if_a_shard_is_killed(live, client, queue, wait_unti
 
     live.deployment.kill(victim)
 
-    output, errors = command.communicate(timeout=120)
+    output, errors = command.communicate(timeout=COMMAND_SECONDS)
     assert command.returncode == 0, errors
     assert json.loads(output)["jobs"]["scheduled"] == 0
     live.deployment.wait_until_serving()
