@@ -279,7 +279,7 @@ class Deployment:
             return False
 
     def wait_until_serving(
-        self, *, seconds: float = 60.0, meanwhile: Callable[[], object] = lambda: None
+        self, *, seconds: float = 120.0, meanwhile: Callable[[], object] = lambda: None
     ) -> float:
         """How long it took, in seconds; AssertionError if it took too long. `meanwhile` is called
         while it does not serve."""

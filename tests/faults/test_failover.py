@@ -34,7 +34,7 @@ __all__ = ["mariadb_servers", "redis_program"]
 pytestmark = pytest.mark.service
 
 LEASE_SECONDS = 6
-BACK_SECONDS = 60.0
+BACK_SECONDS = 120.0
 ADMIN = [sys.executable, "-m", "pinlaterd.cli.admin"]
 
 

@@ -22,7 +22,7 @@ LEASE_SECONDS = 6.0
 SLACK_SECONDS = 20.0
 # What a call may take whose shards are well, on a busy machine: it has not waited for a deadline.
 UNDISTURBED_SECONDS = 9.0
-BACK_SECONDS = 60.0
+BACK_SECONDS = 120.0
 SLOW_MS = 200  # less than the slow network of a test makes of a commit
 ENGINES = ("mysql", "redis")
 
