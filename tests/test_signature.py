@@ -85,8 +85,8 @@ def test_hostile_statuses_take_no_longer_than_a_look_at_them(piece: str):
 def test_what_a_worker_says_may_be_long(piece: str):
     status = "(" + piece * 200_000
 
-    assert _least_seconds(lambda: signature(status)) < 0.5
-    assert _least_seconds(lambda: attempts_of(status)) < 0.5
+    assert _least_seconds(lambda: signature(status)) < 2
+    assert _least_seconds(lambda: attempts_of(status)) < 2
 
 
 def _least_seconds(act: Callable[[], object]) -> float:

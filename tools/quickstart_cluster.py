@@ -35,7 +35,7 @@ LOCAL_FILE = "local.yaml"
 KEY_FILE = "cluster.key"
 _JARS = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-simple.jar"
 _START_SECONDS = 60.0
-_TAKE_OVER_SECONDS = 30.0
+_TAKE_OVER_SECONDS = 90.0
 _POLL_SECONDS = 0.02
 
 
