@@ -36,6 +36,7 @@ KEY_FILE = "cluster.key"
 _JARS = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-simple.jar"
 _START_SECONDS = 60.0
 _TAKE_OVER_SECONDS = 90.0
+_BALANCE_SECONDS = 120.0
 _POLL_SECONDS = 0.02
 
 
@@ -256,9 +257,16 @@ def _kill_and_watch(
 
 
 def most_loaded(servers: Sequence[Server]) -> Server:
-    """The server that owns the most shards."""
-    names = list(owners(servers[0]).values())
-    return max(servers, key=lambda server: names.count(server.name))
+    """The server that owns the most shards, once none owns more than half of them: one that joined
+    late has to wait for its part."""
+    deadline = time.monotonic() + _BALANCE_SECONDS
+    while True:
+        names = list(owners(servers[0]).values())
+        owned = [names.count(server.name) for server in servers]
+        balanced = "" not in names and 2 * max(owned) <= len(names)
+        if balanced or time.monotonic() > deadline:
+            return servers[owned.index(max(owned))]
+        time.sleep(_POLL_SECONDS)
 
 
 def owners(server: Server) -> Mapping[str, str]:
