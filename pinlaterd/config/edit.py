@@ -26,12 +26,12 @@ from pinlaterd.config.active import active_files
 from pinlaterd.config.document import DocumentError, FileReader
 from pinlaterd.config.edit_text import Text, Value
 from pinlaterd.config.layout import (
+    BASE_FILE,
     CLUSTER_KEY_FILE,
     EDIT_LOCK,
     JOB_TYPES_FILE,
     QUEUES_FILE,
     SHARDS_FILE,
-    SHARED_CONFIG_FILE,
     USERS_FILE,
     lock,
     sync_folder,
@@ -148,21 +148,14 @@ async def _lock_soon(etc: Path) -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-class _Accepted(msgspec.Struct):
-    """The configuration that a cluster accepted last, of which this server knows."""
-
-    files: Mapping[str, str] = {}
-
-
 def _is_decided(path: Path) -> bool:
     """Return whether the cluster has accepted what a file says, or replaced it."""
     if not path.with_name(CLUSTER_KEY_FILE).exists():
         return True
     try:
-        data = (path.parent.parent / SHARED_CONFIG_FILE).read_bytes()
-        accepted = msgspec.json.decode(data, type=_Accepted).files.get(path.name, "")
-        return accepted.encode() == path.read_bytes()
-    except (OSError, ValueError):
+        base = msgspec.json.decode((path.parent.parent / BASE_FILE).read_bytes())
+        return bool(base["files"].get(path.name, "").encode() == path.read_bytes())
+    except (OSError, ValueError, KeyError):
         return False
 
 

@@ -21,13 +21,7 @@ import msgspec
 
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.edit import KEPT, take_over
-from pinlaterd.config.layout import (
-    SHARED_CONFIG_FILE,
-    SHARED_FILES,
-    ConfigFiles,
-    FileWatch,
-    replace_file,
-)
+from pinlaterd.config.layout import BASE_FILE, SHARED_FILES, ConfigFiles, FileWatch, replace_file
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ShardSettings, follow
 from pinlaterd.coordinator.reload import (
@@ -83,13 +77,13 @@ def unpack(data: bytes) -> SharedFiles:
 def read_base() -> SharedFiles:
     """Read the configuration from which etc/ was written last; number 0 if it is not known."""
     try:
-        return msgspec.json.decode(SHARED_CONFIG_FILE.read_bytes(), type=SharedFiles)
+        return msgspec.json.decode(BASE_FILE.read_bytes(), type=SharedFiles)
     except (OSError, ValueError):
         return SharedFiles()
 
 
 def write_base(shared: SharedFiles) -> None:
-    replace_file(SHARED_CONFIG_FILE, msgspec.json.encode(shared), durably=True)
+    replace_file(BASE_FILE, msgspec.json.encode(shared), durably=True)
 
 
 def accepted(base: SharedFiles, read: Callable[[Path], bytes]) -> Callable[[Path], bytes]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.config import edit
-from pinlaterd.config.layout import SHARED_CONFIG_FILE, replace_file
+from pinlaterd.config.layout import BASE_FILE, replace_file
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import JobType, queue_of_type
 from pinlaterd.deployment.files import write_deployment
@@ -349,7 +349,7 @@ def test_an_edit_that_came_second_is_made_again_unless_the_name_is_taken(etc: Pa
     (etc / "shards.yaml").write_text("shards: {1: {server: jobs-1}}\n")
 
     def accept(files: dict[str, str]) -> None:
-        replace_file(etc.parent / SHARED_CONFIG_FILE, json.dumps({"files": files}).encode())
+        replace_file(etc.parent / BASE_FILE, json.dumps({"files": files}).encode())
 
     async def create() -> bool:
         types = JobTypes(etc, load_config(etc))
