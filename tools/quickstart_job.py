@@ -23,6 +23,7 @@ import sysconfig
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +53,7 @@ SCHEDULED_EVERY = 50
 SCHEDULED_AHEAD_MS = 4000
 JOBS_A_CALL = 100
 GIVE_UP_AFTER_SECONDS = 180.0
+REQUEST_SECONDS, CALL_SECONDS = 30, 45.0
 
 _FIGURES = re.compile(r"lines=(\d+) words=(\d+) begun_ms=(\d+)")
 
@@ -103,7 +105,7 @@ def main() -> int:
     try:
         server = prepare_deployment(directory, options)
         start_service(directory, server)
-        with Client(server.host, server.port, source="quickstart:main") as client:
+        with client_of(server, "quickstart:main") as client:
             records = do_main_job(client, server)
             show_results(client, server, records)
         leave_example(directory, server)
@@ -169,7 +171,7 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
     engine = options.engine
     command = ["init", str(directory), "--engine", engine, "--shards", str(SHARDS), *given]
     run_pinlaterd(command, f"Writing deployment {directory}")
-    let_dashboard_write(directory)
+    set_up_demonstration(directory)
     if engine != "sqlite":
         try:
             store = given_store(options) or private_store(directory, engine)
@@ -182,10 +184,12 @@ def prepare_deployment(directory: Path, options: argparse.Namespace) -> ServerSe
     return load_config(directory / ETC).server
 
 
-def let_dashboard_write(directory: Path) -> None:
-    """Let the dashboard of a new deployment change things: this is a demonstration, on loopback."""
+def set_up_demonstration(directory: Path) -> None:
+    """Let the dashboard of a new deployment change things, and calls take long: this is a
+    demonstration, on loopback, and its machine may be busy."""
     with (directory / ETC / "pinlaterd.yaml").open("a", encoding="utf-8") as file:
         file.write("\n# The quickstart is a demonstration, on loopback.\nweb_writes: true\n")
+        file.write(f"request_timeout_ms: {REQUEST_SECONDS * 1000}\n")
 
 
 def keep_from_group(directory: Path) -> None:
@@ -490,13 +494,14 @@ def call_metrics(server: ServerSettings) -> dict[str, Mapping[str, float]]:
     }
 
 
+def client_of(server: ServerSettings, source: str) -> Client:
+    return Client(server.host, server.port, source=source, timeout_seconds=CALL_SECONDS)
+
+
 def leave_example(directory: Path, server: ServerSettings) -> None:
     """Leave queues that show what the dashboard is for, unless they are there."""
 
-    def client_of(source: str) -> Client:
-        return Client(server.host, server.port, source=source)
-
-    if quickstart_example.leave(client_of, directory):
+    if quickstart_example.leave(partial(client_of, server), directory):
         print(
             "\nExample queues: mail (jobs failed), images (no worker), invoices, reports (paused)"
         )
