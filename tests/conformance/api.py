@@ -379,9 +379,8 @@ class Client:
     def fail_for_good(self, queue: str, *jobs: Any) -> list[str]:
         """FAILED jobs: enqueued, dequeued and failed. The queue is empty but for them."""
         descriptors = self.enqueue(queue, *jobs)
-        while taken := self.dequeue(queue, 1000):
-            self.ack(queue, failed=list(taken))
-        assert {info.jobState for info in self.lookup(*descriptors).values()} == {FAILED}
+        while {info.jobState for info in self.lookup(*descriptors).values()} != {FAILED}:
+            self.ack(queue, failed=list(self.dequeue(queue, 1000)))
         return descriptors
 
 
