@@ -300,8 +300,9 @@ class _AiohttpConnection(web.RequestHandler):
         """Answer, and end the connection."""
         answer = super().handle_error(request, status, exc, message)
         if self.refuse is not None and isinstance(exc, HttpProcessingError):
-            # Its other lines show the bytes at fault.
-            answer = self.refuse((message or "").partition("\n")[0].rstrip(":"))
+            # What follows shows the bytes at fault, which may be a secret.
+            said = (message or "").partition("\n")[0].partition(" when reading")[0]
+            answer = self.refuse(said.rstrip(":"))
             answer.force_close()
         return answer
 

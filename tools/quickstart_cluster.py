@@ -257,8 +257,8 @@ def _kill_and_watch(
 
 
 def most_loaded(servers: Sequence[Server]) -> Server:
-    """The server that owns the most shards, once none owns more than half of them: one that joined
-    late has to wait for its part."""
+    """Return the server that owns the most shards, once none owns more than half of them, since one
+    that joined late has to wait for its part; or after `_BALANCE_SECONDS`."""
     deadline = time.monotonic() + _BALANCE_SECONDS
     while True:
         names = list(owners(servers[0]).values())

@@ -1,4 +1,5 @@
-"""The edits of configuration files that commands make, so that file and service never disagree.
+"""The edits of configuration files that commands, `/v2` and the dashboard make, so that file and
+service never disagree.
 
 A person's file stays a person's file: all that a change does not concern stays as it is, and so do
 mode and owner of the file. A change is checked by the loader before it takes the file's place, all
@@ -52,7 +53,7 @@ from pinlaterd.errors import ConfigError
 
 KEPT = ".yours-"  # in the name of an edit that came second
 _TRIES = 30  # with three servers at it all the time, each is the first in one of three
-_LOCK_TRIES, _LOOK_SECONDS = 40, 0.05
+_LOCK_TRIES, _LOOK_SECONDS = 100, 0.05
 # What an edit has made of a file, even if that was replaced since; None if it made no difference.
 Edited = bytes | None
 
@@ -99,9 +100,10 @@ def take_over(etc: Path, name: str, base: bytes, theirs: bytes) -> Path | None:
 def drop_lost(path: Path, mine: Edited) -> bool:
     """Remove what is kept of `mine`, an edit of ours, if it came second; return whether it did."""
     for kept in path.parent.glob(f"{path.name}{KEPT}*"):
-        if kept.read_bytes() == mine:
-            kept.unlink()
-            return True
+        with contextlib.suppress(FileNotFoundError):  # a person may remove it
+            if kept.read_bytes() == mine:
+                kept.unlink()
+                return True
     return False
 
 
@@ -118,7 +120,7 @@ def attempts(path: Path, change: Callable[[], Edited]) -> Iterator[Edited]:
 
 
 def lock_edits(etc: Path, *, patient: bool) -> AbstractContextManager[object]:
-    """Keep other commands out until an edit is decided, as edits of two together would be lost
+    """Keep other edits out until an edit is decided, as edits of two together would be lost
     together; on a server of its own there is no need. Raises BlockingIOError unless `patient`."""
     if not (etc / CLUSTER_KEY_FILE).exists():
         return contextlib.nullcontext()
@@ -127,11 +129,18 @@ def lock_edits(etc: Path, *, patient: bool) -> AbstractContextManager[object]:
 
 async def carry_out(path: Path, change: Callable[[], Edited], seconds: float) -> Edited:
     """Make an edit of a file by `attempts`, and wait until it is decided, but no longer than
-    `seconds`: it is in the file by then. Return None if it makes no difference. Raises
-    ConfigError."""
+    `seconds`: it is in the file by then. A caller that is cancelled does not end it. Return None if
+    it makes no difference. Raises ConfigError."""
+    return await asyncio.shield(_carry_out(path, change, seconds))
+
+
+async def _carry_out(path: Path, change: Callable[[], Edited], seconds: float) -> Edited:
     until = asyncio.get_running_loop().time() + seconds
+    alone = await _lock_soon(path.parent)
+    if alone is None:  # what is kept may be of several edits, whose makers are to be warned
+        return await asyncio.to_thread(change)
     made, last = attempts(path, change), None
-    with await _lock_soon(path.parent):
+    with alone:
         while (mine := await asyncio.to_thread(next, made, None)) is not None:
             last = mine
             while not _is_decided(path) and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
@@ -139,13 +148,17 @@ async def carry_out(path: Path, change: Callable[[], Edited], seconds: float) ->
     return last
 
 
-async def _lock_soon(etc: Path) -> AbstractContextManager[object]:
-    """Lock edits, unless another command takes long: it may hang, and an edit be urgent."""
+async def _lock_soon(etc: Path) -> AbstractContextManager[object] | None:
+    """Lock edits, or return None if that can't be done soon: who has the lock may hang, and an edit
+    be urgent."""
     for _ in range(_LOCK_TRIES):
-        with contextlib.suppress(BlockingIOError):
+        try:
             return lock_edits(etc, patient=False)
-        await asyncio.sleep(_LOOK_SECONDS)
-    return contextlib.nullcontext()
+        except BlockingIOError:
+            await asyncio.sleep(_LOOK_SECONDS)
+        except OSError:  # such as of a lock that root has made
+            break
+    return None
 
 
 def _is_decided(path: Path) -> bool:

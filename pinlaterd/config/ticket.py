@@ -24,7 +24,7 @@ _MOST_SECONDS = 600.0  # request_timeout_ms at its largest
 @contextmanager
 def ticket_to_delete(queue: str) -> Iterator[str]:
     """Provide the password of one deleteQueue of `queue`."""
-    for left in RUN.glob("*ticket-*"):  # or what was to become one
+    for left in (*RUN.glob("ticket-*"), *RUN.glob(".ticket-*")):  # or what was to become one
         with suppress(FileNotFoundError):
             if _is_late(left):
                 left.unlink()

@@ -180,9 +180,10 @@ class V2:
             raise invalid("limits.default_priority", f"expected 1 to {levels}")
         existed = queue in await self._client.run(calls.queue_names())
         await self._client.run(calls.create_queue(queue))
-        given = body.limits.given()
-        change = partial(edit.set_limits, self._etc, queue, given)
-        await self._edit(change, lambda: given.items() <= self._limits(queue).items())
+        if given := body.limits.given():
+            before = self.config
+            change = partial(edit.set_limits, self._etc, queue, given)
+            await self._edit(change, lambda: self._has_limits(queue, given, before))
         answer = await self._describe(queue)
         return answer_json(answer, HTTPStatus.OK if existed else HTTPStatus.CREATED)
 
@@ -248,14 +249,26 @@ class V2:
             limits[LIMIT] = edit.limit_settings(self._etc, queue).max_jobs_per_second
         return limits
 
+    def _has_limits(self, queue: str, given: Mapping[str, float | None], before: Config) -> bool:
+        """Return whether the active configuration, not `before`, gives a queue these limits. One
+        without a limit has its job type's, or another; and while it is paused, that of pauses."""
+        settings = self.config.queue(queue)
+        return all(
+            self.config is not before if value is None else getattr(settings, name) == value
+            for name, value in given.items()
+            if not (settings.paused and name == LIMIT)
+        )
+
     async def _edit(
         self, change: Callable[[], edit.Edited], is_followed: Callable[[], bool]
     ) -> None:
         """Edit the settings of queues, and wait until this process follows the change."""
-        seconds = self.config.server.request_timeout_ms / 1000
-        await edit.carry_out(self._etc / QUEUES_FILE, change, seconds)
+        seconds, loop = self.config.server.request_timeout_ms / 1000, asyncio.get_running_loop()
+        until = loop.time() + seconds
+        if await edit.carry_out(self._etc / QUEUES_FILE, change, seconds) is None:
+            return
         with suppress(TimeoutError):
-            async with asyncio.timeout(_FOLLOWED_SECONDS):
+            async with asyncio.timeout_at(min(until, loop.time() + _FOLLOWED_SECONDS)):
                 while not is_followed():  # noqa: ASYNC110 - too rare for an event
                     await asyncio.sleep(_LOOK_SECONDS)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ import pytest
 from pinlaterd.config.active import activate
 from pinlaterd.config.edit import (
     add_shard,
+    carry_out,
     drop_lost,
     forget_abandoned,
     limit_settings,
+    lock_edits,
     remove_shard,
     set_dequeue_only,
     set_limit,
@@ -359,3 +363,48 @@ def test_an_edit_that_is_replaced_at_once_is_known_to_be_lost(etc):
     mine = set_limit(etc, "mail", 7)
     assert not drop_lost(path, mine)
     assert load_config(etc).queue("mail").max_jobs_per_second == 7
+
+
+@pytest.fixture
+def etc_of_cluster(etc: Path) -> Path:
+    """Its run/ is there, too."""
+    cluster = "cluster: c\nserver: jobs-1\nzookeeper: zk:2181\npeer_host: jobs-1\n"
+    (etc / "local.yaml").write_text(cluster)
+    (etc / "cluster.key").touch(0o600)
+    (etc / "shards.yaml").write_text("shards: {1: {server: jobs-1}}\n")
+    (etc.parent / "run").mkdir()
+    return etc
+
+
+def test_an_edit_made_without_the_lock_leaves_what_is_kept(etc_of_cluster):
+    """That may be of several edits: only who waits for its own may remove it."""
+    etc = etc_of_cluster
+    (etc.parent / "run/edit.lock").mkdir()  # as unusable as one that root has made
+    kept: list[Path] = []
+
+    def come_second() -> bytes | None:
+        mine = set_limit(etc, "mail", 7)
+        replaced = take_over(etc, "queues.yaml", b"", b"queues: {other: {}}\n")
+        assert replaced is not None
+        kept.append(replaced)
+        return mine
+
+    assert asyncio.run(carry_out(etc / "queues.yaml", come_second, 60))
+    assert [path.exists() for path in kept] == [True]
+
+
+def test_an_edit_whose_caller_is_gone_keeps_others_out_until_it_is_decided(etc_of_cluster):
+    etc, path = etc_of_cluster, etc_of_cluster / "queues.yaml"
+
+    async def cancel_undecided() -> None:
+        edit = asyncio.create_task(carry_out(path, partial(set_limit, etc, "mail", 7), 4))
+        while not path.exists():  # noqa: ASYNC110 - until it is written
+            await asyncio.sleep(0.01)
+        edit.cancel()
+        await asyncio.wait([edit])
+        with pytest.raises(BlockingIOError):
+            lock_edits(etc, patient=False)
+        with await asyncio.to_thread(lock_edits, etc, patient=True):
+            pass
+
+    asyncio.run(cancel_undecided())

@@ -151,9 +151,13 @@ def test_tickets_that_were_never_presented_go_when_another_is_made(
     Path("run").mkdir()
     with ticket_to_delete("mail") as left, ticket_to_delete("mail") as young:
         (Path("run") / left).rename(Path("run") / f".{left}.17.new")  # killed while it wrote
-        os.utime(Path("run") / f".{left}.17.new", (time.time() - 601,) * 2)
+        of_shard = Path("run/shard-ticket-1.ipc")
+        of_shard.touch()
+        for path in (Path("run") / f".{left}.17.new", of_shard):
+            os.utime(path, (time.time() - 601,) * 2)
         with ticket_to_delete("news") as ticket:
-            assert {path.name for path in Path("run").iterdir()} == {young, ticket}
+            names = {path.name for path in Path("run").iterdir()}
+            assert names == {young, ticket, of_shard.name}
 
 
 def test_a_token_is_shown_once_and_refused_once_its_user_is_removed(guarded, wait_until):
