@@ -32,12 +32,13 @@ class Stream:
         assert self._answer.readline() == b"\n"
         return json.loads(line[6:])
 
-    def until(self, key: str, text: str) -> Mapping[str, str]:
-        """Read on until a cell has this text; return the cells that are sent with it."""
+    def until(self, key: str, text: str, *, hidden: str | None = None) -> None:
+        """Read on until a cell has this text. Fail if any that is sent by then has `hidden`."""
         for _ in range(SECONDS):
             cells: Mapping[str, str] = self.beat()["cells"]
+            assert hidden is None or hidden not in "".join(cells.values())
             if cells.get(key) == text:
-                return cells
+                return
         pytest.fail(f"{key} did not become {text}")
 
 
