@@ -114,7 +114,8 @@ def test_the_system_page_has_shards_processes_and_what_is_wrong(
     dashboard.kill("router")
     wait_until(lambda: "router restarted" in visitor.get("/system").text)
     with frozen(dashboard.pid_of("shard-2")):
-        load_until(visitor, "/system", lambda page: page.cells["shard 2 state"] != "serving")
+        state = "shard 2 state"
+        load_until(visitor, "/system", lambda page: page.cells.get(state, "serving") != "serving")
         load_until(visitor, "/", lambda page: "shard-2" in page.text)
     dashboard.wait_until_serving()
 
