@@ -43,7 +43,7 @@ class Bystander:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(2 * SLOWEST_SECONDS)
         assert not self._thread.is_alive()
 
     def _work(self) -> None:
@@ -92,10 +92,10 @@ def bystander(deployment: Deployment, wait_until: WaitUntil) -> Iterator[Bystand
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     bystander = Bystander(deployment)
     bystander.start()
-    wait_until(lambda: bystander.calls > 3)
+    wait_until(lambda: bystander.calls > 3, seconds=3 * SLOWEST_SECONDS)
     yield bystander
     calls = bystander.calls
-    wait_until(lambda: bystander.calls > calls + 3)
+    wait_until(lambda: bystander.calls > calls + 3, seconds=3 * SLOWEST_SECONDS)
     bystander.stop()
     assert bystander.errors == []
     assert max(bystander.seconds) < SLOWEST_SECONDS
