@@ -77,10 +77,13 @@ def test_some_of_the_jobs_succeed_and_the_others_fail(pinlater, client, queue):
     client.enqueue(queue, [Job(b"a", attempts_allowed=1)] * 260)
 
     def take(jobs: int, percent: int) -> None:
-        """In as many dequeues as it takes."""
+        """Dequeue so many jobs, in as many calls as it takes."""
+        until = time.monotonic() + SECONDS
         while jobs > 0:
+            assert time.monotonic() < until, f"{jobs} jobs did not come"
             one = f"dequeue --queue {queue} --num-queries 1 --batch-size {min(100, jobs)}"
             jobs -= pinlater.facts(f"{one} --dequeue-success-percent {percent}")["jobs"]
+        assert jobs == 0
 
     take(200, percent=50)
     failed = client.count(queue, JobState.FAILED)

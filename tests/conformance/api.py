@@ -379,7 +379,9 @@ class Client:
     def fail_for_good(self, queue: str, *jobs: Any) -> list[str]:
         """FAILED jobs: enqueued, dequeued and failed. The queue is empty but for them."""
         descriptors = self.enqueue(queue, *jobs)
+        until = time.monotonic() + ANSWER_SECONDS
         while {info.jobState for info in self.lookup(*descriptors).values()} != {FAILED}:
+            assert time.monotonic() < until, "the jobs do not fail for good"
             self.ack(queue, failed=list(self.dequeue(queue, 1000)))
         return descriptors
 

@@ -235,7 +235,9 @@ def test_any_number_of_attempts_and_any_limit(client: Client, queue: str, number
     _refused_or_done(lambda: client.delete_jobs(queue, JobState.PENDING, limit=number))
     _refused_or_done(lambda: next(client.scan(queue, JobState.PENDING, page_size=number), None))
     [descriptor] = client.enqueue(queue, [b"y"])
+    until = time.monotonic() + 60
     while client.lookup([descriptor])[descriptor].state is JobState.PENDING:
+        assert time.monotonic() < until
         client.dequeue(queue, limit=1000)
     _refused_or_done(
         lambda: client.checkpoint(queue, [CheckpointInfo(descriptor, attempts=number)])

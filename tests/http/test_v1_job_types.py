@@ -354,7 +354,8 @@ def test_an_edit_that_came_second_is_made_again_unless_the_name_is_taken(etc: Pa
     async def create() -> bool:
         types = JobTypes(etc, load_config(etc))
         creating = asyncio.create_task(types.create(mine, seconds=60))
-        while not path.exists():  # noqa: ASYNC110 - until its edit is written
+        while not path.exists():  # until its edit is written
+            assert not creating.done(), creating
             await asyncio.sleep(0.01)
         base, ours = b"", path.read_bytes()
         path.unlink()

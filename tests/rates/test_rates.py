@@ -36,6 +36,7 @@ _QUIET_SECONDS = 2.0  # in which full buckets are emptied, and shares find their
 _STALL_SECONDS = 0.7
 _NAP_SECONDS = 0.05
 _MOST_WINDOWS = 8
+_AT_THE_RATE_SECONDS = 90
 
 
 class Stalled(Exception):
@@ -79,11 +80,13 @@ def in_a_window_without_stalls(look: Callable[[], None]) -> None:
 def when_at_the_rate(pullers: Iterable[Puller], rate: float) -> float:
     """Return a moment when the pullers have taken all that they may: what a router that was held up
     owes them comes after any other one."""
+    until = time.monotonic() + _AT_THE_RATE_SECONDS
     while True:
         time.sleep(_NAP_SECONDS)
         now = time.monotonic()
         if total(pullers, now - 1, now) > 0.9 * rate:
             return now
+        assert now < until, f"the rate was not reached within {_AT_THE_RATE_SECONDS} s"
 
 
 def test_the_rate_is_kept_whatever_the_split_of_demand(deployment: Deployment, pull: Pull):

@@ -82,8 +82,10 @@ def wait_for(page: Any, expression: str, *, seconds: float = 60.0) -> None:
 
 
 def reload_until_counted(page: Any) -> None:
-    """On a busy machine a preview ends before it has counted all."""
+    """Reload a preview until it has counted all, which a busy machine delays."""
+    until = time.monotonic() + 60
     while "at least" in page.inner_text("h1"):
+        assert time.monotonic() < until, "not all are counted"
         page.reload()
 
 
