@@ -100,7 +100,8 @@ def clock() -> FakeClock:
 
 @pytest.fixture(scope="session")
 def free_port() -> FreePort:
-    """Hands out TCP ports of 127.0.0.1 that nothing listens on, and nothing takes by chance."""
+    """Return a function that picks a TCP port of 127.0.0.1 which nothing listens on, and nothing
+    takes by chance."""
     return unused_port
 
 

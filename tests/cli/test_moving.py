@@ -22,7 +22,7 @@ NOW_MS = round(time.time() * 1000)
 
 @pytest.fixture(autouse=True)
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is due in seconds is due in so many, however late the test runs."""
+    """Stop the clock, so that what is due in seconds stays so however late the test runs."""
     monkeypatch.setattr(time, "time", lambda: NOW_MS / 1000)
 
 

@@ -289,7 +289,7 @@ class Client:
         return {info.key: info for info in self._call("lookupJobs", request).values()}
 
     def dequeue(self, queue: str, limit: int = 1, **fields: object) -> dict[str, Claimed]:
-        """Once all shards have answered: one that a busy machine keeps silent is passed over."""
+        """Dequeue once all shards have answered, since a silent one would be passed over."""
         with contextlib.suppress(Refused):
             self.names()
         return claimed(self._call("dequeueJobs", self.dequeue_request(queue, limit, **fields)))

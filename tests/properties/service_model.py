@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from pinlaterd.client import AckInfo, CheckpointInfo, ClaimedJob, Client, Job, JobRecord, JobState
 from pinlaterd.model import FinishInfo, FinishOutcome, JobDescriptor
+from tests.checker.history import Settings
 from tests.conftest import WaitUntil
 from tests.deployment import MOST_PATIENT, Deployment, claim, serving
 
@@ -29,8 +30,7 @@ HOUR_MS = 3_600_000
 STEPS = 250
 STEPS_BETWEEN_COMPARISONS = 10
 SHARDS = ("walk-1", "walk-2", "walk-3")
-# A dequeue may go on without a shard that has been silent so long.
-SILENCE_SECONDS = 0.75
+SILENCE_SECONDS = Settings.silence_seconds
 
 
 class Keeps(NamedTuple):
@@ -127,7 +127,8 @@ class Walk:
             self._check_hand_out(taken, self._ready(), limit)
 
     def _take(self, limit: int, *, dry_run: bool = False) -> tuple[list[ClaimedJob], bool]:
-        """Dequeue once all shards answer; and whether no shard can have been left out since."""
+        """Dequeue once all shards answer; return the jobs, and whether no shard can have been left
+        out."""
         self.client.count(self.queue, JobState.FAILED)
         began = time.monotonic()
         taken = self.client.dequeue(self.queue, limit=limit, dry_run=dry_run)

@@ -66,7 +66,8 @@ def test_enqueues_are_rejected_once_as_many_are_pending_as_may_be(
     limited: Deployment, wait_until: WaitUntil, queue: str, jobs: int, limit: int
 ):
     def is_full() -> bool:
-        """Shards that have just started have no permits yet."""
+        """Enqueue until rejected; return whether the queue is full. A shard that has just started
+        has no permits yet."""
         more, why = enqueue_until_rejected(client, queue, jobs)
         assert re.match(r"overloaded: .*retry after [0-9]+ ms", why)
         stored.append(more)
@@ -104,18 +105,18 @@ def test_a_limit_that_is_set_raised_and_removed_acts_live(
     with limited.client() as client:
         client.enqueue("bulk", [b"job"] * BULK)
 
-        def claim() -> int:
+        def claim_five() -> int:
             return len(client.dequeue("bulk", limit=5))
 
         def running() -> int:
             return client.count("bulk", JobState.IN_PROGRESS)
 
-        wait_until(lambda: claim() == 5)
+        wait_until(lambda: claim_five() == 5)
         limited.write("queues", {"bulk": {"max_in_progress": 3}})  # less than run already
-        wait_until(lambda: claim() == 0)
+        wait_until(lambda: claim_five() == 0)
         most = running() + 7
         limited.write("queues", {"bulk": {"max_in_progress": most}})
-        wait_until(lambda: claim() == 0 and running() == most)
+        wait_until(lambda: claim_five() == 0 and running() == most)
         wait_until(lambda: shows(limited, limit=most, running=most, held=BULK - most))
         limited.write("queues", {})
-        wait_until(lambda: claim() == 5)
+        wait_until(lambda: claim_five() == 5)

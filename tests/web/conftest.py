@@ -57,7 +57,7 @@ class Visitor:
         return self.call("GET", path, headers=headers)
 
     def history(self, queue: str) -> Any:
-        """What is known of a queue's last hour; nothing while the coordinator does not answer."""
+        """Return a queue's last hour, or empty series while the coordinator does not answer."""
         answer = self.get(f"/q/{queue}/history.json?range=1h")
         return json.loads(answer.body) if answer.status == 200 else {"series": {}, "events": []}
 
@@ -143,8 +143,8 @@ class LoadUntil(Protocol):
 
 @pytest.fixture(scope="session")
 def load_until(wait_until: WaitUntil) -> LoadUntil:
-    """Loads a page until a condition holds of it, and returns that page. The next one may lack what
-    a process tells that is held up for a moment."""
+    """Load a page until a condition holds of it, and return that page: the next one may lack what
+    a process reports that is held up for a moment."""
 
     def load(visitor: Visitor, path: str, condition: Callable[[PageAnswer], object]) -> PageAnswer:
         pages: list[PageAnswer] = []

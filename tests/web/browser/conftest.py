@@ -136,7 +136,7 @@ def demonstration(
 
 
 def has_history(deployment: Deployment, queue: str, jobs: int) -> bool:
-    """Whether a point of a queue's history is known that has all of its jobs."""
+    """Return whether a point of a queue's history is known that has all of its jobs."""
     return jobs in Visitor(deployment.web_port).history(queue)["series"].get("ready", ())
 
 
