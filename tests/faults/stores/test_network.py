@@ -15,7 +15,7 @@ from tests.deployment import Deployment
 from tests.faults.load import Load
 from tests.faults.stores.store import (
     BACK_SECONDS,
-    LEASE_SECONDS,
+    HANGING_SECONDS,
     Store,
     check_calls,
     check_others_serve,
@@ -104,7 +104,7 @@ def test_a_network_that_swallows_everything(
     shard = deployment.pid_of(f"shard-{store.shard}")
     with load.running():
         store.proxy.hold()
-        held_until = time.monotonic() + 1.5 * LEASE_SECONDS
+        held_until = time.monotonic() + HANGING_SECONDS
         wait_until(lambda: facts_of(deployment, store).get("store warning"))
         check_others_serve(deployment, f"{load.queue}_aside", without=[store])
         wait_until(lambda: time.monotonic() > held_until)

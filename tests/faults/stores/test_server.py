@@ -12,6 +12,7 @@ from tests.deployment import Deployment
 from tests.faults.load import Load
 from tests.faults.stores.store import (
     BACK_SECONDS,
+    HANGING_SECONDS,
     Store,
     check_calls,
     check_others_serve,
@@ -19,8 +20,6 @@ from tests.faults.stores.store import (
 )
 
 pytestmark = pytest.mark.service
-
-FROZEN_SECONDS = 15.0  # of more than two leases
 
 
 def test_a_killed_server(
@@ -54,7 +53,7 @@ def test_servers_that_hang(
     load = Load(deployment, queue, rest_seconds=0.1)
     with load.running():
         with stores["mysql"].frozen(), stores["redis"].frozen():
-            frozen_until = time.monotonic() + FROZEN_SECONDS
+            frozen_until = time.monotonic() + HANGING_SECONDS
             wait_until(lambda: _in_trouble(deployment) == shards.keys())
             check_others_serve(deployment, aside, without=stores.values())
             while time.monotonic() < frozen_until:
