@@ -53,7 +53,7 @@ def test_a_damaged_file_is_counted_anew_told_of_and_repaired(new_deployment, wai
         deployment.write("queues", {"mail": {"job_claimed_timeout_seconds": AGAIN_SECONDS}})
         again = claim(client, "mail")
         assert [job.descriptor for job in again] == [running.descriptor]
-        client.ack("mail", succeeded=again)
+        assert client.dequeue("mail", limit=2, succeeded=again) == []
 
         deployment.supervisorctl("stop", "shard-1")
         assert "jobs in no state, which are never handed out (repaired)" in deployment.admin(
@@ -61,5 +61,7 @@ def test_a_damaged_file_is_counted_anew_told_of_and_repaired(new_deployment, wai
         )
         deployment.supervisorctl("start", "shard-1")
         deployment.wait_until_serving()
-        assert [job.descriptor for job in claim(client, "mail")] == [lost]
+        found = claim(client, "mail")
+        assert [job.descriptor for job in found] == [lost]
+        assert client.dequeue("mail", limit=2, succeeded=found) == []
         wait_until(lambda: CURE not in warnings())

@@ -45,6 +45,7 @@ def test_down_leaves_no_process_and_up_finds_the_jobs(busy):
     busy.up()
     with busy.client() as client:
         assert [job.body for job in claim(client, "q")] == [b"abc"]
+        assert client.dequeue("q", limit=10) == []
 
 
 def test_down_finds_what_a_killed_supervisord_left_behind(busy):

@@ -131,6 +131,7 @@ def test_calls_that_come_after_a_kill_wait_for_the_successor(pair: Deployment, w
         descriptors = client.enqueue("q", [b"abc"])
         assert client.count("q", JobState.PENDING) == 1
         assert [job.descriptor for job in claim(client, "q")] == list(descriptors)
+        assert client.dequeue("q", limit=10) == []
 
 
 # --- routers ----------------------------------------------------------------------------------

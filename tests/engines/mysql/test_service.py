@@ -110,6 +110,7 @@ def test_pinlaters_jobs_are_served_with_pinlaters_configuration(
 
 def _finish(client: Client, ready: list[str], running: list[str]) -> None:
     claimed = claim(client, QUEUE, len(ready))
+    assert client.dequeue(QUEUE, limit=10) == []
     assert {job.descriptor: job.body for job in claimed} == {
         name: b"job %s\xff" % name[-1].encode() for name in ready
     }

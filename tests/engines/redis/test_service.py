@@ -84,6 +84,7 @@ def test_pinlaters_jobs_are_served_with_pinlaters_configuration(
     }
 
     claimed = claim(client, OLD_QUEUE)
+    assert client.dequeue(OLD_QUEUE, limit=10) == []
     client.ack(
         OLD_QUEUE,
         succeeded=[*claimed, AckInfo(running, claim_descriptor=OLD_CLAIM)],
