@@ -76,7 +76,9 @@ def test_an_enqueue_of_which_a_frozen_shard_has_a_part_says_what_is_stored(
     with deployment.client() as client:
         told = _enqueue_beside_a_frozen_shard(deployment, client, queue, bodies)
         stored: list[bytes] = []
+        deadline = time.monotonic() + BACK_SECONDS
         while client.count(queue, JobState.PENDING):
+            assert time.monotonic() < deadline, f"{len(stored)} jobs came"
             jobs = client.dequeue(queue, limit=MANY)
             assert all(told[job.body] in (job.descriptor, MAY_BE_STORED) for job in jobs)
             stored += [job.body for job in jobs]
