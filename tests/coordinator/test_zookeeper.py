@@ -62,7 +62,7 @@ SESSION_SECONDS = 8.0
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may be late by as much as a usual session lasts."""
+    """Lengthen sessions, since a busy machine may be late by as much as a usual one lasts."""
     monkeypatch.setattr(coordinators, "SESSION_SECONDS", SESSION_SECONDS)
     monkeypatch.setattr(coordinators, "START_SECONDS", 60.0)
 
