@@ -168,7 +168,8 @@ def test_a_search_answers_in_time_with_how_far_it_got(service: Deployment):
     assert len({page.continuation for page in pages}) == len(pages)
     assert sum(page.looked_at for page in pages) == JOBS
     assert {page.in_state for page in pages} == {JOBS}
-    assert sorted(seconds)[len(seconds) // 2] < REQUEST_SECONDS  # one may be the machine's
+    # A tenth of them, or one, may be the machine's.
+    assert sorted(seconds)[len(seconds) * 9 // 10 - 1] < REQUEST_SECONDS
 
 
 def test_a_search_whose_caller_gives_up_ends_at_once(service: Deployment):
