@@ -45,7 +45,7 @@ ROUND_TRIPS = 100
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Calls have so little time once its jobs are stored."""
+    """Start a service whose calls have REQUEST_SECONDS once its jobs are stored."""
     with serving(tmp_path_factory.mktemp("service"), settings=MOST_PATIENT) as deployment:
         with deployment.client() as client:
             client.create_queue(QUEUE)
