@@ -158,7 +158,7 @@ def test_long_polls_of_some_refuse_nobody_elses_calls(
         return found
 
     client.create_queue(other := f"{queue}_other")
-    usual = _pair_median(client, other)
+    usual = _pair_p90(client, other)
     with ExitStack() as connections:
         for _ in range(POLLERS):
             poller = connections.enter_context(RawConnection(service.port))
@@ -169,13 +169,13 @@ def test_long_polls_of_some_refuse_nobody_elses_calls(
             poller.send(poll * POLLS_A_CONNECTION)
         wait_until(lambda: waiting() == POLLERS * WAITING_A_CONNECTION)
 
-        tries = (_pair_median(client, other) for _ in range(TRIES))
+        tries = (_pair_p90(client, other) for _ in range(TRIES))
         assert any(seconds < 2 * usual + 0.1 for seconds in tries)
     wait_until(lambda: waiting() == 0)
 
 
-def _pair_median(client: Client, queue: str) -> float:
-    """Of enqueue and dequeue together, in seconds; the tail is the busy machine's, too."""
+def _pair_p90(client: Client, queue: str) -> float:
+    """Return the 90th percentile of enqueue and dequeue together, in seconds."""
     took: list[float] = []
     for _ in range(100):
         began = time.monotonic()
@@ -183,4 +183,4 @@ def _pair_median(client: Client, queue: str) -> float:
         while not client.dequeue(queue, limit=1):  # its shard was held up for a moment
             assert time.monotonic() < began + 60
         took.append(time.monotonic() - began)
-    return sorted(took)[len(took) // 2]
+    return sorted(took)[89]  # the rest is the busy machine's, too
