@@ -107,8 +107,9 @@ class Nemesis:
                 revive, ended = self.site.revive_server, time.monotonic()
                 took = self.site.deployment.wait_until_serving(seconds=90, meanwhile=revive)
                 self.say(f"serving again after {took:.1f} s")
-                if took > 1 and not QUIET.issuperset(names):  # until then calls may fail
-                    self.note("recovery", ended, Hurt(EVERYTHING))
+                if took > self.site.recovery_seconds and not QUIET.issuperset(names):
+                    # Until then calls may fail, but the router has to answer in time.
+                    self.note("recovery", ended, Hurt(ALL_SHARDS))
                 if self.alone and took > RECOVERY_SECONDS + _BUSY_SECONDS:
                     self.failures.append(f"{names}: serving again after {took:.1f} s only")
                 self.note_starts()
