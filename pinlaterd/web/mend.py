@@ -347,7 +347,7 @@ class MendPages:
             if operation.phase is not Phase.STOPPED:
                 buttons.append(("stop", "Stop"))
         has_ended = operation.phase in (Phase.DONE, Phase.STOPPED, Phase.INTERRUPTED)
-        if has_ended and not is_restored and self._operations.can_restore(operation):
+        if has_ended and not is_restored and self._operations.trash.holds(operation.number):
             buttons.append((RESTORE, "Put back"))
         if not may(request.get(USER), "operate", selection.queue):
             buttons.clear()

@@ -159,7 +159,7 @@ class Operations:
         self.trash = Trash(data / "trash", clock)
         self._known = _load(self._folder)
         audit.add_known({known.nonce: number for number, known in sorted(self._known.items())})
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[asyncio.Task[None], int] = {}  # the number of its operation, each
         self._queues: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         # The queues of deletes that may not have noted which jobs of their last batch are left.
         self._unsettled = {
@@ -226,24 +226,17 @@ class Operations:
                 self._start(operation)
 
     def _start(self, operation: Operation) -> None:
-        # A page may show that it asks while that is still being stored.
-        before = self._tasks.get(operation.number)
-        task = asyncio.create_task(
-            self._run(operation, before), name=f"operation {operation.number}"
-        )
-        self._tasks[operation.number] = task
-        task.add_done_callback(lambda _: self._forget(operation.number, task))
+        task = asyncio.create_task(self._run(operation), name=f"operation {operation.number}")
+        self._tasks[task] = operation.number
+        task.add_done_callback(self._tasks.pop)
+        working = set(self._tasks.values())
         for number in sorted(self._known)[:-_KEPT]:
             known = self._known[number]
-            has_ended = known.phase in (Phase.DONE, Phase.STOPPED) and number not in self._tasks
+            has_ended = known.phase in (Phase.DONE, Phase.STOPPED) and number not in working
             # A restore is known as long as what it restores: else that could be restored again.
             if has_ended and not any(map(self.trash.holds, (number, known.source))):
                 del self._known[number]
                 _file(self._folder, number).unlink(missing_ok=True)
-
-    def _forget(self, number: int, ended: asyncio.Task[None]) -> None:
-        if self._tasks.get(number) is ended:
-            del self._tasks[number]
 
     async def _store(self, operation: Operation) -> None:
         record = msgspec.json.encode(operation)
@@ -253,26 +246,24 @@ class Operations:
 
     # --- one operation -------------------------------------------------------------------------
 
-    async def _run(self, operation: Operation, before: asyncio.Task[None] | None) -> None:
-        """Work until it is done, is stopped, asks, or fails; note that in the audit log. `before`:
-        the task that did so last."""
-        if before is not None:
-            await asyncio.wait({before})
-        try:
-            async with self._queues[operation.selection.queue]:
+    async def _run(self, operation: Operation) -> None:
+        """Work until it is done, is stopped, asks, or fails; note that in the audit log."""
+        # Hold the lock until the outcome is stored: one that asks may be told to go on before.
+        async with self._queues[operation.selection.queue]:
+            try:
                 if operation.phase is Phase.RUNNING:
                     await self._settle(operation.selection.queue)
                     steps = self._restore if operation.what == RESTORE else self._change
                     await steps(operation)
-        except (PinLaterError, ConnectionFailed, OSError) as error:
-            operation.phase, operation.note = Phase.INTERRUPTED, str(error)
-        except Exception as error:
-            operation.phase, operation.note = Phase.INTERRUPTED, repr(error)
-            log.exception("operation %d failed", operation.number)
-        self.settle()
-        with contextlib.suppress(OSError):  # the disk may be what failed
-            await self._store(operation)
-            await asyncio.to_thread(self._audit.end, operation.number, operation.outcome)
+            except (PinLaterError, ConnectionFailed, OSError) as error:
+                operation.phase, operation.note = Phase.INTERRUPTED, str(error)
+            except Exception as error:
+                operation.phase, operation.note = Phase.INTERRUPTED, repr(error)
+                log.exception("operation %d failed", operation.number)
+            self.settle()
+            with contextlib.suppress(OSError):  # the disk may be what failed
+                await self._store(operation)
+                await asyncio.to_thread(self._audit.end, operation.number, operation.outcome)
 
     async def _change(self, operation: Operation) -> None:
         """Retry or delete the jobs that scans find, batch by batch."""

@@ -89,8 +89,8 @@ def operation(what: str = "retry", jobs: int = 3, nonce: str = "n", **more: Any)
 
 async def finish(operations: Operations, begun: Operation) -> None:
     """Wait until an operation rests."""
-    while (task := operations._tasks.get(begun.number)) is not None:
-        await asyncio.wait({task}, timeout=10)
+    while tasks := [task for task, number in operations._tasks.items() if number == begun.number]:
+        await asyncio.wait(tasks, timeout=10)
 
 
 def test_files_that_a_crash_has_damaged_leave_what_others_say(tmp_path: Path):
