@@ -58,6 +58,18 @@ _LOCK_TRIES, _LOOK_SECONDS = 100, 0.05
 Edited = bytes | None
 
 
+class AcceptedFiles(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The files of etc/ that a cluster has accepted, which all its servers share. `by`: the server
+    they were edited on."""
+
+    number: int = 0
+    files: Mapping[str, str] = {}
+    by: str = ""
+
+    def text(self, name: str) -> bytes:
+        return self.files.get(name, "").encode()
+
+
 def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) -> Edited:
     """Have `change` make what the file `name` of `etc` should hold of what it holds, and of what
     all files together mean.
@@ -166,9 +178,10 @@ def _is_decided(path: Path) -> bool:
     if not path.with_name(CLUSTER_KEY_FILE).exists():
         return True
     try:
-        base = msgspec.json.decode((path.parent.parent / BASE_FILE).read_bytes())
-        return bool(base["files"].get(path.name, "").encode() == path.read_bytes())
-    except (OSError, ValueError, KeyError):
+        base = (path.parent.parent / BASE_FILE).read_bytes()
+        accepted = msgspec.json.decode(base, type=AcceptedFiles)
+        return accepted.text(path.name) == path.read_bytes()
+    except (OSError, ValueError):
         return False
 
 

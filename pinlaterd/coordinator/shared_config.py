@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from pinlaterd.config.active import ActiveConfig
-from pinlaterd.config.edit import KEPT, take_over
+from pinlaterd.config.edit import KEPT, AcceptedFiles, take_over
 from pinlaterd.config.layout import BASE_FILE, SHARED_FILES, ConfigFiles, FileWatch, replace_file
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import Config, ShardSettings, follow
@@ -42,20 +42,14 @@ _CURE = "make it again, and delete that file"
 _REFRESH_STEPS = 40  # of refusals, which say how many jobs there are
 
 
-class SharedFiles(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A configuration as ZooKeeper's node `config` has it. `by`: the server it was edited on."""
+class SharedFiles(AcceptedFiles, frozen=True, omit_defaults=True):
+    """A configuration as ZooKeeper's node `config` has it."""
 
-    number: int = 0
-    files: Mapping[str, str] = {}
-    by: str = ""
     # Shards that the files don't name any more, without passwords. `version`: the number as of
     # which one gets no jobs; 0: it is not removed, and stays as it was.
     kept: Mapping[str, Leaving] = {}
     refused: Mapping[str, str] = {}
     decided: bool = False  # whether the leading server has said by these which of them stay
-
-    def text(self, name: str) -> bytes:
-        return self.files.get(name, "").encode()
 
     def pack(self) -> bytes:
         """Raises ConfigError if it is too large."""

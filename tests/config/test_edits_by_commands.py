@@ -25,6 +25,7 @@ from pinlaterd.config.edit import (
     take_over,
 )
 from pinlaterd.config.edit_text import Value
+from pinlaterd.config.layout import BASE_FILE
 from pinlaterd.config.load import load_config
 from pinlaterd.errors import ConfigError
 
@@ -395,6 +396,7 @@ def test_an_edit_made_without_the_lock_leaves_what_is_kept(etc_of_cluster):
 
 def test_an_edit_whose_caller_is_gone_keeps_others_out_until_it_is_decided(etc_of_cluster):
     etc, path = etc_of_cluster, etc_of_cluster / "queues.yaml"
+    (etc.parent / BASE_FILE).write_text("[]")  # nothing that says what was decided
 
     async def cancel_undecided() -> None:
         edit = asyncio.create_task(carry_out(path, partial(set_limit, etc, "mail", 7), 4))
