@@ -33,7 +33,7 @@ from pinlaterd.deployment.files import write_deployment
 COMMAND_SECONDS = 180.0
 POLL_SECONDS = 0.05
 CALL_SECONDS = 60.0
-CLAIM_SECONDS = 120.0
+CLAIMED_WITHIN_SECONDS = 120.0
 # A store that a busy machine holds up for a second does not ail by that: a dequeue right after an
 # enqueue would pass it over.
 PATIENT = {"health_slow_ms": 60_000}
@@ -302,7 +302,7 @@ class Deployment:
 def claim(client: Client, queue: str, jobs: int = 1) -> list[ClaimedJob]:
     """Claim so many jobs: an answer leaves out what a shard that is held up for a moment has."""
     claimed: list[ClaimedJob] = []
-    deadline = time.monotonic() + CLAIM_SECONDS
+    deadline = time.monotonic() + CLAIMED_WITHIN_SECONDS
     while len(claimed) < jobs:
         assert time.monotonic() < deadline, f"{len(claimed)} of {jobs} jobs of {queue} came"
         claimed += client.dequeue(queue, limit=jobs - len(claimed), max_wait_ms=30_000)

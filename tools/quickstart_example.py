@@ -30,6 +30,7 @@ FAILED_MAILS = MAILS - SUCCEEDED_MAILS
 MAIL_WORKERS = tuple(f"mailer:web{number}" for number in range(1, 8))
 _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
 _MAILS_A_CALL = 20
+_MOST_SECONDS = 60  # of waiting for mails that a shard holds back: it is an example only
 _FIRST_ORDER = 10**16  # beyond what a browser's own numbers can hold
 _TEMPLATES = ("order-shipped", "order-received", "password-reset")
 
@@ -75,12 +76,15 @@ def _fill_mail(client: Client, client_of: Callable[[str], Client]) -> None:
     _enqueue_mails(client, range(MAILS))
     # What fails for the first time comes round again for its second attempt. An answer leaves out
     # the jobs of a shard that is held up for a moment.
+    until = time.monotonic() + _MOST_SECONDS
     for worker in itertools.cycle(workers):
-        if not _end_mails(worker) and not client.count(MAIL, JobState.PENDING):
+        if _end_mails(worker):
+            continue
+        if time.monotonic() > until or not client.count(MAIL, JobState.PENDING):
             break
     _enqueue_mails(client, range(MAILS, MAILS + RUNNING_MAILS))
     for worker in workers[:RUNNING_MAILS]:
-        while not worker.dequeue(MAIL, limit=1, max_wait_ms=1_000):
+        while not worker.dequeue(MAIL, limit=1, max_wait_ms=1_000) and time.monotonic() < until:
             pass
     for worker in workers:
         worker.close()

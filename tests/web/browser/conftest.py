@@ -81,12 +81,14 @@ def wait_for(page: Any, expression: str, *, seconds: float = 60.0) -> None:
         page.wait_for_timeout(50)
 
 
-def reload_until_counted(page: Any) -> None:
+def reload_until_counted(page: Any, wait_until: WaitUntil) -> None:
     """Reload a preview until it has counted all, which a busy machine delays."""
-    until = time.monotonic() + 60
-    while "at least" in page.inner_text("h1"):
-        assert time.monotonic() < until, "not all are counted"
+
+    def is_counted() -> bool:
         page.reload()
+        return "at least" not in page.inner_text("h1")
+
+    wait_until(is_counted)
 
 
 def package_file(path: str) -> Path:

@@ -112,7 +112,7 @@ def test_a_group_is_retried_ten_first_then_the_others(
     page = open_tab().open("/failures?queue=letters")
     page.locator("a[href^='/mend']").first.click()
     page.wait_for_url("**/mend?*")
-    reload_until_counted(page)
+    reload_until_counted(page, wait_until)
     assert "25" in page.inner_text("h1")
     button = page.locator("form.mend button.primary")
     page.check("input[name=mode][value=all]")
@@ -164,7 +164,7 @@ def test_deleted_jobs_are_put_back_as_they_were(
     bodies = [bytes([n]) * 20 for n in range(200, 208)]
     fail_all(client, "stamps", bodies, "KeyError: 'x' (a.py:3 in c)")
     page = open_tab().open("/mend?action=delete&queue=stamps&state=failed")
-    reload_until_counted(page)
+    reload_until_counted(page, wait_until)
     page.check("input[name=mode][value=all]")
     page.locator("form.mend button.primary").click()
     page.wait_for_url("**/op/*")

@@ -34,7 +34,7 @@ def test_a_few_failed_jobs_are_tried_and_the_page_asks(
 
     page.get_by_role("link", name="Retry failed").click()
     page.wait_for_url("**/mend?*")
-    reload_until_counted(page)
+    reload_until_counted(page, wait_until)
     page.get_by_label("reason").fill("smtp is back")
     page.get_by_role("button", name="Retry 10 of").click()
 
