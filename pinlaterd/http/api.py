@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from pinlaterd.http.problems import Handler, invalid_body
+from pinlaterd.http.problems import invalid_body
 from pinlaterd.http_port import body_of
 
 T = TypeVar("T")
@@ -33,7 +34,8 @@ class ApiCall(NamedTuple):
     method: str
     path: str
     role: str
-    handler: Handler  # its name and the first sentence of its docstring describe the call
+    # Its name and the first sentence of its docstring describe the call.
+    handler: Callable[..., Awaitable[web.StreamResponse]]
     gives: type | None = None
     takes: type | None = None
     query: type | None = None
@@ -41,6 +43,7 @@ class ApiCall(NamedTuple):
     media: str = "application/json"
     gives_for_many: type | None = None  # of a call that takes one job, many, or a job a line
     headers: tuple[str, ...] = ()  # of its own, which a request may have
+    is_rickovers: bool = False  # its errors are Rickover's, and reads have no ETag
 
     @property
     def operation(self) -> str:

@@ -55,7 +55,6 @@ class HttpProcess(ReportingProcess):
         authorizer = load_authorizer(config.server.http_authorizer, start.etc)
         self._access = Access(config.users, clock, authorizer)
         self._client = RouterClient(config.server, clock, "http")
-        self._v2 = V2(self._client, self._access, start.etc, config)
         self._job_types = JobTypes(start.etc, config)
         v1 = V1(
             self._client,
@@ -63,6 +62,8 @@ class HttpProcess(ReportingProcess):
             self._job_types,
             follow_seconds=config.server.request_timeout_ms / 1000,
         )
+        described = v1.described_calls()
+        self._v2 = V2(self._client, self._access, start.etc, config, described)
         application = web.Application(
             middlewares=[explain, v1.explain], client_max_size=config.server.max_http_body_bytes
         )

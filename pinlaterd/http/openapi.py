@@ -23,10 +23,11 @@ _PATH_PARAMETER = re.compile(r"{(\w+)}")
 _PROBLEM = Problem(
     HTTPStatus.NOT_FOUND, "QUEUE_NOT_FOUND", "queue 'mail' does not exist"
 ).document()
+_REST_ERROR = {"title": "Resource not found", "id": "not_found", "status": 404}
 _ABOUT = (
     "A durable job queue. Queues hold jobs; workers claim them and acknowledge them, each under "
-    "its claim. docs/http.md is the guide. The paths at /v2/job-types are Rickover's: see "
-    "docs/rickover.md."
+    "its claim. docs/http.md is the guide. The paths at /v2/job-types, and their errors, are "
+    "Rickover's: see docs/rickover.md."
 )
 _TEXT = {"schema": {"type": "string"}}
 _ANSWER_HEADERS = {
@@ -51,28 +52,35 @@ def describe(table: Iterable[ApiCall]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for call in table:
         paths.setdefault(call.path, {})[call.method.lower()] = _operation(call, schemas, components)
-    kinds = {
-        name: {"type": "string" if isinstance(value, str) else "integer"}
-        for name, value in _PROBLEM.items()
-    }
     errors = {"type": "array", "items": {"type": "object", "required": ["field", "message"]}}
-    problem = {
-        "type": "object",
-        "required": list(_PROBLEM),
-        "properties": {**kinds, "errors": errors},
-        "examples": [_PROBLEM],
-    }
+    problem = _like(_PROBLEM, list(_PROBLEM), errors=errors)
+    rest_error = _like(_REST_ERROR, ["title", "id"], instance={"type": "string"})
     return {
         "openapi": "3.1.0",
         "info": {"title": "pinlaterd", "version": __version__, "description": _ABOUT},
         "paths": paths,
         "security": [{}, {"basic": []}, {"bearer": []}],
         "components": {
-            "schemas": {**components, "Problem": problem},
+            "schemas": {**components, "Problem": problem, "RestError": rest_error},
             "securitySchemes": {
                 scheme: {"type": "http", "scheme": scheme} for scheme in ("basic", "bearer")
             },
         },
+    }
+
+
+def _like(example: Mapping[str, object], required: list[str], **others: object) -> dict[str, Any]:
+    """Return the schema of an error like `example`, with `others` in addition."""
+    kinds = {
+        name: {"type": "string" if isinstance(value, str) else "integer"}
+        for name, value in example.items()
+    }
+    properties = {**kinds, **others}
+    return {
+        "type": "object",
+        "required": required,
+        "properties": properties,
+        "examples": [example],
     }
 
 
@@ -120,7 +128,7 @@ def _operation(
         parameters += [
             {"name": name, "in": "query", "schema": schema} for name, schema in properties.items()
         ]
-    known = ("If-None-Match",) if call.method == "GET" else ()
+    known = ("If-None-Match",) if _is_polled(call) else ()
     parameters += [{"name": name, "in": "header", **_TEXT} for name in (*call.headers, *known)]
     operation: dict[str, Any] = {
         "operationId": call.operation,
@@ -139,12 +147,17 @@ def _operation(
     return operation
 
 
+def _is_polled(call: ApiCall) -> bool:
+    """Tell whether a read's answer has an ETag."""
+    return call.method == "GET" and not call.is_rickovers
+
+
 def _statuses(call: ApiCall) -> list[HTTPStatus]:
     """Return the statuses of all answers that a call may get while the service is in order."""
     found = {*call.statuses, HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
     found |= {HTTPStatus.NOT_FOUND, HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.TOO_MANY_REQUESTS}
     found.add(HTTPStatus.SERVICE_UNAVAILABLE)
-    if call.method == "GET":
+    if _is_polled(call):
         found.add(HTTPStatus.NOT_MODIFIED)
     if call.takes is not None:
         found |= {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE}
@@ -155,11 +168,13 @@ def _statuses(call: ApiCall) -> list[HTTPStatus]:
 
 def _answer(call: ApiCall, status: HTTPStatus, schemas: Mapping[type, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": status.phrase}
-    is_read = call.method == "GET" and status is HTTPStatus.OK
+    is_read = _is_polled(call) and status is HTTPStatus.OK
     if header := "ETag" if is_read else _ANSWER_HEADERS.get(status):
         answer["headers"] = {header: _TEXT}
     if status >= HTTPStatus.BAD_REQUEST:
-        answer["content"] = {CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+        rest = call.media, "RestError"
+        media, error = rest if call.is_rickovers else (CONTENT_TYPE, "Problem")
+        answer["content"] = {media: {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     elif call.gives is not None and status is not HTTPStatus.NOT_MODIFIED:
         answer["content"] = {call.media: {"schema": schemas[call.gives]}}
         if call.gives_for_many is not None:

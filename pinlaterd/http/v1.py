@@ -29,10 +29,18 @@ from pinlaterd.config.schema import (
     JobType,
     queue_of_type,
 )
+from pinlaterd.http.api import ApiCall
 from pinlaterd.http.job_types import JobTypes
 from pinlaterd.http.problems import Handler
 from pinlaterd.http.v1_archive import Archive
-from pinlaterd.http.v1_bodies import INT16, Fields, job_type_answer
+from pinlaterd.http.v1_bodies import (
+    INT16,
+    Fields,
+    JobTypeAnswer,
+    JobTypeBody,
+    JobTypeNumbers,
+    job_type_answer,
+)
 from pinlaterd.http.v1_errors import (
     HEADERS,
     RestError,
@@ -88,19 +96,19 @@ class V1:
         jobs, archive = JobHandlers(client, job_types), Archive(client, job_types)
         self._operations: dict[re.Pattern[str], dict[str, _Operation]] = {}
         for path, method, role, handler in (
-            ("/v1/jobs", "POST", "operate", self._create_type),
+            ("/v1/jobs", "POST", "operate", self.create_job_type),
             (f"/v1/jobs/{_PREFIXED_ID}", "GET", "view", jobs.show),
-            (f"/v1/jobs/{_NAME}", "GET", "view", self._show_type),
-            (f"/v1/jobs/{_NAME}", "PATCH", "operate", self._change_type),
+            (f"/v1/jobs/{_NAME}", "GET", "view", self.get_job_type),
+            (f"/v1/jobs/{_NAME}", "PATCH", "operate", self.change_job_type),
             (f"/v1/jobs/{_NAME}/{_ID}", "GET", "view", jobs.show),
             (f"/v1/jobs/{_NAME}/{_ID}", "POST", "work", jobs.report),
             (f"/v1/jobs/{_NAME}/{_ID}", "PUT", "enqueue", jobs.enqueue),
             (f"/v1/jobs(?:/{_NAME})?/{_PREFIXED_ID}/replay", "POST", "enqueue", jobs.replay),
             ("/v1/archived-jobs", "GET", "view", archive.show),
-            ("/v2/job-types", "GET", "view", self._list_types),
-            ("/v2/job-types", "POST", "operate", self._create_type),
-            (f"/v2/job-types/{_NAME}", "GET", "view", self._show_type),
-            (f"/v2/job-types/{_NAME}", "PATCH", "operate", self._change_type),
+            ("/v2/job-types", "GET", "view", self.list_job_types),
+            ("/v2/job-types", "POST", "operate", self.create_job_type),
+            (f"/v2/job-types/{_NAME}", "GET", "view", self.get_job_type),
+            (f"/v2/job-types/{_NAME}", "PATCH", "operate", self.change_job_type),
             ("/", "GET", "view", self._show_home),
         ):
             of_path = self._operations.setdefault(re.compile(path + r"\Z"), {})
@@ -110,6 +118,19 @@ class V1:
         """Return what takes all paths of Rickover's interface."""
         paths = ("/", "/v1{rest:.*}", f"{_ALIAS}{{rest:/.*}}", "/v2/job-types{rest:(?:/.*)?}")
         return [web.route("*", path, self._serve) for path in paths]
+
+    def described_calls(self) -> list[ApiCall]:
+        """Return the calls below /v2, for its description."""
+        types, one = "/v2/job-types", "/v2/job-types/{name}"
+        call = partial(ApiCall, gives=JobTypeAnswer, is_rickovers=True)
+        listed, made = list[JobTypeAnswer], (HTTPStatus.CREATED,)
+        create, change = self.create_job_type, self.change_job_type
+        return [
+            call("GET", types, "view", self.list_job_types, gives=listed),
+            call("POST", types, "operate", create, takes=JobTypeBody, statuses=made),
+            call("GET", one, "view", self.get_job_type),
+            call("PATCH", one, "operate", change, takes=JobTypeNumbers),
+        ]
 
     @web.middleware
     async def explain(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -169,19 +190,22 @@ class V1:
 
     # --- job types ---------------------------------------------------------------------------
 
-    async def _list_types(self, request: web.Request, _names: Names) -> web.Response:
+    async def list_job_types(self, request: web.Request, _names: Names) -> web.Response:
+        """List all job types, the newest first."""
         user, types = request.get(USER), self._job_types.newest_first
         return json_response(
             [job_type_answer(one) for one in types if may(user, "view", one.queue)]
         )
 
-    async def _show_type(self, _request: web.Request, names: Names) -> web.Response:
+    async def get_job_type(self, _request: web.Request, names: Names) -> web.Response:
+        """Show a job type."""
         found = await self._job_types.find(names["name"])
         if found is None:
             raise not_found()
         return json_response(job_type_answer(found))
 
-    async def _create_type(self, request: web.Request, _names: Names) -> web.Response:
+    async def create_job_type(self, request: web.Request, _names: Names) -> web.Response:
+        """Create a job type, unless there is one of its name."""
         made = _new_type(Fields(await body_of(request)))
         exists = bad_request("invalid_parameter", f"Job type {made.name} exists already")
         if self._job_types.get(made.name) is not None:
@@ -195,7 +219,8 @@ class V1:
             raise exists
         return json_response(job_type_answer(made), HTTPStatus.CREATED)
 
-    async def _change_type(self, request: web.Request, names: Names) -> web.Response:
+    async def change_job_type(self, request: web.Request, names: Names) -> web.Response:
+        """Give a job type other numbers."""
         found, fields = self._job_types.get(names["name"]), Fields(await body_of(request))
         if found is None:
             raise not_found()

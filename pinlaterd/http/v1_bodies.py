@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from pinlaterd.config.schema import JobType
+from pinlaterd.config.schema import DELIVERY_STRATEGIES, JobType
 from pinlaterd.http.bodies import content, instant
 from pinlaterd.http.v1_errors import bad_json
 from pinlaterd.model import EXPIRED, JobDescriptor, JobOptions, JobRecord, JobState
@@ -23,6 +23,8 @@ from pinlaterd.model import EXPIRED, JobDescriptor, JobOptions, JobRecord, JobSt
 T = TypeVar("T")
 
 INT16 = Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**15 - 1)]
+Strategy = Annotated[str, Meta(extra_json_schema={"enum": list(DELIVERY_STRATEGIES)})]
 _NULL = b"null"
 _first_value = json.JSONDecoder(parse_int=len, parse_float=len).raw_decode
 _SPACE = " \t\r\n"
@@ -119,11 +121,36 @@ def job_answer(record: JobRecord, name: str) -> Mapping[str, object]:
     return {**answer, **times, "status": status, **shown_later}
 
 
-def job_type_answer(job_type: JobType) -> Mapping[str, object]:
-    return {
-        "name": job_type.name,
-        "delivery_strategy": job_type.delivery_strategy,
-        "attempts": job_type.attempts,
-        "concurrency": job_type.concurrency,
-        "created_at": shown(job_type.created_at),
-    }
+# Of job types as the interface's description has them: `Fields` reads them more leniently.
+
+
+class JobTypeNumbers(Struct):
+    """The numbers of a job type, of which a change gives some."""
+
+    attempts: Positive | UnsetType = UNSET
+    concurrency: Positive | UnsetType = UNSET
+
+
+class JobTypeBody(Struct):
+    """A job type to create."""
+
+    name: str
+    delivery_strategy: Strategy
+    attempts: Positive
+    concurrency: Positive
+
+
+class JobTypeAnswer(JobTypeBody):
+    """A job type that there is."""
+
+    created_at: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+def job_type_answer(job_type: JobType) -> JobTypeAnswer:
+    return JobTypeAnswer(
+        name=job_type.name,
+        delivery_strategy=job_type.delivery_strategy,
+        attempts=job_type.attempts,
+        concurrency=job_type.concurrency,
+        created_at=shown(job_type.created_at),
+    )

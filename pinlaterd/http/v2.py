@@ -86,8 +86,17 @@ _FOLLOWED_SECONDS, _LOOK_SECONDS = 3.0, 0.05
 class V2:
     """The handlers of /v2, on one service."""
 
-    def __init__(self, client: RouterClient, access: Access, etc: Path, config: Config) -> None:
+    def __init__(
+        self,
+        client: RouterClient,
+        access: Access,
+        etc: Path,
+        config: Config,
+        others: Sequence[ApiCall] = (),
+    ) -> None:
+        """Serve requests; the description has `others` as well, which others serve."""
         self._client = client
+        self._others = others
         self._access = access
         self._etc = etc
         self._pages = JobPages(client)
@@ -155,11 +164,11 @@ class V2:
 
     async def get_description(self, _request: web.Request) -> web.Response:
         """Describe this interface for tools, as OpenAPI does."""
-        return answer_json(openapi.describe(self.table()))
+        return answer_json(openapi.describe([*self.table(), *self._others]))
 
     async def get_docs(self, _request: web.Request) -> web.Response:
         """Describe this interface as a page."""
-        text = openapi.page(openapi.describe(self.table()))
+        text = openapi.page(openapi.describe([*self.table(), *self._others]))
         headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
         return web.Response(text=text, content_type="text/html", headers=headers)
 

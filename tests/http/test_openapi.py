@@ -18,6 +18,7 @@ def test_the_description_names_every_call(api):
     assert answer.body["openapi"] == "3.1.0"
     operations = {(method, path) for path, each in answer.body["paths"].items() for method in each}
     assert ("post", "/v2/queues/{queue}/jobs") in operations
+    assert ("get", "/v2/job-types/{name}") in operations
     assert len(operations) >= 16
     text = page.body.decode()
     assert all(f"{method.upper()} {path}" in text for method, path in operations)
@@ -28,12 +29,15 @@ def test_the_description_has_the_methods_of_each_path(api):
     paths = api.get("/v2/openapi.json").body["paths"]
     for path in paths:
         sent = re.sub(r"{\w+}", "x", path)
-        refused = api.call("TRACE", sent)
+        is_rickovers = path.startswith("/v2/job-types")
+        refused, options = api.call("TRACE", sent), api.call("OPTIONS", sent)
 
         matching = [each for each in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", each), sent)]
         described = {method for each in matching for method in paths[each]}
-        allowed = set(refused.headers["Allow"].lower().split(", ")) - {"head"}
+        allow = (options if is_rickovers else refused).headers["Allow"]
+        allowed = set(allow.lower().split(", ")) - {"head", "options"}
         assert (refused.status, allowed) == (405, described), path
+        assert ("Allow" in refused.headers) is not is_rickovers
 
 
 def test_the_description_names_the_headers_of_requests_and_answers(api):
