@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import pytest
 from hypothesis import settings
-from pymysql.connections import Connection as MysqlConnection
 from xdist.scheduler import LoadFileScheduling
 
 from tests.clocks import FakeClock
@@ -25,6 +24,11 @@ from tests.deployment import unused_port
 from tests.servers.mariadb import MariaDB, start_mariadb
 
 pytest_plugins = ["tests.shared_service"]
+
+# Else every process with aiohttp reads all certificates that the machine trusts, twice, and PyMySQL
+# once a connection, which takes longer than most of what tests ask of a server. Those of a folder,
+# SSL_CERT_DIR, are read once they are needed.
+os.environ["SSL_CERT_FILE"] = os.devnull
 
 # Machines that run tests are slow and shared: an example's time says nothing.
 settings.register_profile("pinlaterd", deadline=None)
@@ -119,25 +123,6 @@ def wait_until() -> WaitUntil:
             time.sleep(min(POLL_SECONDS + waited / 20, _MOST_POLL_SECONDS))
 
     return wait
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_tls_context() -> Iterator[None]:
-    """PyMySQL reads the machine's certificates for every connection, which takes longer than most
-    of what tests ask of a server."""
-    make = MysqlConnection._create_ssl_ctx
-    made: list[Any] = []
-
-    def make_once(self: MysqlConnection[Any], given: dict[str, Any]) -> Any:
-        if given:
-            return make(self, given)
-        if not made:
-            made.append(make(self, given))
-        return made[0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MysqlConnection, "_create_ssl_ctx", make_once)
-        yield
 
 
 @pytest.fixture(scope="session")
