@@ -142,9 +142,6 @@ class RouterService:
             call.fail(no_place_to_enqueue(self._shards, call.refusals))
             return
         shard = self._last_enqueued = less_loaded(shards, self._shared.rng)
-        if not shard.knows_keys and holds_key(call.message):  # it would store the job without
-            self._run(call, EnqueueByKey(call, self._shared).run())
-            return
         # Others may take it if this one goes. One that has gone was chosen for want of another.
         call.patient = not shard.healthy and shard.returning
         call.give_up = _NEVER

@@ -24,13 +24,11 @@ from pinlaterd.shard.service import ShardService
 from pinlaterd.stats import Stats
 from pinlaterd.wire.control import TAKES_JOBS, ControlClient, ProcessState, Snapshot, read_snapshot
 from pinlaterd.wire.envelope import (
-    LEAST_WIRE_VERSION,
     MALFORMED,
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
     RELEASES,
-    WIRE_VERSION,
     CallEntry,
     Calls,
     Frame,
@@ -336,8 +334,7 @@ class ShardLoop:
 
     def _welcome(self, router: bytes) -> None:
         facts, now = self._service.facts(), self._clock.monotonic()
-        welcome = Welcome(self._incarnation, facts, WIRE_VERSION, LEAST_WIRE_VERSION, now)
-        self._send(router, pack(welcome))
+        self._send(router, pack(Welcome(self._incarnation, facts, now=now)))
 
     def _welcome_all(self) -> None:
         """A new incarnation: what routers sent to the one before is lost to them."""

@@ -187,9 +187,7 @@ class ShardFacts(NamedTuple):
 
 # What this process speaks, and the oldest that it understands. Hello and Welcome are only ever
 # extended at their end, so that processes of any two versions can read each other's versions.
-WIRE_VERSION, LEAST_WIRE_VERSION = 3, 1
-# As of which entries may have a placement, and operations behind END_SEARCH are known.
-KEYS_WIRE_VERSION = 3
+WIRE_VERSION, LEAST_WIRE_VERSION = 3, 3
 
 
 class _Frame(msgspec.Struct, array_like=True): ...
@@ -200,8 +198,8 @@ class Hello(_Frame, tag=1):
     `member`: over tcp, the router's server and that one's member node; "" over ipc."""
 
     queues: frozenset[str]
-    version: int = 1
-    least_version: int = 1
+    version: int = WIRE_VERSION
+    least_version: int = LEAST_WIRE_VERSION
     server: str = ""
     member: str = ""
 
@@ -214,8 +212,8 @@ class Calls(_Frame, tag=2):
 class Welcome(_Frame, tag=3):
     incarnation: int
     facts: ShardFacts
-    version: int = 1
-    least_version: int = 1
+    version: int = WIRE_VERSION
+    least_version: int = LEAST_WIRE_VERSION
     now: float = 0.0  # monotonic
 
 
@@ -276,8 +274,7 @@ def misunderstanding(frame: Hello | Welcome) -> str:
 def pack_calls(incarnation: int, calls: Iterable[ShardCall], ahead: float = 0.0) -> bytes:
     """`ahead`: by how much the shard's clock is before this one; 0.0 if it is the same."""
     # Plain tuples are packed alike, and a NamedTuple costs three times as much. Of an entry the
-    # defaults at the end can be left out; a placement that is none has to be, as shards of earlier
-    # releases read no such field.
+    # defaults at the end can be left out.
     entries = [
         (call.call_id, call.deadline, call.message)
         if call.max_jobs < 0 and call.whole and call.op is CALL and not call.placement
@@ -290,7 +287,7 @@ def pack_calls(incarnation: int, calls: Iterable[ShardCall], ahead: float = 0.0)
             call.lowest_priority,
             call.whole,
             call.most_bytes,
-            *((call.placement,) if call.placement else ()),
+            call.placement,
         )
         for call in calls
     ]

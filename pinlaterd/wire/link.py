@@ -25,12 +25,9 @@ from pinlaterd.clock import Clock, until_full
 from pinlaterd.wire.connection import LinkConnection
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import (
-    KEYS_WIRE_VERSION,
-    LEAST_WIRE_VERSION,
     PULSE_SECONDS,
     PULSES_UNTIL_QUIET,
     QUIET_PULSE_SECONDS,
-    WIRE_VERSION,
     Frame,
     GiveUp,
     Goodbye,
@@ -66,7 +63,6 @@ _FORGET_AFTER_SECONDS = 60.0
 _RELEASE_SECONDS = 60.0
 
 _DOWN = ReplyEntry(0, Status.REFUSED, b"is down")
-_EARLIER = ReplyEntry(0, Status.REFUSED, b"is of an earlier release, which knows no keys")
 _FULL = ReplyEntry(0, Status.REFUSED, b"has as many calls in flight as it may have")
 _LOST = ReplyEntry(0, Status.LOST)
 _LATE = ReplyEntry(0, Status.LATE)
@@ -138,7 +134,6 @@ class ShardLink:
         self._in_flight: dict[int, ShardCall] = {}
         self._next_call_id = 0
         self._silent_sweeps = 0
-        self.knows_keys = True  # whether it is of a release that does
         self._loop = asyncio.get_running_loop()
         self._swept_at = clock.monotonic()
         self._sweep_seconds = PULSE_SECONDS
@@ -249,22 +244,9 @@ class ShardLink:
         if self.incarnation == 0 or not self.unsent:
             return
         calls, self.unsent = self.unsent, []
-        if not self.knows_keys:
-            calls = self._known_to_earlier(calls)
         if not self._connection.send(pack_calls(self.incarnation, calls, self._ahead)):
             for call in calls:
                 self._finish(call.call_id, _DOWN)
-
-    def _known_to_earlier(self, calls: Sequence[ShardCall]) -> list[ShardCall]:
-        """Refuse the calls that a shard of an earlier release can't read; return the others. What
-        is not released there ends by its time-out."""
-        known: list[ShardCall] = []
-        for call in calls:
-            if call.placement or call.op > Op.END_SEARCH:
-                self._finish(call.call_id, _EARLIER)
-            else:
-                known.append(call)
-        return known
 
     def _heard(self) -> None:
         was_silent = self._silent_sweeps >= GiveUp.SILENT
@@ -349,7 +331,6 @@ class ShardLink:
             self._leave(_LOST)
         kept, self.unsent = self.unsent, []
         self.incarnation, self.facts = welcome.incarnation, welcome.facts
-        self.knows_keys = welcome.version >= KEYS_WIRE_VERSION
         self._connection.complaint = ""
         self._measure(welcome.now)
         self._assess()
@@ -405,7 +386,7 @@ class ShardLink:
             return b""
         server, member = self._listener.membership() if self._connection.is_remote else ("", "")
         queues = frozenset(self._listener.queues_known())
-        return pack(Hello(queues, WIRE_VERSION, LEAST_WIRE_VERSION, server, member))
+        return pack(Hello(queues, server=server, member=member))
 
     # --- silence and deadlines ---------------------------------------------------------
 

@@ -35,7 +35,6 @@ class LocalShard(ShardLink):
         self.incarnation = 1
         self.degraded = False
         self.is_returning = False
-        self.knows_keys = True
         self.calls: list[CallEntry] = []  # all that were ever made
         self.ready = dict(facts.counts)
         self.unsent = []

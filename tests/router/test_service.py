@@ -1226,23 +1226,6 @@ async def test_many_jobs_with_keys_are_divided_beside_the_event_loop(
     assert threading.main_thread() not in threads
 
 
-async def test_a_shard_of_a_release_without_keys_gets_none_unseen(site: Site) -> None:
-    jobs = [Job(b"x", options=JobOptions("k")), Job(bytes(1000))]  # far from the message's end
-    for shard in site.locals():
-        shard.knows_keys = False
-
-        def refuse(call: Any, tell: Any) -> bool:
-            if call.placement:
-                tell(ReplyEntry(call.call_id, Status.REFUSED, b"knows no keys"))
-            return bool(call.placement)
-
-        shard.intercept = refuse
-
-    with pytest.raises(ShardConnectionFailed, match="knows no keys"):
-        await site.enqueue(*jobs)
-    assert len(await site.enqueue(Job(b"\x0b\x00\x64 in a body"))) == 1
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

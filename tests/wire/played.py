@@ -13,9 +13,7 @@ import zmq
 
 from pinlaterd.wire.curve import ClusterKey
 from pinlaterd.wire.envelope import (
-    LEAST_WIRE_VERSION,
     PULSE_SECONDS,
-    WIRE_VERSION,
     CallEntry,
     Calls,
     Frame,
@@ -107,9 +105,9 @@ class PlayedShard:
                         return frame
                 await asyncio.sleep(0.002)
 
-    async def welcome(self, now: float = 0.0, *, version: int = WIRE_VERSION) -> Hello:
+    async def welcome(self, now: float = 0.0) -> Hello:
         hello = await self.hear(Hello)
-        self.send(Welcome(self._incarnation, FACTS, version, LEAST_WIRE_VERSION, now))
+        self.send(Welcome(self._incarnation, FACTS, now=now))
         return hello
 
     async def calls(self) -> list[CallEntry]:

@@ -9,23 +9,19 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import pytest
 import zmq
 
 from pinlaterd.wire import link
 from pinlaterd.wire.envelope import (
-    KEYS_WIRE_VERSION,
-    WIRE_VERSION,
     GiveUp,
     Op,
     Replies,
     ReplyEntry,
     ShardCall,
     Status,
-    pack_calls,
 )
 from pinlaterd.wire.link import ShardLink
 from tests.clocks import FakeClock
@@ -52,12 +48,12 @@ class Scene:
         self._lives = 0
         self._shards: list[PlayedShard] = []
 
-    async def serving(self, version: int = WIRE_VERSION) -> PlayedShard:
+    async def serving(self) -> PlayedShard:
         """A (new) shard that has welcomed the link and heard which queues it lacks."""
         self._lives += 1
         shard = PlayedShard(self._lives, self._context, ENDPOINT)
         self._shards.append(shard)
-        await shard.welcome(version=version)
+        await shard.welcome()
         [first, *others] = await shard.calls()
         assert first.op is Op.ENSURE_QUEUES
         self.kept = others
@@ -285,53 +281,5 @@ def test_what_is_given_up_before_it_was_sent_is_sent_as_it_was(run):
 
         assert told == [Status.SILENT]
         assert [sent.message for sent in await shard.calls()] == [b"ack"]
-
-    run(test)
-
-
-class EarlierEntry(NamedTuple):
-    """What a shard of a release without keys reads of a call."""
-
-    call_id: int
-    deadline: float
-    message: bytes
-    op: int = 0
-    max_jobs: int = -1
-    lowest_priority: int = 0
-    whole: bool = True
-    most_bytes: int = 0
-    router: bytes = b""
-
-
-class EarlierCalls(msgspec.Struct, array_like=True, tag=2):
-    incarnation: int
-    calls: list[EarlierEntry]
-
-
-def test_a_shard_that_knows_no_keys_gets_what_it_can_read(run):
-    async def test(scene: Scene) -> None:
-        shard = await scene.serving(version=KEYS_WIRE_VERSION - 1)
-        keyed, dequeue = make_call(b"keyed"), make_call(b"dequeue", whole=False)
-        keyed.placement, dequeue.max_jobs = 7, 10
-        read = msgspec.msgpack.decode(pack_calls(1, [dequeue]), type=EarlierCalls)
-        assert (read.calls[0].message, read.calls[0].max_jobs) == (b"dequeue", 10)
-
-        refused = [scene.link.ask(call) for call in (keyed, make_call(b"k", Op.FIND_KEYS))]
-        lost = scene.link.ask(dequeue)
-        scene.link.release(b"claims", may_have_left=True)
-        assert [call.message for call in await shard.calls()] == [b"dequeue"]
-        for reply in [await reply_of(asked) for asked in refused]:
-            assert (reply.status, reply.payload[:24]) == (
-                Status.REFUSED,
-                b"is of an earlier release",
-            )
-
-        shard.kill()
-        assert (await reply_of(lost)).status is Status.LOST
-        waits = make_call(b"waits")
-        waits.placement = 7
-        scene.link.ask(waits)
-        await scene.serving()
-        assert [(call.message, call.placement) for call in scene.kept] == [(b"waits", 7)]
 
     run(test)
