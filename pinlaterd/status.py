@@ -380,22 +380,26 @@ def _add_shard(found: dict[str, QueueTotals], process: str, snapshot: StatsSnaps
 def recent(
     before: QueueTotals | None, now: QueueTotals, seconds: float, *, with_waits: bool = True
 ) -> Recent:
-    """Return what happened between two totals of a queue. One that was not there had nothing; a
-    counter that has become less began at 0 meanwhile."""
+    """Return what happened between two totals of a queue. One that was not there had nothing; of a
+    counter that has become less nothing is known."""
     found = Recent(seconds)
     if before is now:
         return found
     earlier = before or _NOTHING
     for name in _RATES:
-        total = getattr(now, name)
-        gained = total - getattr(earlier, name)
-        if gained:
-            setattr(found, name, (gained if gained > 0 else total) / seconds)
+        gained = getattr(now, name) - getattr(earlier, name)
+        if gained > 0:
+            setattr(found, name, gained / seconds)
     for process, wait in now.waits.items() if with_waits else ():
         known = earlier.waits.get(process)
         if wait is not known:
             found.add_waits(wait.since(known))
     return found
+
+
+def has_lost(before: QueueTotals, now: QueueTotals) -> bool:
+    """Tell whether a process has ended, or was restarted, that had counted for a queue."""
+    return any(getattr(now, name) < getattr(before, name) for name in _RATES)
 
 
 def merged_recent(parts: Sequence[Recent]) -> Recent:
@@ -494,6 +498,7 @@ class QueuePart(msgspec.Struct):
     unasked_seconds: float | None = None  # since a worker asked; None: not known
     failures: dict[str, int] = {}  # attempts that failed lately, by what they said
     failed_in_hour: int = 0  # attempts
+    hour_is_partial: bool = False  # whether a shard counts them only since it began
 
 
 class ServerFrame(msgspec.Struct):
@@ -698,6 +703,7 @@ def _verdict(
         in_progress=totals.in_progress,
         oldest_ms=totals.oldest_ms,
         oldest_before_ms=_most([part.oldest_before_ms for part in parts]),
+        seconds=minute.seconds,
         enqueued=minute.enqueued,
         dequeued=minute.dequeued,
         succeeded=minute.succeeded,
@@ -710,6 +716,7 @@ def _verdict(
         top_failure=top,
         top_failure_share=failures[top] / sum(failures.values()) if top else 0.0,
         failed_in_hour=sum(part.failed_in_hour for part in parts),
+        hour_is_partial=any(part.hour_is_partial for part in parts),
         shards_missing=missing,
         is_readable=totals.counted > 0,
     )

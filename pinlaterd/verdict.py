@@ -59,13 +59,15 @@ WORST_FIRST = {kind: place for place, kind in enumerate(_LEVELS)}
 
 
 class QueueView(NamedTuple):
-    """The figures that a verdict follows from. Rates are per second, of the last minute."""
+    """The figures that a verdict follows from. Rates are per second, of the last minute, of which
+    so many `seconds` are known."""
 
     ready: int = 0
     scheduled: int = 0
     in_progress: int = 0
     oldest_ms: float = 0  # how long the first ready job has waited
     oldest_before_ms: float | None = None  # the same a minute ago; None: not known
+    seconds: float = 60.0
     enqueued: float = 0
     dequeued: float = 0
     succeeded: float = 0
@@ -82,6 +84,7 @@ class QueueView(NamedTuple):
     top_failure: str = ""  # what most of the attempts that failed lately said
     top_failure_share: float = 0  # of them
     failed_in_hour: int = 0  # attempts
+    hour_is_partial: bool = False  # whether more may have failed in it
     shards_missing: Sequence[str] = ()  # whose figures are not known
     is_readable: bool = True  # whether any shard's figures are known
 
@@ -109,12 +112,13 @@ class _Words(NamedTuple):
 def judge(view: QueueView) -> QueueVerdict:
     """Return the verdict of a queue."""
     kind, words = next((kind, w) for kind, rule in _RULES if (w := rule(view)) is not None)
-    detail = words.detail
+    detail, sentence = words.detail, words.sentence
     if view.shards_missing and kind is not VerdictKind.UNREADABLE:
         missing = f"without shard {', '.join(view.shards_missing)}"
         detail = f"{detail}; {missing}" if detail else missing
+        sentence = f"{sentence} These figures are {missing}." if sentence else ""
     text = f"{words.word}{words.between}{detail}" if detail else words.word
-    sentence = words.sentence or text
+    sentence = sentence or text
     top = view.top_failure if kind is VerdictKind.FAILING else ""
     return QueueVerdict(kind, _LEVELS[kind], words.word, detail, text, sentence, top)
 
@@ -167,7 +171,7 @@ def _stopped(view: QueueView) -> _Words | None:
 
 
 def _timing_out(view: QueueView) -> _Words | None:
-    claims = round(view.timed_out * 60)
+    claims = round(view.timed_out * view.seconds)
     if claims < 1:
         return None
     detail = f"{claims:,} in the last minute"
@@ -223,8 +227,9 @@ def _calm(word: str, view: QueueView) -> _Words:
     if view.succeeded + view.failed > 0 or not view.failed_in_hour:
         return _Words(word)
     attempts = "attempt" if view.failed_in_hour == 1 else "attempts"
-    detail = f"{view.failed_in_hour:,} {attempts} failed in the last hour"
-    return _Words(word, detail, f"{detail}.", ": ")
+    least = "at least " if view.hour_is_partial else ""
+    detail = f"{least}{view.failed_in_hour:,} {attempts} failed in the last hour"
+    return _Words(word, detail, f"{detail[0].upper()}{detail[1:]}.", ": ")
 
 
 _RULES: Sequence[tuple[VerdictKind, Callable[[QueueView], _Words | None]]] = (

@@ -70,6 +70,11 @@ WELL = QueueView(ready=12, in_progress=16, enqueued=210, dequeued=211, succeeded
             "Claims time out: 3 in the last minute",
         ),
         (
+            QueueView(timed_out=3 / 20, seconds=20),  # since the coordinator began
+            VerdictLevel.BAD,
+            "Claims time out: 3 in the last minute",
+        ),
+        (
             FAILING,
             VerdictLevel.BAD,
             "Failing 18 %: ConnectTimeout: smtp# did not answer",
@@ -88,6 +93,11 @@ WELL = QueueView(ready=12, in_progress=16, enqueued=210, dequeued=211, succeeded
             VerdictLevel.OK,
             "Well: 280 attempts failed in the last hour",
         ),
+        (
+            QueueView(failed_in_hour=1, hour_is_partial=True),
+            VerdictLevel.IDLE,
+            "Idle: at least 1 attempt failed in the last hour",
+        ),
         (WELL._replace(failed_in_hour=280), VerdictLevel.OK, "Well"),
         (QueueView(), VerdictLevel.IDLE, "Idle"),
     ],
@@ -98,6 +108,12 @@ def test_each_verdict_reads_as_a_sentence(view, level, text):
     assert (found.text, found.level) == (text, level)
     assert found.word in found.text
     assert found.detail in found.text
+
+
+def test_a_sentence_says_which_shards_it_is_without():
+    sentence = judge(STOPPED._replace(shards_missing=["2"])).sentence
+
+    assert sentence.endswith("for 6 min. These figures are without shard 2.")
 
 
 def test_the_first_rule_that_holds_decides():

@@ -22,6 +22,7 @@ from pinlaterd.coordinator.history import (
     KINDS,
     LONG_STEP_MS,
     QUEUE,
+    SHARD,
     STEP_MS,
     Outlines,
     Series,
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 _SINCE = re.compile(r"([0-9]{1,15})([smhd]?)")
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
+_HOUR_SECONDS = 3_600
 _MOST_POINTS = 72
 _OF_ALL = {"servers": "all"}  # the query of a request that is about all servers
 
@@ -128,10 +130,14 @@ class Overview:
         frame = self._sampler.frame()
         unasked, failures = self._details.unasked(frame.queues), self._details.failures()
         of_hour = self._details.failed_in_hour()
+        hour_is_partial = any(
+            process["kind"] == SHARD.name and process["uptime_seconds"] < _HOUR_SECONDS
+            for process in frame.status["processes"]
+        )
         for queue, part in frame.queues.items():
             part.unasked_seconds = unasked.get(queue)
             part.failures = failures.get(queue, {})
-            part.failed_in_hour = of_hour[queue]
+            part.failed_in_hour, part.hour_is_partial = of_hour[queue], hour_is_partial
         return frame
 
     async def read_frame(self, query: Mapping[str, str]) -> Facts:

@@ -21,6 +21,7 @@ from pinlaterd.status import (
     ServerFrame,
     commits_between,
     cpu_of,
+    has_lost,
     moment_of,
     program_of,
     recent,
@@ -74,7 +75,7 @@ class Sampler:
         old_enough = (one for one in reversed(known) if now.at - one.at >= _FRAME_SECONDS)
         before = next(old_enough, known[0] if known else now)
         self._asked.append(now)
-        self._frame = server_frame(sample, now, before, self._steps[0] if self._steps else now)
+        self._frame = server_frame(sample, now, before, (self._steps or self._asked)[0])
         for queue, part in self._frame.queues.items():
             if queue in self._handed_out_at:
                 part.silent_seconds = now.at - self._handed_out_at[queue]
@@ -86,20 +87,26 @@ class Sampler:
 
     def _moment(self, sample: Sample) -> Moment:
         """Take the moment of a sample. Idle queues share their totals with the moment before; those
-        of shards that are unavailable keep their names."""
+        of shards that are unavailable keep their names. Rates begin again where counters were lost:
+        what the other processes have counted since they began did not happen just now."""
         now, before = moment_of(sample), self._latest()
         if before is None or _joins_late(sample, now, before):
             self._steps.clear()
             self._asked.clear()
             self._handed_out_at |= dict.fromkeys(now.queues, now.at)
             return now
-        queues = dict(now.queues)
+        queues, is_lost = dict(now.queues), False
         for queue, totals in now.queues.items():
             earlier = before.queues.get(queue)
             if earlier is not None and earlier == totals:
                 queues[queue] = earlier
-            elif earlier is None or earlier.dequeued != totals.dequeued:
+                continue
+            is_lost |= earlier is not None and has_lost(earlier, totals)
+            if earlier is None or earlier.dequeued < totals.dequeued:
                 self._handed_out_at[queue] = now.at
+        if is_lost:
+            self._steps.clear()
+            self._asked.clear()
         if now.missing:
             queues |= {one: QueueTotals() for one in before.queues.keys() - queues.keys()}
         for queue in self._handed_out_at.keys() - queues.keys():

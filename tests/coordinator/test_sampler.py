@@ -161,6 +161,28 @@ def test_a_process_that_has_just_begun_counts_from_nothing(server):
     assert server.mail()["enqueues_per_second"] == pytest.approx(10)
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+def test_what_others_did_is_not_counted_again_when_a_shard_is_killed(server, is_back):
+    server.work(400)
+    server.stats["shard-1"].count("mail_ack_failed", 400)
+    server.work(100, shard="2")
+    server.sampler.step()
+    server.step()
+    del server.stats["shard-2"]
+    if is_back:
+        server.stats["shard-2"], server.uptimes["shard-2"] = Stats(), 1.0
+    server.step()
+    server.clock.advance(1)
+    server.work(30)
+    row = server.mail()
+    now_ms = server.clock.now_ms()
+    rates = server.history.read(QUEUE, "mail", now_ms - 60_000, now_ms).series["in"]
+
+    assert (row["enqueues_per_second"], row["failures_per_second"]) == (30, 0)
+    assert row["verdict"]["word"] == "Well"
+    assert max(rate or 0 for rate in rates) == 0
+
+
 def test_a_shard_that_is_unavailable_leaves_a_gap_and_the_others_verdict(server):
     server.sampler.step()
     server.step()
