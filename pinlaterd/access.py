@@ -2,10 +2,11 @@
 
 Without users every request is allowed: the interface listens on this machine only. With users each
 needs Basic credentials or a Bearer token. A password costs 50 ms to check (scrypt), so two are
-checked at a time, off the loop, and one that was right is remembered by a hash that only this
-process can make. An address with more than five failures in a minute is not checked until that is
-over. A function of the deployment's own (`http_authorizer`) may say in place of all this who makes
-a request over HTTP. Every refusal is logged, with who and what, and never with a credential.
+checked at a time, off the loop, and one that was right is remembered for its address by a hash that
+only this process can make. An address with five failures in a minute is not checked until that is
+over, but for what is remembered: so a client that fails there does not stop others. A function of
+the deployment's own (`http_authorizer`) may say in place of all this who makes a request over HTTP.
+Every refusal is logged, with who and what, and never with a credential.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _CHECKS_AT_A_TIME = 2
 _FAILURES = 5
 FAILURES_SECONDS = 60
 _MOST_ADDRESSES = 10_000
-_MOST_REMEMBERED = 1_000
+_MOST_REMEMBERED = 10_000
 _ADMIN, _VIEW = "admin", "view"
 
 # Takes the headers and the address of a request; returns who makes it, None for nobody.
@@ -101,16 +102,24 @@ class Access:
     """The users of a deployment, as a process of one event loop checks their credentials."""
 
     def __init__(
-        self, users: Mapping[str, UserSettings], clock: Clock, authorizer: Authorizer | None = None
+        self,
+        users: Mapping[str, UserSettings],
+        clock: Clock,
+        authorizer: Authorizer | None = None,
+        *,
+        most_remembered: int = _MOST_REMEMBERED,
     ) -> None:
-        """Know these users; `authorizer` takes their place for requests over HTTP."""
+        """Know these users; `authorizer` takes their place for requests over HTTP.
+        `most_remembered`: passwords that are not checked each time."""
         self._clock = clock
+        self._most_remembered = most_remembered
         self._authorizer = authorizer
         self._key = os.urandom(32)
         self._unknown = hash_password("")  # checked for unknown names, so that time tells nothing
         self._checks = asyncio.Semaphore(_CHECKS_AT_A_TIME)
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()  # times, by address
-        # Hashes in users.yaml that credentials were right for, by our own hash of those.
+        # Hashes in users.yaml that credentials were right for, by our own hash of those and of the
+        # address: others could guess without a limit.
         self._remembered: OrderedDict[bytes, str] = OrderedDict()
         self.follow(users)
 
@@ -171,7 +180,7 @@ class Access:
             raise NotIdentified(Refusal.NO_NAME)
         user = self._users.get(name)
         hashed = user.password_hash if user is not None else ""
-        ours = hmac.digest(self._key, _bytes(pair), "sha256")
+        ours = hmac.digest(self._key, _bytes(f"{address} {pair}"), "sha256")
         if user is not None and hashed and self._remembered.get(ours) == hashed:
             return user
         why = Refusal.WRONG_PASSWORD if hashed else Refusal.UNKNOWN_USER
@@ -183,7 +192,7 @@ class Access:
         if user is None or not hashed:
             raise self._failure(address, why, name)
         self._remembered[ours] = hashed
-        if len(self._remembered) > _MOST_REMEMBERED:
+        if len(self._remembered) > self._most_remembered:
             self._remembered.popitem(last=False)
         return user
 
@@ -194,21 +203,23 @@ class Access:
         has failed too often."""
         async with self._checks:
             try:
-                self._check_failures(address)  # others of this address were checked meanwhile
+                # Others of this address were checked meanwhile.
+                self._check_failures(address, refused.user)
             except NotIdentified as error:
                 return error
             if await asyncio.to_thread(verify_password, password, hashed):
                 return None
         return self._failure(address, refused.why, refused.user)
 
-    def _check_failures(self, address: str) -> None:
-        """Raise NotIdentified if the address has failed too often in the last minute."""
+    def _check_failures(self, address: str, user: str = "") -> None:
+        """Raise NotIdentified if the address has failed too often in the last minute. `user`: whom
+        its request names."""
         failed = self._failures.get(address)
         since = self._clock.monotonic() - FAILURES_SECONDS
         while failed and failed[0] < since:
             failed.popleft()
         if failed and len(failed) >= _FAILURES:
-            raise NotIdentified(Refusal.TOO_MANY_FAILURES)
+            raise NotIdentified(Refusal.TOO_MANY_FAILURES, user)
 
     def _failure(self, address: str, why: Refusal, user: str = "") -> NotIdentified:
         """Note a failure of the address; return the refusal, to be raised."""

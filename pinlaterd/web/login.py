@@ -41,10 +41,10 @@ class _LoginPages:
         return self._page(request, "")
 
     def _page(
-        self, request: web.Request, problem: str, status: HTTPStatus = HTTPStatus.OK
+        self, request: web.Request, problem: str, status: HTTPStatus = HTTPStatus.OK, name: str = ""
     ) -> web.Response:
         target = own_path(request.query.get("next", "/"))
-        values = {"problem": problem, "target": target}
+        values = {"problem": problem, "target": target, "name": name}
         return self._site.render(request, "login.html", status=status, **values)
 
     async def log_in(self, request: web.Request) -> web.StreamResponse:
@@ -58,8 +58,8 @@ class _LoginPages:
                 *(request.remote, refused.user, refused.why.name.lower()),
             )
             if refused.why is Refusal.TOO_MANY_FAILURES:
-                return self._page(request, _TOO_OFTEN, HTTPStatus.TOO_MANY_REQUESTS)
-            return self._page(request, _WRONG, HTTPStatus.FORBIDDEN)
+                return self._page(request, _TOO_OFTEN, HTTPStatus.TOO_MANY_REQUESTS, refused.user)
+            return self._page(request, _WRONG, HTTPStatus.FORBIDDEN, refused.user)
         if user is not None:
             self._site.sessions.begin(request, user)
             log.info("%s has logged in from %s", user.name, request.remote)

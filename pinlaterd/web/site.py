@@ -52,7 +52,8 @@ class Site:
         self.config = config  # the active one; the process replaces it
         self.clock = clock
         self.client = RouterClient(config.server, clock, "web")
-        self.access = Access(config.users, clock)
+        # A login is checked each time, within the limit of its address.
+        self.access = Access(config.users, clock, most_remembered=0)
         self.sessions = Sessions(clock, f"pinlaterd_{config.server.web_port}")
         self.frames = ServiceFrames(clock)
         self.live = LiveStreams(self.frames, clock, self._current_user)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pinlaterd.access import Access, load_authorizer
+from pinlaterd.access import Access, NotIdentified, Refusal, load_authorizer
 from pinlaterd.config.password import hash_password
 from pinlaterd.config.schema import UserSettings
 from pinlaterd.config.ticket import accept_ticket, ticket_to_delete
@@ -193,6 +193,30 @@ def test_a_password_is_what_bytes_it_is():
     pair = base64.b64encode(b"ada:p\xe9").decode()
 
     assert asyncio.run(access.identify(f"Basic {pair}", "127.0.0.1")) == user
+
+
+@pytest.mark.parametrize(("most_remembered", "is_served"), [(10, True), (0, False)])
+def test_a_password_that_is_remembered_can_be_guessed_no_faster(most_remembered, is_served):
+    """A client of the same address may go on, where it has been right; a login is checked."""
+    user = UserSettings("ada", ("view",), password_hash=hash_password(SECRET))
+    access = Access({"ada": user}, FakeClock(), most_remembered=most_remembered)
+
+    async def identify(password: str, address: str) -> object:
+        pair = base64.b64encode(f"ada:{password}".encode()).decode()
+        try:
+            return await access.identify(f"Basic {pair}", address)
+        except NotIdentified as refused:
+            return refused.why, refused.user
+
+    async def guess() -> list[object]:
+        await identify(SECRET, "here")
+        for address in ("here", "elsewhere"):
+            for _ in range(5):
+                await identify("wrong", address)
+        return [await identify(SECRET, address) for address in ("here", "elsewhere")]
+
+    limited = (Refusal.TOO_MANY_FAILURES, "ada")
+    assert asyncio.run(guess()) == [user if is_served else limited, limited]
 
 
 def test_guessing_is_slowed_down(tmp_path: Path):

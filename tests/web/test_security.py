@@ -163,6 +163,7 @@ def test_a_wrong_password_is_refused_and_logged_without_it(guarded, wait_until):
 
     assert known.status == unknown.status == 403
     assert "wrong" in known.text
+    assert 'name="user" value="ada"' in known.body
     assert known.text.replace("ada", "") == unknown.text.replace("nobody", "")
     wait_until(lambda: "refused: login from 127.0.0.1 as 'ada': wrong_password" in log_of(guarded))
     assert "wrong one" not in log_of(guarded)
