@@ -213,23 +213,13 @@ def _queue_names(stats: StatsSnapshot) -> list[str]:
     return sorted((name.removesuffix(_AGE) for name in ages), key=natural)
 
 
-def jobs_in(now: Sample, queue: str) -> Mapping[str, int]:
-    """Return how many jobs of a queue all shards hold, by state; nothing while one counts them."""
-    programs = [program_of(shard, now.stats) for shard in now.status["shards"]]
-    stats = [now.stats.get(program, empty()) for program in programs]
-    found = [jobs for one in stats if (jobs := _jobs_of(one, queue)) is not None]
-    states = found[0] if len(found) == len(stats) else ()
-    return {state.upper(): sum(jobs[state] for jobs in found) for state in states}
-
-
-def _jobs_of(stats: StatsSnapshot, only: str = "") -> Mapping[str, int] | None:
-    """Return how many jobs a shard holds, in all queues or in the `only` one; None if it does not
-    serve, or counts them."""
+def _jobs_of(stats: StatsSnapshot) -> Mapping[str, int] | None:
+    """Return how many jobs a shard holds; None if it does not serve, or counts them."""
     gauges = stats["gauges"]
     if gauges.get(_COUNTING, 1):
         return None
 
-    queues = [only] if only else _queue_names(stats)
+    queues = _queue_names(stats)
 
     def total(state: str) -> int:
         return round(sum(gauges.get(f"{queue}_{state}", 0) for queue in queues))

@@ -34,7 +34,7 @@ from pinlaterd.model import (
     JobState,
 )
 from pinlaterd.stats import merge
-from pinlaterd.status import between, jobs_in, worst_first
+from pinlaterd.status import between, worst_first
 
 if TYPE_CHECKING:
     from pinlaterd.client import Client
@@ -259,15 +259,15 @@ def stats(*, name: str, seconds: float) -> None:
         counts |= {state.name: client.count(name, state) for state in JobState}
     with command.waiting(f"measuring for {seconds:g} s"):
         rates = _rates(name, seconds)
-    # A count ends at the server's limit for each shard and priority; gauges are a second old.
-    limit = command.server_settings().count_limit
-    cut_short = [state for state, jobs in counts.items() if jobs >= limit]
-    held = jobs_in(service_status.take_sample(), name) if cut_short else {}
-    counts |= {state: max(counts[state], held.get(state, 0)) for state in cut_short}
-    bounds = dict.fromkeys({*cut_short} - held.keys(), ">=")
-
     frame = service_status.take_frame()
-    verdict = next((one["verdict"] for one in frame["queues"] if one["name"] == name), None)
+    shown = next((one for one in frame["queues"] if one["name"] == name), None)
+    verdict = shown["verdict"] if shown is not None else None
+    # A count ends at the server's limit for each shard and priority; a frame is a second old.
+    limit = command.server_settings().count_limit
+    bounds = {state: ">=" for state, jobs in counts.items() if jobs >= limit}
+    if shown is not None and all(shard["jobs"] is not None for shard in frame["shards"]):
+        counts |= {state: max(counts[state], shown[state.lower()]) for state in bounds}
+        bounds = {}
 
     def print_tables() -> None:
         if verdict is not None:

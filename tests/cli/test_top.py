@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pinlaterd.cli import admin as admin_commands
 from pinlaterd.cli import command, service_status
 from pinlaterd.cli.admin import cli
 from pinlaterd.client import Job
@@ -81,9 +80,15 @@ def test_stats_are_exact_and_py2_comes_before_py10(counted_to_two, wait_until):
 def test_stats_that_are_not_known_exactly_say_so(monkeypatch, service, client, queue):
     client.enqueue(queue, [b"a"] * 3)
     monkeypatch.setattr(command, "server_settings", lambda: ServerSettings(count_limit=3))
-    monkeypatch.setattr(admin_commands, "jobs_in", lambda _sample, _queue: {})
+    frame = service_status.take_frame
+
+    def with_a_shard_that_counts() -> dict[str, Any]:
+        found = frame()
+        return {**found, "shards": [{**shard, "jobs": None} for shard in found["shards"]]}
+
+    monkeypatch.setattr(service_status, "take_frame", with_a_shard_that_counts)
     target = ["--dir", str(service.folder), "--port", str(service.port)]
-    samples = Sample(STATUS, {}, 0), Sample(STATUS, {}, 1), Sample(STATUS, {}, 2)
+    samples = Sample(STATUS, {}, 0), Sample(STATUS, {}, 1)
     monkeypatch.setattr(service_status, "take_sample", iter(samples).__next__)
 
     shown = CliRunner().invoke(cli, ["queue", "stats", queue, "--seconds", "0.1", *target]).output
