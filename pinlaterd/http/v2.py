@@ -24,10 +24,10 @@ from pinlaterd.client import calls
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config import edit
 from pinlaterd.config.layout import QUEUES_FILE
-from pinlaterd.config.load import LIMIT
+from pinlaterd.config.load import LIMIT, load_config
 from pinlaterd.config.schema import Config
 from pinlaterd.config.ticket import ticket_to_delete
-from pinlaterd.errors import QueueNotFound
+from pinlaterd.errors import ConfigError, QueueNotFound
 from pinlaterd.http import openapi
 from pinlaterd.http.api import (
     ApiCall,
@@ -190,9 +190,7 @@ class V2:
         existed = queue in await self._client.run(calls.queue_names())
         await self._client.run(calls.create_queue(queue))
         if given := body.limits.given():
-            before = self.config
-            change = partial(edit.set_limits, self._etc, queue, given)
-            await self._edit(change, lambda: self._has_limits(queue, given, before))
+            await self._edit(queue, partial(edit.set_limits, self._etc, queue, given))
         answer = await self._describe(queue)
         return answer_json(answer, HTTPStatus.OK if existed else HTTPStatus.CREATED)
 
@@ -230,7 +228,7 @@ class V2:
             user, reason = request.get(USER), getattr(body, "reason", "")
             note = {"by": "" if user is None else user.name, "reason": reason}
             change = partial(edit.set_paused, self._etc, queue, paused=paused, **note)
-            await self._edit(change, lambda: self.config.queue(queue).paused is paused)
+            await self._edit(queue, change)
         answer.paused = paused
         return answer_json(answer)
 
@@ -258,27 +256,16 @@ class V2:
             limits[LIMIT] = edit.limit_settings(self._etc, queue).max_jobs_per_second
         return limits
 
-    def _has_limits(self, queue: str, given: Mapping[str, float | None], before: Config) -> bool:
-        """Return whether the active configuration, not `before`, gives a queue these limits. One
-        without a limit has its job type's, or another; and while it is paused, that of pauses."""
-        settings = self.config.queue(queue)
-        return all(
-            self.config is not before if value is None else getattr(settings, name) == value
-            for name, value in given.items()
-            if not (settings.paused and name == LIMIT)
-        )
-
-    async def _edit(
-        self, change: Callable[[], edit.Edited], is_followed: Callable[[], bool]
-    ) -> None:
-        """Edit the settings of queues, and wait until this process follows the change."""
+    async def _edit(self, queue: str, change: Callable[[], edit.Edited]) -> None:
+        """Edit the settings of a queue, and wait until this process follows what the file says."""
         seconds, loop = self.config.server.request_timeout_ms / 1000, asyncio.get_running_loop()
         until = loop.time() + seconds
         if await edit.carry_out(self._etc / QUEUES_FILE, change, seconds) is None:
             return
-        with suppress(TimeoutError):
+        with suppress(ConfigError, TimeoutError):
+            wanted = (await asyncio.to_thread(load_config, self._etc)).queues.get(queue)
             async with asyncio.timeout_at(min(until, loop.time() + _FOLLOWED_SECONDS)):
-                while not is_followed():  # noqa: ASYNC110 - too rare for an event
+                while self.config.queues.get(queue) != wanted:  # noqa: ASYNC110 - rare
                     await asyncio.sleep(_LOOK_SECONDS)
 
     # --- jobs --------------------------------------------------------------------------------
