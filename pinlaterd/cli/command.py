@@ -468,10 +468,12 @@ def _printable_lines(text: str) -> str:
     return "\n".join(map(escaped, text.split("\n")))
 
 
-def printable_body(body: bytes, max_chars: int = MAX_SHOWN_CHARS) -> str:
+def printable_body(body: bytes) -> str:
     """A body as text, cut, with bytes that are no printable text escaped as \\xNN."""
-    shown = printable(body[: max_chars * 4].decode("utf-8", "backslashreplace"), max_chars)
-    return shown if len(body) <= max_chars else f"{shown.split('… (')[0]}… ({len(body)} bytes)"
+    shown = printable(body[: MAX_SHOWN_CHARS * 4].decode("utf-8", "backslashreplace"))
+    if len(body) <= MAX_SHOWN_CHARS:
+        return shown
+    return f"{shown.split('… (')[0]}… ({len(body)} bytes)"
 
 
 def record_facts(record: JobRecord) -> dict[str, object]:

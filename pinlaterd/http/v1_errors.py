@@ -84,8 +84,8 @@ def missing(field: str) -> RestError:
     return bad_request("missing_parameter", f"Missing required field: {field}")
 
 
-def unavailable(title: str, retry_seconds: int = 1) -> RestError:
-    headers = {"Retry-After": str(retry_seconds)}
+def unavailable(title: str) -> RestError:
+    headers = {"Retry-After": "1"}
     return RestError(503, "service_unavailable", title, has_status=True, headers=headers)
 
 

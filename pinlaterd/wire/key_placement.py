@@ -18,7 +18,6 @@ import hashlib
 import math
 import zlib
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -68,11 +67,11 @@ class KeyPlacement(msgspec.Struct, frozen=True, omit_defaults=True):
         return KeyPlacement(number, came, enqueueable, tuple(earlier))
 
 
-def read_key_placement(path: Path = layout.KEY_PLACEMENT_FILE) -> KeyPlacement | None:
+def read_key_placement() -> KeyPlacement | None:
     """Read the placement that was written last; None if there is no file. Raises OSError,
     ValueError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=KeyPlacement)
+        return msgspec.json.decode(layout.KEY_PLACEMENT_FILE.read_bytes(), type=KeyPlacement)
     except FileNotFoundError:
         return None
 
@@ -84,9 +83,9 @@ def unknown_placement(shards: Collection[str], now_ms: int) -> KeyPlacement:
     return KeyPlacement(now_ms, earlier=alone)
 
 
-def write_key_placement(placement: KeyPlacement, path: Path = layout.KEY_PLACEMENT_FILE) -> None:
-    layout.replace_file(path, msgspec.json.encode(placement), durably=True)
-    layout.sync_folder(path.parent)
+def write_key_placement(placement: KeyPlacement) -> None:
+    layout.replace_file(layout.KEY_PLACEMENT_FILE, msgspec.json.encode(placement), durably=True)
+    layout.sync_folder(layout.KEY_PLACEMENT_FILE.parent)
 
 
 class Home(NamedTuple):
