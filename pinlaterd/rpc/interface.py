@@ -1,15 +1,14 @@
 """Thrift: TBinaryProtocol, and the interface file as tables: structs, methods, and what of
 `pinlaterd.model` they become.
 
-The file is read once, at import; readers and writers work by these tables. Nothing of the file is
-written a second time in code: the model's annotations say what each struct becomes, and here stands
-only what the model calls differently. (Libraries' decoders trust the lengths that a message claims,
-recurse as deep as it nests, and cannot say which field of which job is wrong.)
+thriftpy2 parses the file once, at import; readers and writers work by these tables. Nothing of the
+file is written a second time in code: the model's annotations say what each struct becomes, and
+here stands only what the model calls differently. (thriftpy2's own decoders trust the lengths that
+a message claims, recurse as deep as it nests, and cannot say which field of which job is wrong.)
 """
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Generator, Iterable, Mapping
@@ -17,6 +16,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
+
+import thriftpy2
+from thriftpy2.thrift import TApplicationException
+from thriftpy2.thrift import TType as ParserType
 
 from pinlaterd.errors import ProtocolError
 from pinlaterd.model import (
@@ -261,65 +264,8 @@ def _check_end(at: int, max_end: int) -> None:
 # --- the interface --------------------------------------------------------------------------
 
 INTERFACE_FILE: Final = Path(__file__).with_name("pinlater.thrift")
-_APPLICATION_ERROR: Final = """
-exception TApplicationException {
-  1: optional string message
-  2: optional i32 type
-}
-"""
-# Of the interface language what the file uses: a parser of all of it would take a third of the time
-# in which a process starts.
-_COMMENT: Final = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-_CONSTANT: Final = re.compile(r'const string (\w+) = "(.*)"')
-_ENUM: Final = re.compile(r"enum (\w+) {(.*?)}", re.DOTALL)
-_ENUM_VALUE: Final = re.compile(r"(\w+) = (\d+)")
-_RECORD: Final = re.compile(r"(?:struct|exception) (\w+) {(.*?)}", re.DOTALL)
-_FIELD: Final = re.compile(r"(\d+): (required |optional |)(\w+(?:<.*?>)?) (\w+)(?: = ([\w.\"-]+))?")
-_METHOD: Final = re.compile(r"(\w+(?:<.*?>)?) (\w+)\(([^)]*)\)\s*throws \(([^)]*)\)")
-
-
-class DeclaredField(NamedTuple):
-    """A field as the file declares it; `type` is the file's text."""
-
-    id: int
-    name: str
-    type: str
-    required: bool
-    default: object = None
-
-
-class Interface:
-    """The declarations of a file. The arguments and the result of a method are structs, too."""
-
-    def __init__(self, text: str) -> None:
-        text = _COMMENT.sub("", text)
-        self.constants = dict(_CONSTANT.findall(text))
-        self.enums = {
-            name: {key: int(number) for key, number in _ENUM_VALUE.findall(values)}
-            for name, values in _ENUM.findall(text)
-        }
-        self.structs = {name: self._fields(fields) for name, fields in _RECORD.findall(text)}
-        for success, name, arguments, errors in _METHOD.findall(text):
-            given = "" if success == "void" else f"0: {success} success "
-            self.structs[f"{name}_args"] = self._fields(arguments)
-            self.structs[f"{name}_result"] = self._fields(given + errors)
-
-    def _fields(self, text: str) -> list[DeclaredField]:
-        return [
-            DeclaredField(int(id_), name, type_, rule == "required ", self._value(type_, default))
-            for id_, rule, type_, name, default in _FIELD.findall(text)
-        ]
-
-    def _value(self, type_: str, text: str) -> object:
-        if not text:
-            return None
-        if type_ == "string":
-            return self.constants.get(text, text.strip('"'))
-        value = json.loads(text)
-        return bool(value) if type_ == "bool" else value
-
-
-INTERFACE: Final = Interface(INTERFACE_FILE.read_text(encoding="utf-8") + _APPLICATION_ERROR)
+# As thriftpy2 parses it.
+INTERFACE: Final = thriftpy2.load(str(INTERFACE_FILE), module_name="pinlater_thrift")
 
 
 # Optional fields for which neither the interface nor the model has a default.
@@ -507,25 +453,29 @@ def headers(name: str, *keys: str) -> tuple[bytes, ...]:
     return tuple([found[key] for key in keys])
 
 
-def _load_struct(name: str, make: type[Any]) -> Struct:
+def _load_struct(parsed: Any, make: type[Any]) -> Struct:
+    name = parsed.__name__
     if name not in STRUCTS:
-        STRUCTS[name] = Struct(name, make, _load_fields(name, make, get_type_hints(make)))
+        STRUCTS[name] = Struct(name, make, _load_fields(name, make, parsed, get_type_hints(make)))
     return STRUCTS[name]
 
 
-def _load_fields(name: str, make: type[Any], annotations: Mapping[str, Any]) -> list[Field]:
+def _load_fields(
+    name: str, make: type[Any], parsed: Any, annotations: Mapping[str, Any]
+) -> list[Field]:
     """Return those fields of a struct that `make`, the model's, has, too."""
+    defaults = dict(getattr(parsed, "default_spec", ()))
     options, names = _options_of(make), make._fields
     if options is not None:
         names, annotations = names + options._fields, {**get_type_hints(options), **annotations}
     fields = []
-    for number, field_name, type_, required, default in INTERFACE.structs[name]:
+    for number, (code, field_name, *detail, required) in parsed.thrift_spec.items():
         key = _KEYS.get(field_name) or re.sub("([A-Z])", r"_\1", field_name).lower()
         if key not in names:
             continue  # nothing here uses it: it is skipped, as one that the interface lacks
         model = _model_in(annotations[key])
-        declared = _load_type(type_, model, binary=(name, field_name) in _BINARY)
-        place = names.index(key)
+        declared = _load_type((code, *detail), model, binary=(name, field_name) in _BINARY)
+        place, default = names.index(key), defaults.get(field_name)
         header = bytes((declared.code,)) + number.to_bytes(2, "big")
         fields.append(Field(number, field_name, key, place, declared, required, default, header))
     return fields
@@ -539,31 +489,38 @@ def _model_in(annotation: Any) -> type[Any] | None:
     return annotation if is_model else None
 
 
-def _load_type(declared: str, model: Any, *, binary: bool = False) -> Type:
-    if declared == "binary" or binary:
+def _load_type(spec: Any, model: Any, *, binary: bool = False) -> Type:
+    """thriftpy2 writes a type as its code, or as (code, what it is made of)."""
+    code, *detail = spec if isinstance(spec, tuple) else (spec,)
+    if code == ParserType.BINARY or binary:
         return Type(TType.STRING, "binary", binary=True)
-    if declared in INTERFACE.structs:
-        return Type(TType.STRUCT, declared, struct=_load_struct(declared, model))
-    if declared in INTERFACE.enums:
-        return Type(TType.I32, "i32") if model is None else Type(TType.I32, declared, enum=model)
-    name, _, inner = declared.rstrip(">").partition("<")
-    code = TType[name.upper()]
-    if not inner:
-        return Type(code, name)
-    *keys, element = (_load_type(part, model) for part in inner.split(", "))
-    whole = f"{name}<{','.join(part.name for part in (*keys, element))}>"
-    return Type(code, whole, key=keys[0] if keys else None, element=element)
+    code = TType(code)
+    name = code.name.lower()
+    if code is TType.MAP:
+        key, element = (_load_type(part, model) for part in detail[0])
+        return Type(code, f"map<{key.name},{element.name}>", key=key, element=element)
+    if code in (TType.LIST, TType.SET):
+        element = _load_type(detail[0], model)
+        return Type(code, f"{name}<{element.name}>", element=element)
+    if code is TType.STRUCT:
+        struct = _load_struct(detail[0], model)
+        return Type(code, struct.name, struct=struct)
+    if detail and model is not None:
+        return Type(code, detail[0].__name__, enum=model)
+    return Type(code, name)
 
 
 def _load_method(method: Method) -> MethodStructs:
+    parsed = getattr(INTERFACE.PinLater, f"{method}_args")
     annotations = get_type_hints(CallArguments) | {"request": REQUESTS[method]}
     arguments = [
         # The interface language has no requiredness for arguments; all of ours are.
         field._replace(required=True)
-        for field in _load_fields(f"{method}_args", CallArguments, annotations)
+        for field in _load_fields(method, CallArguments, parsed, annotations)
     ]
+    parsed = getattr(INTERFACE.PinLater, f"{method}_result")
     annotations = get_type_hints(ResultBody) | {"success": _RESULTS.get(method)}
-    result = _load_fields(f"{method}_result", ResultBody, annotations)
+    result = _load_fields(method, ResultBody, parsed, annotations)
     has_struct = any(field.key == "request" for field in arguments)
     return MethodStructs(
         Struct(method, CallArguments, arguments),
@@ -573,4 +530,4 @@ def _load_method(method: Method) -> MethodStructs:
 
 
 METHODS: Final = {method: _load_method(method) for method in Method}
-APPLICATION_ERROR: Final = _load_struct("TApplicationException", ApplicationErrorBody)
+APPLICATION_ERROR: Final = _load_struct(TApplicationException, ApplicationErrorBody)

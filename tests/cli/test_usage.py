@@ -21,7 +21,7 @@ from pinlaterd.cli.pinlaterd import cli as pinlaterd
 from pinlaterd.config.password import is_hash
 from tests.cli.program import ROOT, SECONDS, Program
 
-HEAVY = "aiohttp rich prometheus_client psutil zmq supervisor yaml"
+HEAVY = "aiohttp rich prometheus_client psutil zmq thriftpy2 supervisor yaml"
 
 
 def commands(group: click.Group, *names: str) -> Iterator[tuple[str, ...]]:

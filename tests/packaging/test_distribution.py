@@ -132,7 +132,7 @@ def run_without_server(call: str, *arguments: str) -> subprocess.CompletedProces
 
 @pytest.mark.service
 def test_clients_workers_and_pinlater_need_no_package_of_a_service(service, queue):
-    assert len(PROJECT["dependencies"]) == 4
+    assert len(PROJECT["dependencies"]) == 5
     imports = "import pinlaterd.client, pinlaterd.client.metrics, pinlaterd.cli.worker"
     assert run_without_server(imports).stderr == ""
 
