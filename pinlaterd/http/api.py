@@ -11,11 +11,12 @@ import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import NamedTuple, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from aiohttp import web
 
-from pinlaterd.http.problems import invalid_body
+from pinlaterd.http.problems import invalid, invalid_body
 from pinlaterd.http_port import body_of
 
 T = TypeVar("T")
@@ -65,6 +66,20 @@ async def read_body(request: web.Request, of: type[T]) -> T:
         return msgspec.json.decode(body, type=of)
     except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
         raise invalid_body(error) from None
+
+
+def check_query(request: web.Request, call: ApiCall) -> None:
+    """Raise Problem for parameters behind the path's `?` that would be ignored or misread."""
+    try:
+        unquote_to_bytes(request.raw_path).decode()  # yarl replaces what is not UTF-8
+    except UnicodeDecodeError:
+        raise invalid("", "the URL is not UTF-8 where its %-escapes are read") from None
+    names = [name for name, _value in request.query.items()]
+    if names and call.query is None:
+        raise invalid(names[0], "this call takes no parameters behind the `?` of its path")
+    if len(names) > len(set(names)):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise invalid(twice, "is given more than once behind the `?`; give it once")
 
 
 def read_query(request: web.Request, of: type[T]) -> T:

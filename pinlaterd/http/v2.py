@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from http import HTTPStatus
-from itertools import product
+from itertools import product, repeat
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from pinlaterd.http import openapi
 from pinlaterd.http.api import (
     ApiCall,
     answer_json,
+    check_query,
     finished,
     read_body,
     read_query,
@@ -156,6 +157,7 @@ class V2:
             named = request.match_info.get("queue", "")
             queue = named or request.match_info.get("descriptor", "").partition(":")[0]
             check(request, call.role, queue)
+            check_query(request, call)
             return finished(request, await call.handler(request))
 
         return handle
@@ -223,9 +225,11 @@ class V2:
     ) -> web.Response:
         """Pause or resume a queue, unless that is only to be shown; answer the queue after it."""
         queue, body = request.match_info["queue"], await read_body(request, kind)
+        user, reason = request.get(USER), getattr(body, "reason", "")
+        if not reason.isprintable():
+            raise invalid("reason", "expected printable characters")
         answer = await self._describe(queue)
         if not (body.preview or read_query(request, PreviewQuery).preview):
-            user, reason = request.get(USER), getattr(body, "reason", "")
             note = {"by": "" if user is None else user.name, "reason": reason}
             change = partial(edit.set_paused, self._etc, queue, paused=paused, **note)
             await self._edit(queue, change)
@@ -272,7 +276,10 @@ class V2:
 
     async def enqueue(self, request: web.Request) -> web.StreamResponse:
         """Enqueue a job, or many."""
-        key = request.headers.get(_KEY)
+        keys = request.headers.getall(_KEY, [])
+        if len(set(keys)) > 1:
+            raise invalid(_KEY, "is given more than once; give one")
+        key = keys[0] if keys else None
         if request.content_type == JSON_LINES:
             if key is not None:
                 raise invalid(_KEY, _OF_ONE_JOB)
@@ -305,7 +312,9 @@ class V2:
     async def ack(self, request: web.Request) -> web.Response:
         """End claimed jobs, of any queues."""
         body = await read_body(request, AcksBody)
-        succeeded, failed = _by_queue("succeeded", body.succeeded), _by_queue("failed", body.failed)
+        named = set[JobDescriptor]()
+        succeeded = _by_queue("succeeded", body.succeeded, named)
+        failed = _by_queue("failed", body.failed, named)
 
         def acks_of(queue: str) -> PreparedCall[AckOutcomes]:
             return calls.ack_jobs(
@@ -326,7 +335,7 @@ class V2:
     async def checkpoint(self, request: web.Request) -> web.Response:
         """Renew claims and change claimed jobs, of any queues."""
         body = await read_body(request, CheckpointsBody)
-        by_queue = _by_queue("checkpoints", body.checkpoints)
+        by_queue = _by_queue("checkpoints", body.checkpoints, set())
         for place, each in enumerate(body.checkpoints):
             each.check(f"checkpoints[{place}]")
 
@@ -344,13 +353,25 @@ class V2:
         queues: Iterable[str],
         call_of: Callable[[str], PreparedCall[T]],
     ) -> Mapping[str, T]:
-        """Make a call for each queue, all at once; return their results by queue. Raises Forbidden
-        before any is made."""
+        """Make a call for each queue, all at once; return their results by queue, without those
+        queues that are not there, unless none is. Raises Forbidden before any is made."""
         prepared = {queue: call_of(queue) for queue in queues}
         for queue in prepared:
             check(request, "work", queue)
-        results = await asyncio.gather(*map(self._client.run, prepared.values()))
-        return dict(zip(prepared, results, strict=True))
+        runs = map(self._client.run, prepared.values())
+        results = await asyncio.gather(*runs, return_exceptions=True)
+        found: dict[str, T] = {}
+        errors: list[BaseException] = []
+        for queue, result in zip(prepared, results, strict=True):
+            if isinstance(result, BaseException):
+                errors.append(result)
+            else:
+                found[queue] = result
+        # A queue that was deleted does not hide what became of the others' jobs.
+        errors.sort(key=lambda error: isinstance(error, QueueNotFound))
+        if errors and not (found and isinstance(errors[0], QueueNotFound)):
+            raise errors[0]
+        return found
 
     async def get_job(self, request: web.Request) -> web.Response:
         """Show a job."""
@@ -379,14 +400,18 @@ def _with_key(body: EnqueueBody, key: str | None) -> EnqueueBody:
     return msgspec.structs.replace(body, key=key)
 
 
-def _by_queue(field: str, acks: Sequence[Ack]) -> dict[str, list[Ack]]:
-    """Return acks or checkpoints by the queue that their descriptors name. Raises Problem."""
+def _by_queue(field: str, acks: Sequence[Ack], named: set[JobDescriptor]) -> dict[str, list[Ack]]:
+    """Return acks or checkpoints by the queue that their descriptors name, and add these to
+    `named`. Raises Problem, for a job that is named already, too."""
     found: dict[str, list[Ack]] = {}
     for place, ack in enumerate(acks):
         descriptor = JobDescriptor.parse(ack.descriptor)
         if descriptor is None:
             where = f"{field}[{place}].descriptor"
             raise invalid(where, "expected a descriptor as an enqueue or a claim returned it")
+        if descriptor in named:  # refused here, before the jobs of other queues are changed
+            raise invalid(f"{field}[{place}].descriptor", "names a job twice; name each once")
+        named.add(descriptor)
         found.setdefault(descriptor.queue, []).append(ack)
     return found
 
@@ -394,12 +419,13 @@ def _by_queue(field: str, acks: Sequence[Ack]) -> dict[str, list[Ack]]:
 def _outcomes(
     acks: Sequence[SucceededBody | CheckpointBody], applied: Mapping[str, Iterable[bool]]
 ) -> list[AckAnswer]:
-    """Return the outcome of each ack or checkpoint, from those of each queue in their order."""
-    left = {queue: iter(outcomes) for queue, outcomes in applied.items()}
+    """Return the outcome of each ack or checkpoint, from those of each queue in their order; where
+    the queue is not there, no claim holds."""
+    left, gone = {queue: iter(outcomes) for queue, outcomes in applied.items()}, repeat(False)
     return [
         AckAnswer(
             descriptor=ack.descriptor,
-            outcome="done" if next(left[ack.descriptor.partition(":")[0]]) else "stale",
+            outcome="done" if next(left.get(ack.descriptor.partition(":")[0], gone)) else "stale",
         )
         for ack in acks
     ]

@@ -311,7 +311,7 @@ class MendPages:
             selection,
             attempts=whole_number(form, "attempts", 1, 1, _MOST_ATTEMPTS),
             per_second=_spread_rate(form.get("per_second", "")) if mode == "spread" else 0.0,
-            reason=form.get("reason", "")[:_MOST_REASON_CHARS],
+            reason=_reason_of(form),
             expected=expected,
             is_bound=is_bound,
             first_jobs=FIRST_JOBS if mode == "first" else 0,
@@ -467,7 +467,7 @@ class MendPages:
         form = request[FORM]
         if switch.setting == "dequeue_only" and form.get("typed", "").strip() != switch.name:
             raise _mistake(f"Type the shard's name, {switch.name}.")
-        await self._make(request, switch, nonce, form.get("reason", "")[:_MOST_REASON_CHARS])
+        await self._make(request, switch, nonce, _reason_of(form))
         raise web.HTTPSeeOther("/audit")
 
     def _check_switch(self, request: web.Request, switch: Switch) -> None:
@@ -756,6 +756,14 @@ def _jobs(found: Preview, selection: Selection) -> str:
 
 def _is_large(found: Preview) -> bool:
     return found.is_bound or found.jobs > _TYPED_JOBS
+
+
+def _reason_of(form: Mapping[str, str]) -> str:
+    """Return why something is to be done. Raises PageProblem for what no file of settings holds."""
+    reason = form.get("reason", "")[:_MOST_REASON_CHARS]
+    if not reason.isprintable():
+        raise _mistake("Give the reason in characters that can be seen.")
+    return reason
 
 
 def _mistake(what: str) -> PageProblem:

@@ -6,7 +6,7 @@ import gzip
 import json
 import socket
 import threading
-from http.client import HTTPResponse
+from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
@@ -177,6 +177,80 @@ def test_absurd_numbers_are_named(api, mail, field, number):
 
     assert (answer.status, answer.body["code"]) == (400, "INVALID_REQUEST")
     assert answer.body["errors"][0]["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/retry?preview=true&preview=false", "preview"),
+        ("/pause?preview=false&preview=true", "preview"),
+        ("/claims?limit=3", "limit"),
+        ("/jobs?key=order-17", "key"),
+        ("/retry?preview=%FF", ""),
+    ],
+)
+def test_parameters_that_would_be_ignored_or_misread_are_refused(api, mail, path, field):
+    answer = api.post(f"{mail}{path}", {"data": 1} if path.startswith("/jobs") else {})
+
+    assert answer.status == 400
+    assert [error["field"] for error in answer.body["errors"]] == [field]
+    described = api.get(mail).body
+    assert (described["paused"], described["counts"]["pending"]) == (False, 0)
+
+
+def test_two_keys_for_one_job_are_refused(api, mail):
+    connection = HTTPConnection("127.0.0.1", api.port, timeout=CALL_SECONDS)
+    connection.putrequest("POST", f"{mail}/jobs")
+    for key in ("order-1", "order-2"):
+        connection.putheader("Idempotency-Key", key)
+    connection.putheader("Content-Length", "10")
+    connection.endheaders(b'{"data":1}')
+    answer = connection.getresponse()
+    problem = json.loads(answer.read())
+    connection.close()
+
+    assert (answer.status, problem["errors"][0]["field"]) == (400, "Idempotency-Key")
+    assert api.get(mail).body["counts"]["pending"] == 0
+
+
+def test_acks_of_a_deleted_queue_do_not_hide_the_outcomes_of_others(api, mail):
+    api.post(f"{mail}/jobs", {"jobs": [{"data": 1}, {"data": 2}]})
+    first, second = (
+        {key: job[key] for key in ("descriptor", "claim")} for job in claim(api, mail, 2)
+    )
+    lost = {"descriptor": "nowhere:s1:p1:1", "claim": first["claim"]}
+
+    acked = api.post(
+        "/v2/jobs/acks",
+        {"succeeded": [lost, first], "failed": [lost | {"descriptor": "nowhere:s1:p1:2"}]},
+    )
+    renewed = api.post("/v2/jobs/checkpoints", {"checkpoints": [second, lost]})
+    only_lost = api.post("/v2/jobs/acks", {"succeeded": [lost]})
+
+    assert [each["outcome"] for each in acked.body["succeeded"]] == ["stale", "done"]
+    assert [each["outcome"] for each in acked.body["failed"]] == ["stale"]
+    assert [each["outcome"] for each in renewed.body["checkpoints"]] == ["done", "stale"]
+    assert (only_lost.status, only_lost.body["code"]) == (404, "QUEUE_NOT_FOUND")
+
+
+def test_a_job_that_is_named_twice_changes_none_of_any_queue(api, mail):
+    other = f"{mail}_b"
+    api.put(other)
+    for path in (mail, other):
+        api.post(f"{path}/jobs", {"data": 1})
+    [mine], [others] = claim(api, mail), claim(api, other)
+    first, second = ({key: job[key] for key in ("descriptor", "claim")} for job in (mine, others))
+
+    answer = api.post("/v2/jobs/acks", {"succeeded": [second, first], "failed": [first]})
+
+    assert (answer.status, answer.body["errors"][0]["field"]) == (400, "failed[0].descriptor")
+    assert [api.get(path).body["counts"]["in_progress"] for path in (mail, other)] == [1, 1]
+
+
+def test_a_reason_that_cannot_be_noted_is_named(api, mail):
+    answer = api.post(f"{mail}/pause", {"reason": "seen \u202e backwards"})
+
+    assert (answer.status, answer.body["errors"][0]["field"]) == (400, "reason")
 
 
 @pytest.fixture(scope="module")
