@@ -27,7 +27,6 @@ from pinlaterd.router.call import (
     Admission,
     Call,
     Query,
-    Replies,
     Shared,
     failure,
     results_of,
@@ -41,7 +40,8 @@ from pinlaterd.wire.envelope import DONE, GiveUp, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 
 T = TypeVar("T")
-_FAILED = Status.FAILED  # see envelope.DONE
+_FAILED, _REFUSED = Status.FAILED, Status.REFUSED  # see envelope.DONE
+_UNDONE = frozenset({_REFUSED, Status.SILENT})  # after which others can serve
 
 
 class Dequeuer:
@@ -235,6 +235,7 @@ class Gathering:
         self._empty_answer = b""
         self._full = False  # whether the answer has reached the size that it may have
         self._failures: dict[ShardLink, ReplyEntry] = {}
+        self._patient = False  # whether the shards that are asked are awaited if they have gone
         self._wanted = 0
         self._level = 1  # the lowest priority that may be claimed by now
         self._awaited = 0
@@ -244,9 +245,9 @@ class Gathering:
     def found(self) -> bool:
         return bool(self._parts)
 
-    def cover(self) -> None:
+    def cover(self, among: Sequence[ShardLink] | None = None) -> None:
         """Choose the shards to ask from now on; nothing is confirmed yet."""
-        shards = self._shared.shards.preferred()
+        shards = self._shared.shards.preferred() if among is None else among
         if not shards:
             raise NoHealthyShards
         covered = cover(shards, self.request.coverage, self._shared.rng)
@@ -261,6 +262,7 @@ class Gathering:
 
     async def claimed(self, wanted: int) -> None:
         """`claim`, to be awaited. What comes in after that was cancelled is released."""
+        self._failures, self._patient = {}, False  # those before a wait are of no use
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def end(error: Exception | None) -> None:
@@ -314,8 +316,7 @@ class Gathering:
         """Ask each shard for its portion at once."""
         self._awaited = len(portions)
         most_bytes = max(1, self._bytes_left // len(portions))
-        # What the others give is not to wait for one that has gone.
-        patient = len(self.covered) == 1
+        patient = self._patient
         for shard, jobs in portions:
             part = ShardCall(
                 self._message, self.deadline, whole=False, patient=patient, give_up=GiveUp.SILENT
@@ -345,28 +346,34 @@ class Gathering:
         if len(self._replies) < self._awaited:
             return
         replies, self._replies = self._replies, []
-        self._look_at_failures(replies)
-        self._go_on()
-
-    def _look_at_failures(self, replies: Replies) -> None:
-        """Raises what ends the dequeue: what a shard has against it, or that nobody confirmed that
-        there is nothing."""
         failed = [pair for pair in replies if pair[1].status is _FAILED]
-        results_of(DEQUEUE, failed)
+        results_of(DEQUEUE, failed)  # raises what a shard has against the dequeue
         if self.covered or self._parts:
-            return
-        silent = all(reply.status is Status.SILENT for reply in self._failures.values())
-        if self.request.dry_run or not silent:
+            self._go_on()
+        else:
+            self._ask_others()
+
+    def _ask_others(self) -> None:
+        """Begin again with shards that have not refused, since nobody confirmed that there is
+        nothing. Raises ShardConnectionFailed if there are none, or one failed otherwise."""
+        statuses = {shard: reply.status for shard, reply in self._failures.items()}
+        shards = [s for s in self._shared.shards.preferred() if statuses.get(s) is not _REFUSED]
+        if statuses and not (shards and _UNDONE.issuperset(statuses.values())):
             # All that failed, for it was the first that left the others no time.
             raise failure(list(self._failures.items()))
-        self.cover()  # others can serve
-        self._level = 1
+        self.cover(shards)
+        # While a shard that answers may have jobs, none that has gone is awaited.
+        self._patient = not shards[0].healthy
+        self.claim(self._wanted, self._end)
 
     def _take(self, shard: ShardLink, reply: ReplyEntry) -> None:
         """Take a shard's jobs. One that fails is left out: what it may have claimed in vain ends by
-        its time-out."""
+        its time-out. One that is being moved or restarted has not failed: nothing was done there,
+        and it may be asked again."""
         if reply.status is not DONE:
             self.covered.pop(shard, None)
+            if reply.status is _REFUSED and shard.returning and not self._patient:
+                return
             known = self._failures.get(shard)
             if known is None or known.status is Status.SILENT:
                 self._failures[shard] = reply

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -22,6 +23,7 @@ from tests.faults.load import CALL_SECONDS, Load
 pytestmark = pytest.mark.service
 
 ROUTERS = ("router-1", "router-2")
+SHARDS = ("shard-1", "shard-2", "shard-3")
 HANDOVER = handover_program(ROUTERS[0])
 
 
@@ -90,7 +92,7 @@ def _asking(deployment: Deployment, queue: str) -> Iterator[None]:
 # --- shards -----------------------------------------------------------------------------------
 
 
-def test_each_shard_in_turn(tmp_path_factory: pytest.TempPathFactory):
+def test_each_shard_in_turn_and_all_at_once(tmp_path_factory: pytest.TempPathFactory):
     settings = SETTINGS | PATIENCE
     with serving(tmp_path_factory.mktemp("d"), shards=3, settings=settings) as deployment:
         with deployment.client() as client:
@@ -98,9 +100,15 @@ def test_each_shard_in_turn(tmp_path_factory: pytest.TempPathFactory):
         load = Load(deployment, "q")
 
         with _unnoticed(load):
-            for shard in ("shard-1", "shard-2", "shard-3"):
+            for shard in SHARDS:
                 deployment.supervisorctl("restart", shard)
                 load.advance()
+
+        with deployment.client(timeout_seconds=CALL_SECONDS) as client, ThreadPoolExecutor() as one:
+            deployment.supervisorctl("stop", *SHARDS)
+            dequeue = one.submit(client.dequeue, "q", limit=1, coverage=0.67)
+            deployment.supervisorctl("start", *SHARDS)
+            assert dequeue.result() == []
 
 
 def test_the_only_shard(pair: Deployment, pair_load: Load):

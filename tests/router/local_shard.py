@@ -43,6 +43,7 @@ class LocalShard(ShardLink):
         self._listener = listener
         self._clock = clock
         self._in_flight = {}
+        self.kept: list[tuple[Any, OnReply]] = []  # patient calls, for when it is back
         self._ids = count()
         self._silent_sweeps = 0
         self._loop = asyncio.get_running_loop()
@@ -50,7 +51,7 @@ class LocalShard(ShardLink):
 
     @property
     def returning(self) -> bool:
-        return self.is_returning
+        return self.is_returning and not self.incarnation
 
     def move_to(self, endpoint: str) -> None:
         """It has no address."""
@@ -58,13 +59,18 @@ class LocalShard(ShardLink):
     def serves(self, *, serves: bool = True) -> None:
         self.incarnation = int(serves)
         self._assess()
+        kept, self.kept = self.kept, []
+        for call, on_reply in kept:
+            self.call(call, on_reply)
 
     def says(self, *, degraded: bool) -> None:
         self.degraded = degraded
         self._assess()
 
     def call(self, call: Any, on_reply: OnReply) -> None:
-        if not self.healthy:
+        if not self.healthy and call.patient and self.is_returning:
+            self.kept.append((call, on_reply))
+        elif not self.healthy:
             on_reply(call, self, ReplyEntry(0, Status.REFUSED, b"is down"))
         elif not self.intercept(call, partial(on_reply, call, self)):
             self._carry_out(call, on_reply)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -925,6 +926,100 @@ async def test_a_dequeue_whose_time_ran_out_names_the_shard_that_took_it(site: S
         await site.dequeue(1, coverage=0.99)
 
     assert "shard 2, 3: got the call after its deadline" in caught.value.message
+
+
+def go(shard: LocalShard) -> None:
+    """As a shard that is moved to another server, or restarted in order."""
+    shard.is_returning = True
+    shard.serves(serves=False)
+
+
+def go_when_asked(site: Site, most: int, *, lost: int = 0) -> list[str]:
+    """Have the first shards that a part of a dequeue comes to go, so many at most; the first of
+    them, if `lost`, without an order. Returns their names, which come in."""
+    gone: list[str] = []
+
+    def intercept(shard: LocalShard, call: ShardCall, tell: Tell) -> bool:
+        if call.whole or len(gone) == most:
+            return False
+        gone.append(shard.name)
+        go(shard)
+        status = Status.LOST if len(gone) <= lost else Status.REFUSED
+        asyncio.get_running_loop().call_soon(tell, ReplyEntry(0, status, b"is down"))
+        return True
+
+    for shard in site.locals():
+        shard.intercept = partial(intercept, shard)
+    return gone
+
+
+@pytest.mark.parametrize("options", [{}, {"max_wait_ms": 60_000}, {"dry_run": True}])
+@pytest.mark.parametrize("most", [2, 3])
+@pytest.mark.site(shards=4)
+async def test_a_dequeue_that_asked_only_shards_that_are_moved_asks_others(
+    site: Site, options: Mapping[str, Any], most: int
+) -> None:
+    for shard in site.locals():
+        await site.enqueue_on(shard.name, Job(b"x"))
+    gone = go_when_asked(site, most)
+
+    found = await site.dequeue(4, coverage=0.5, **options)
+
+    assert len(gone) == most
+    assert found
+    assert not {shard_of(job.descriptor) for job in found} & set(gone)
+
+
+async def begin_while_all_are_gone(site: Site, request: DequeueRequest) -> Client:
+    """Begin a dequeue, which waits for the shards to come back."""
+    for shard in site.locals():
+        go(shard)
+    taking = site.begin(Method.DEQUEUE, request)
+    while not (site.shard("1").kept or taking.message.done()):  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0)
+    return taking
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("acks", [False, True])
+@pytest.mark.parametrize("coverage", [1.0, 0.99])
+async def test_while_all_shards_are_moved_a_dequeue_and_its_acks_wait(
+    site: Site, shards: int, acks: bool, coverage: float
+) -> None:
+    site.follow([str(number) for number in range(1, shards + 1)])
+    await site.enqueue_on("1", Job(b"a"), Job(b"b"))
+    [first] = await site.dequeue(1)
+    ack = AckRequest(QUEUE, [AckInfo(first.descriptor)]) if acks else None
+
+    request = DequeueRequest(QUEUE, 9, ack, coverage=coverage)
+    taking = await begin_while_all_are_gone(site, request)
+    for shard in site.locals():
+        shard.serves()
+
+    assert await taking.bodies() == [b"b"]
+    state = JobState.SUCCEEDED if acks else JobState.IN_PROGRESS
+    assert await site.states([first.descriptor]) == [state]
+
+
+@pytest.mark.site(shards=4)
+async def test_a_shard_that_failed_while_others_are_moved_is_named(site: Site) -> None:
+    gone = go_when_asked(site, 2, lost=1)
+
+    with pytest.raises(ShardConnectionFailed) as caught:
+        await site.dequeue(4, coverage=0.5)
+
+    assert caught.value.message.startswith(f"shard {gone[0]}: went away with the call in flight")
+
+
+@pytest.mark.site(shards=2)
+async def test_a_dequeue_fails_once_no_shard_is_expected_back(site: Site) -> None:
+    taking = await begin_while_all_are_gone(site, DequeueRequest(QUEUE, 1))
+    for shard in site.locals():
+        shard.is_returning = False
+        shard.serves(serves=False)
+
+    with pytest.raises(ShardConnectionFailed, match="shard 1, 2: is down"):
+        codec.decode_reply(Method.DEQUEUE, await asyncio.wait_for(taking.message, ANSWER_SECONDS))
 
 
 @pytest.mark.parametrize(
