@@ -17,6 +17,7 @@ _TOLD_SECONDS = 3600.0
 _READINGS = 5
 _READING_SECONDS = 0.0005
 _POLL_SECONDS = 0.05
+_EARLY_SECONDS = 0.001
 
 
 class Clock:
@@ -100,8 +101,9 @@ class Clock:
 
 def until_full(seconds: float, now: float) -> float:
     """Seconds from `now` (monotonic) to the next multiple of `seconds`, which comes at once for all
-    processes of a machine: one that hears of others then wakes up once."""
-    return seconds - now % seconds
+    processes of a machine: one that hears of others then wakes up once. A timer may end early by
+    less than a millisecond, and does not end again for the multiple that it was set to."""
+    return seconds - (now + _EARLY_SECONDS) % seconds + _EARLY_SECONDS
 
 
 def polls(seconds: float) -> Iterator[bool]:

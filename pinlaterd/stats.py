@@ -17,11 +17,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from math import log
 from typing import NamedTuple, TypedDict
 
 
+@lru_cache(10_000)
 def natural(name: str) -> str:
     """Return the key by which py2 is sorted before py10."""
     return re.sub(r"[0-9]+", lambda digits: digits[0].zfill(20), name)

@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import queue
+import select
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -78,7 +79,15 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo is no
             self.write_seconds = timeout
         if len(reading) < 2:  # the socket alone, for an answer; with another it waits for anything
             timeout = min(timeout, self._answer_seconds)
-        return super().select(reading, writing, errors, timeout)
+        # kazoo makes and closes an epoll for each of these, several for a ping or an answer.
+        poll = select.poll()
+        for end in reading:
+            poll.register(end, select.POLLIN)
+        for end in writing:
+            poll.register(end, select.POLLOUT)
+        ready = {descriptor for descriptor, _ in poll.poll(timeout * 1000)}
+        of_ready = ([end for end in ends if end.fileno() in ready] for ends in (reading, writing))
+        return (*of_ready, [])
 
 
 class Watcher(ABC):

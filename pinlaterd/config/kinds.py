@@ -13,7 +13,7 @@ none before it starts the next, so it reports `starting` until a router has answ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -68,7 +68,7 @@ def numbered(count: int) -> Mapping[str, object]:
 def _shards(config: Config) -> Mapping[str, object]:
     # Without what acts at once: a change of that restarts no process.
     started = (replace(one, dequeue_only=False, server="") for one in config.shards.values())
-    return {shard.name: asdict(shard) for shard in started}
+    return {shard.name: shard for shard in started}
 
 
 def _push_processes(config: Config) -> Mapping[str, object]:

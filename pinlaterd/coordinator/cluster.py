@@ -98,6 +98,7 @@ class Cluster:
         self._clock = clock
         self._placement = Placement()
         self._view: View | None = None
+        self._resting: AbstractSet[str] = frozenset()  # servers in maintenance, by the view
         self._assignment_made_ms = 0
         self._version = _NO_VERSION  # of the assignment
         self._written = _NO_VERSION  # of the assignment that this server wrote last
@@ -171,6 +172,7 @@ class Cluster:
         """Whether what the snapshot says of this server or of shards has changed."""
         before = (self.place, self.assigned, self.keys)
         self._view = view
+        self._resting = {name for name, node in view.servers.items() if _rests(node)}
         if view.connected and view.own:
             found = {node: _decode(data, Member, node) for node, data in view.members.items()}
             self.members = {node: member for node, member in found.items() if member is not None}
@@ -288,9 +290,7 @@ class Cluster:
 
     def _in_maintenance(self) -> AbstractSet[str]:
         """Servers that own no shards if others can."""
-        nodes = {} if self._view is None else self._view.servers
-        leaving = {member.server for member in self.members.values() if member.leaving}
-        return leaving | {name for name, node in nodes.items() if _rests(node)}
+        return self._resting | {one.server for one in self.members.values() if one.leaving}
 
     # --- status ----------------------------------------------------------------------------------
 

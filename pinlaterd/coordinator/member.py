@@ -111,13 +111,14 @@ class MemberCoordinator(Coordinator):
         while True:
             with contextlib.suppress(TimeoutError):
                 seconds = until_full(_LOOK_SECONDS, self._clock.monotonic())
-                await asyncio.wait_for(self._woken.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._woken.wait()
                 await asyncio.sleep(_TOGETHER_SECONDS)
             self._woken.clear()
             config, views = self._config, self._registry.views()
             cluster.leaving, cluster.weight = LEAVING.exists(), config.server.weight
             cluster.config = self._followed(views)
-            is_followed = self._followed_by_routers() == self._config_version
+            is_followed = self._followed_by_routers(views) == self._config_version
             cluster.keys_followed = cluster.keys.number if is_followed else 0
             if self._knows_processes(views):
                 cluster.describe(shard_states(views), unreached_shards(views))

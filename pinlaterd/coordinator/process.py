@@ -209,17 +209,17 @@ class Coordinator:
 
         # What it holds is not known before it has counted it; it is asked again. Nor is it while a
         # router may send it jobs by what came before: it takes them after a restart with that.
-        version = min(report.config_version, self._followed_by_routers())
+        version = min(report.config_version, self._followed_by_routers(self._registry.views()))
         version = 0 if gauges.get("shard_queues_counting") else version
         return HeldJobs(version, jobs("_pending"), jobs("_in_progress"))
 
-    def _followed_by_routers(self) -> int:
+    def _followed_by_routers(self, views: Sequence[ProcessView]) -> int:
         """Return the version of the configuration that all routers follow, frozen ones included,
         with the placement of keys that belongs to it; 0 if it is not known, or some do not."""
         closed = {shard.name for shard in self._config.shards.values() if shard.dequeue_only}
         routers = [
             view.report
-            for view in self._registry.views()
+            for view in views
             if view.report.kind == ROUTER.name and view.state != STOPPED
         ]
         expected = set(ROUTER.programs(self._config))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -236,9 +236,10 @@ class Usage(NamedTuple):
 
 
 def status(config: Config, views: Sequence[ProcessView], about: About) -> Status:
-    processes = _processes(config, views)
+    expected = {one.program: one.kind.name for one in kinds.reporting(config)}
+    processes = _processes(config, expected, views)
     shards = [_shard(shard, processes) for shard in config.shards.values()]
-    problems = _problems(config, processes)
+    problems = _problems(expected, processes)
     if not config.server.cluster and not any(shard["takes_jobs"] for shard in shards):
         degraded = [shard for shard in shards if shard["degraded"]]
         problems += [f"shard-{s['name']} takes no jobs: {s['degraded']}" for s in degraded]
@@ -271,9 +272,10 @@ def usage_of(pid: int) -> Usage | None:
     return Usage(round(ticks / _TICKS_A_SECOND, 2), int(fields[_PAGES]) * _PAGE_BYTES)
 
 
-def _processes(config: Config, views: Sequence[ProcessView]) -> list[ProcessStatus]:
+def _processes(
+    config: Config, expected: Mapping[str, str], views: Sequence[ProcessView]
+) -> list[ProcessStatus]:
     """List the expected processes in their order, then others that reported and go on."""
-    expected = {one.program: one.kind.name for one in kinds.reporting(config)}
     found = []
     for name, kind in expected.items():
         known = [view for view in views if view.report.process == name]
@@ -325,12 +327,12 @@ def _shard(shard: ShardSettings, processes: Sequence[ProcessStatus]) -> ShardSta
     }
 
 
-def _problems(config: Config, processes: Sequence[ProcessStatus]) -> list[str]:
+def _problems(expected: Iterable[str], processes: Sequence[ProcessStatus]) -> list[str]:
     """Name each process that should serve, and does not, nor does a handover peer for it."""
     serving = {p["name"] for p in processes if p["state"] == ProcessState.SERVING}
     handed_over = {kinds.counterpart(name) for name in serving if kinds.is_handover_peer(name)}
     problems = []
-    for name in (instance.program for instance in kinds.reporting(config)):
+    for name in expected:
         states = [process["state"] for process in processes if process["name"] == name]
         if name not in serving | handed_over:
             problems.append(f"{name} is {', '.join(states)}")

@@ -22,6 +22,7 @@ import socket
 import sys
 import xmlrpc.client
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
@@ -114,7 +115,7 @@ def _fingerprint(settings: Sequence[object]) -> str:
     """Changes when `settings` do, secrets included, and gives none of them away: so `up` restarts
     those processes, and only those, whose configuration has changed."""
     # not pickled: that differs for equal settings, by which of their parts are one object
-    text = json.dumps(settings, sort_keys=True)
+    text = json.dumps(settings, sort_keys=True, default=asdict)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

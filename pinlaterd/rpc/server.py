@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+from pinlaterd.clock import until_full
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import how_many
 from pinlaterd.rpc.connection import Answer, Connection
@@ -245,7 +246,7 @@ class ThriftServer:
             if reason is not None:
                 self.refused(connection, f"{reason}{_CROWDED_CURE if crowded else ''}")
                 connection.abort()
-        wait = min(patience / _LOOKS_PER_PATIENCE, _LOOK_SECONDS)
+        wait = until_full(min(patience / _LOOKS_PER_PATIENCE, _LOOK_SECONDS), time.monotonic())
         self._looked_seconds += wait
         self._looking = asyncio.get_running_loop().call_later(wait, self._look)
 
