@@ -116,11 +116,15 @@ class JobOptions(NamedTuple):
     """The options of a job, which few jobs have. In a queue at most one job holds a `key`, as long
     as that job is kept, in whatever state; it has 1 to MOST_KEY_BYTES bytes. A `key_of_all_queues`
     is held once in all queues of the service together, apart from the keys of single queues. From
-    `expires_at_ms` on a job is not handed out any more: it fails."""
+    `expires_at_ms` on a job is not handed out any more: it fails. `run_after_us` and
+    `expires_at_us` are both times in microseconds, as the client gave them, which look-ups return:
+    they have no effect."""
 
     key: str | None = None
     expires_at_ms: int | None = None
     key_of_all_queues: bool = False
+    run_after_us: int | None = None
+    expires_at_us: int | None = None
 
 
 EXPIRED = "expired"  # why a job failed: also the last word of its custom status then

@@ -287,6 +287,10 @@ struct PinLaterJob {
       custom status and as its endReason, once a dequeue or maintenance finds it. A run that has begun
       goes on; a retry meets the expiry again. */
   102: optional i64 expiresAtTimestampMillis
+  /** Run-after and expiry in microseconds. They are kept with the job and returned by look-ups, and
+      have no effect: the fields in milliseconds say when. */
+  103: optional i64 runAfterTimestampMicros
+  104: optional i64 expiresAtTimestampMicros
 }
 
 struct PinLaterEnqueueRequest {
@@ -476,6 +480,9 @@ struct PinLaterJobInfo {
   102: optional string endReason
   /** Whether it is a key of all queues. */
   103: optional bool keyOfAllQueues
+  /** As they were enqueued, whatever became of the run-after since. */
+  104: optional i64 runAfterTimestampMicros
+  105: optional i64 expiresAtTimestampMicros
 }
 
 struct PinLaterGetJobCountRequest {

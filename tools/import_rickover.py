@@ -35,6 +35,7 @@ from pinlaterd.config import edit
 from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import JobType, queue_of_type
 from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError
+from pinlaterd.http.v1_bodies import exact_time
 from pinlaterd.model import FinishInfo
 
 _JOBS_A_CALL = 500
@@ -65,6 +66,18 @@ class RickoverJob(NamedTuple):
     @property
     def key(self) -> JobOptions:
         return JobOptions(f"job_{self.id}", key_of_all_queues=True)
+
+    def queued(self) -> Job:
+        run_after_ms, run_after_us = exact_time(self.run_after)
+        expires_at_ms, expires_at_us = exact_time(self.expires_at)
+        return Job(
+            self.data.encode(),
+            run_after_ms=run_after_ms,
+            attempts_allowed=max(1, self.attempts),
+            options=self.key._replace(
+                expires_at_ms=expires_at_ms, run_after_us=run_after_us, expires_at_us=expires_at_us
+            ),
+        )
 
 
 def main() -> int:
@@ -159,18 +172,7 @@ class Import:
             if job.status == "in-progress" and job_type.delivery_strategy == _MOST_ONCE
         ]
         waiting = [job for job in jobs if job not in has_run]
-        stored = self._client.enqueue_keyed(
-            job_type.queue,
-            [
-                Job(
-                    job.data.encode(),
-                    run_after_ms=_milliseconds(job.run_after),
-                    attempts_allowed=max(1, job.attempts),
-                    options=job.key._replace(expires_at_ms=_milliseconds(job.expires_at)),
-                )
-                for job in waiting
-            ],
-        )
+        stored = self._client.enqueue_keyed(job_type.queue, [job.queued() for job in waiting])
         failed = [job._replace(attempts=0, status="failed") for job in has_run]
         return [*stored, *self._archive(job_type, failed)]
 
@@ -211,10 +213,6 @@ def _ended(
         attempts_allowed=max(1, job_type.attempts, job.attempts),
         options=job.key._replace(expires_at_ms=expires_at_ms),
     )
-
-
-def _milliseconds(at: datetime | None) -> int | None:
-    return None if at is None else round(at.timestamp() * 1000)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ T = TypeVar("T")
 INT16 = Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**15 - 1)]
 Strategy = Annotated[str, Meta(extra_json_schema={"enum": list(DELIVERY_STRATEGIES)})]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NULL = b"null"
 _first_value = json.JSONDecoder(parse_int=len, parse_float=len).raw_decode
 _SPACE = " \t\r\n"
@@ -78,6 +79,21 @@ class Fields:
         raise bad_json()
 
 
+def exact_time(time: datetime | None) -> tuple[int | None, int | None]:
+    """Return a time as milliseconds since 1970, and as microseconds where these say more."""
+    if time is None:
+        return None, None
+    time_us = max(0, (time - _EPOCH) // timedelta(microseconds=1))
+    return time_us // 1000, time_us if time_us % 1000 else None
+
+
+def _shown_exactly(time_ms: int, time_us: int | None) -> str:
+    """Write a time with its microseconds, if these are still of the same time."""
+    if time_us is None or time_us // 1000 != time_ms:
+        return shown(instant(time_ms))
+    return shown(instant(time_ms).replace(microsecond=time_us % 1_000_000))
+
+
 def shown(time: datetime) -> str:
     """Write a time in UTC, its fraction as short as it can be."""
     text = time.astimezone(UTC).replace(tzinfo=None).isoformat()
@@ -105,7 +121,9 @@ def job_answer(record: JobRecord, name: str) -> Mapping[str, object]:
     is_queued = record.state in (JobState.PENDING, JobState.IN_PROGRESS)
     status = status_of(record)
     shown_later = {
-        "expires_at": None if expires_at_ms is None else shown(instant(expires_at_ms)),
+        "expires_at": (
+            None if expires_at_ms is None else _shown_exactly(expires_at_ms, options.expires_at_us)
+        ),
         "data": content(body).get("data", body),
         "auto_id": parsed.local_id if parsed is not None else 0,
     }
@@ -114,7 +132,7 @@ def job_answer(record: JobRecord, name: str) -> Mapping[str, object]:
     if not is_queued:
         return {**answer, "status": status, "created_at": updated_at, **shown_later}
     times = {
-        "run_after": shown(instant(record.run_after_ms)),
+        "run_after": _shown_exactly(record.run_after_ms, options.run_after_us),
         "created_at": shown(instant(record.created_at_ms)),
         "updated_at": updated_at,
     }

@@ -18,9 +18,8 @@ from pinlaterd.access import check
 from pinlaterd.client import calls
 from pinlaterd.config.schema import JobType
 from pinlaterd.errors import QueueNotFound
-from pinlaterd.http.bodies import milliseconds
 from pinlaterd.http.job_types import JobTypes
-from pinlaterd.http.v1_bodies import INT16, Fields, job_answer
+from pinlaterd.http.v1_bodies import INT16, Fields, exact_time, job_answer
 from pinlaterd.http.v1_errors import (
     HEADERS,
     RestError,
@@ -93,9 +92,9 @@ class JobHandlers:
             is_archived = held is not None and held.state not in _QUEUED
             zero = bad_request("invalid_parameter", "data holds the character \\u0000")
             raise _archived_already() if is_archived else zero
-        run_after_ms = None if run_after is None else max(0, milliseconds(run_after))
-        expires_at_ms = None if expires_at is None else max(0, milliseconds(expires_at))
-        options = JobOptions(job_id, expires_at_ms, key_of_all_queues=True)
+        run_after_ms, run_after_us = exact_time(run_after)
+        expires_at_ms, expires_at_us = exact_time(expires_at)
+        options = JobOptions(job_id, expires_at_ms, True, run_after_us, expires_at_us)
         record = await self._store(job_type, data, run_after_ms, options)
         if queue_of(record) != job_type.queue:  # it was there, under another type
             check(request, "view", queue_of(record))
@@ -149,7 +148,8 @@ class JobHandlers:
             raise bad_request("invalid_replay_attempt", title)
         if job_type is None:
             raise not_found()
-        options = (record.options or JobOptions(key_of_all_queues=True))._replace(key=_new_id())
+        options = record.options or JobOptions(key_of_all_queues=True)
+        options = options._replace(key=_new_id(), run_after_us=None)
         made = await self._store(job_type, record.body or b"", None, options)
         return self._answer(made, HTTPStatus.CREATED)
 

@@ -241,6 +241,8 @@ class EnqueueByKey:
             and max(sizes) <= MOST_KEY_BYTES
             and all(
                 0 <= (options.expires_at_ms or 0) <= _USUAL_MS
+                and 0 <= (options.run_after_us or 0) // 1000 <= _USUAL_MS
+                and 0 <= (options.expires_at_us or 0) // 1000 <= _USUAL_MS
                 and (options.key is not None or not options.key_of_all_queues)
                 for job in some
                 if (options := job.options)

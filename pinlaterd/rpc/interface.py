@@ -419,6 +419,8 @@ _KEYS: Final = {
     "runAfterTimestampMillis": "run_after_ms",
     "createdAtTimestampMillis": "created_at_ms",
     "expiresAtTimestampMillis": "expires_at_ms",
+    "runAfterTimestampMicros": "run_after_us",
+    "expiresAtTimestampMicros": "expires_at_us",
     "updatedAtTimestampMillis": "updated_at_ms",
     "retryDelayMillis": "retry_delay_ms",
     "spreadMillis": "spread_ms",

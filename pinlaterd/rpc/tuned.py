@@ -68,7 +68,9 @@ _END_ALL: Final = b"\0\0"  # of the request and of the arguments
 _PRIORITY, _RUN_AFTER, _ATTEMPTS, _CUSTOM_STATUS = headers(
     "PinLaterJob", "priority", "run_after_ms", "attempts_allowed", "custom_status"
 )
-_KEY_OF_ALL, _EXPIRES_AT = headers("PinLaterJob", "key_of_all_queues", "expires_at_ms")
+_KEY_OF_ALL, _EXPIRES_AT, _RUN_AFTER_US, _EXPIRES_AT_US = headers(
+    "PinLaterJob", "key_of_all_queues", "expires_at_ms", "run_after_us", "expires_at_us"
+)
 _OPTIONS: Final = JobOptions()
 _END_OF_JOB: Final = 0
 _APPEND_STATUS, _RETRY_DELAY, _CLAIM, _RETRYABLE = headers(
@@ -318,7 +320,7 @@ def _job_fields(message: bytes, at: int, defaults: JobDefaults) -> tuple[tuple[A
 
 def _job_options(message: bytes, at: int) -> tuple[JobOptions | None, int]:
     """Return the options of a job, which begin at `at`, and where they end."""
-    key, expires_at_ms, of_all_queues = _OPTIONS
+    key, expires_at_ms, of_all_queues, run_after_us, expires_at_us = _OPTIONS
     if message.startswith(KEY, at):
         begin = at + 7
         at = begin + U32(message, at + 3)[0]
@@ -329,9 +331,15 @@ def _job_options(message: bytes, at: int) -> tuple[JobOptions | None, int]:
     if message.startswith(_EXPIRES_AT, at):
         (expires_at_ms,) = _I64(message, at + 3)
         at += 11
+    if message.startswith(_RUN_AFTER_US, at):
+        (run_after_us,) = _I64(message, at + 3)
+        at += 11
+    if message.startswith(_EXPIRES_AT_US, at):
+        (expires_at_us,) = _I64(message, at + 3)
+        at += 11
     if message[at] != _END_OF_JOB:
         raise Unusual
-    options = JobOptions(key, expires_at_ms, of_all_queues)
+    options = JobOptions(key, expires_at_ms, of_all_queues, run_after_us, expires_at_us)
     return (None if options == _OPTIONS else options), at
 
 

@@ -126,6 +126,10 @@ class Rules:
         if job.options is not None:
             expires_at = f"{where}.expiresAtTimestampMillis"
             _check_range(expires_at, job.options.expires_at_ms, 0, latest, InvalidEnqueue)
+            for name in ("run_after", "expires_at"):
+                exact = f"{where}.{name.replace('_a', 'A')}TimestampMicros"
+                time_us = getattr(job.options, f"{name}_us")
+                _check_range(exact, time_us, 0, 1000 * latest + 999, InvalidEnqueue)
             if not self._has_right_options(job):
                 raise InvalidEnqueue(
                     f"{where}.key has {len((job.options.key or '').encode())} bytes; "
@@ -141,9 +145,10 @@ class Rules:
             job = jobs[0]
         if job.options is None:
             return True
-        key, expires_at_ms, of_all_queues = job.options
+        key, expires_at_ms, of_all_queues, *exact = job.options
         is_key = not of_all_queues if key is None else 0 < len(key.encode()) <= MOST_KEY_BYTES
-        return is_key and 0 <= (expires_at_ms or 0) <= self._limits.run_after_ms
+        times_ms = [expires_at_ms or 0, *[(time_us or 0) // 1000 for time_us in exact]]
+        return is_key and min(times_ms) >= 0 and max(times_ms) <= self._limits.run_after_ms
 
     # --- dequeue, ack, checkpoint ------------------------------------------------------------
 

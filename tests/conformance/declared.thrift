@@ -46,6 +46,8 @@ struct PinLaterJob {
   100: optional string key
   101: optional bool keyOfAllQueues
   102: optional i64 expiresAtTimestampMillis
+  103: optional i64 runAfterTimestampMicros
+  104: optional i64 expiresAtTimestampMicros
 }
 
 struct PinLaterEnqueueRequest {
@@ -171,6 +173,8 @@ struct PinLaterJobInfo {
   101: optional i64 expiresAtTimestampMillis
   102: optional string endReason
   103: optional bool keyOfAllQueues
+  104: optional i64 runAfterTimestampMicros
+  105: optional i64 expiresAtTimestampMicros
 }
 
 struct PinLaterGetJobCountRequest {

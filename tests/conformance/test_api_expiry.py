@@ -74,6 +74,9 @@ def test_a_run_that_has_begun_ends_as_its_worker_says(client: Client, queue):
     assert (client.info(job).jobState, client.info(job).endReason) == (SUCCEEDED, None)
 
 
-def test_an_expiry_out_of_range_is_refused(client: Client, queue):
-    with pytest.raises(Refused, match=r"jobs\[0\].expiresAtTimestampMillis is -1"):
-        client.enqueue(queue, client.job(b"x", expiresAtTimestampMillis=-1))
+@pytest.mark.parametrize(
+    "field", ["expiresAtTimestampMillis", "runAfterTimestampMicros", "expiresAtTimestampMicros"]
+)
+def test_a_time_of_options_out_of_range_is_refused(client: Client, queue, field: str):
+    with pytest.raises(Refused, match=rf"jobs\[0\].{field} is -1"):
+        client.enqueue(queue, client.job(b"x", **{field: -1}))

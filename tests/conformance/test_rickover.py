@@ -31,9 +31,10 @@ def test_jobs_from_their_enqueue_to_the_archive(with_http: Service, wait_until: 
     rows = json.loads(with_http.admin("job-type", "list", "--json"))
     [queue] = [row["queue"] for row in rows if row["name"] == others.name]
 
-    later = jobs.new(run_after="2040-01-01T00:00:00Z", expires_at="2041-01-01T00:00:00Z")
+    times = {"run_after": "2040-01-01T00:00:00.123456Z", "expires_at": "2041-01-01T00:00:00.9999Z"}
+    later = jobs.new(**times)
     shown = jobs.get(later)
-    assert shown["expires_at"] == "2041-01-01T00:00:00Z"
+    assert {name: shown[name] for name in times} == times
     assert jobs.put(later).body == others.put(later).body == shown
     assert jobs.report(later, "failed", 7).status == 200
     assert error(jobs.report(later, "failed", 7)) == (400, "decrement_failed")

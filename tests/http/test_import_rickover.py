@@ -75,7 +75,7 @@ def test_types_and_jobs_of_all_states(rickover, deployment, wait_until: WaitUnti
         rickover,
         f"""{TYPES}
         INSERT INTO queued_jobs (id, name, attempts, run_after, expires_at, status, data) VALUES
-        ('{uuids["a"]}', 'send-mail', 5, '2199-01-01T00:00:00Z', '2199-02-01T00:00:00Z',
+        ('{uuids["a"]}', 'send-mail', 5, '2199-01-01T00:00:00.123456Z', '2199-02-01T00:00:00Z',
          'queued', '{{"to": "ada"}}'),
         ('{uuids["b"]}', 'send-mail', 2, now(), NULL, 'in-progress', '[1, 2.50]'),
         ('{uuids["c"]}', 'charge.card', 1, now(), NULL, 'in-progress', 'null');
@@ -109,7 +109,7 @@ def test_types_and_jobs_of_all_states(rickover, deployment, wait_until: WaitUnti
 
     waiting = look_up("a")
     assert (waiting["status"], waiting["attempts"], waiting["data"]) == ("queued", 5, {"to": "ada"})
-    assert waiting["run_after"] == "2199-01-01T00:00:00Z"
+    assert waiting["run_after"] == "2199-01-01T00:00:00.123456Z"
     assert waiting["expires_at"] == "2199-02-01T00:00:00Z"
     again = look_up("b")
     assert (again["status"], again["attempts"], again["data"]) == ("queued", 2, [1, 2.5])

@@ -108,6 +108,26 @@ def test_data_is_kept_as_it_was_written(jobs):
     assert answer.body["data"] == json.loads(text)
 
 
+def test_times_are_kept_to_the_microsecond(jobs):
+    times = {
+        "run_after": "2040-01-01T00:00:00.123456Z",
+        "expires_at": "2041-01-01T00:00:00.999999Z",
+    }
+    made = jobs.put(**times).body
+    job_id = made["id"]
+
+    for job in (made, jobs.get(job_id), jobs.put(job_id).body):
+        assert {name: job[name] for name in times} == times
+    assert jobs.report(job_id, "failed", 7).status == 200
+    retried = jobs.get(job_id)
+    assert instant(retried["run_after"]) - datetime.now(UTC) < timedelta(seconds=60)
+    assert jobs.report(job_id, "succeeded", 6).status == 200
+    replayed = jobs.api.post(f"/v1/jobs/{job_id}/replay").body
+    for job in (retried, jobs.get(job_id), replayed):
+        assert job["expires_at"] == times["expires_at"]
+    assert instant(replayed["run_after"]) == instant(replayed["created_at"])
+
+
 def test_the_same_id_again_finds_the_stored_job(jobs, others):
     first = jobs.put()
     again = jobs.put(first.body["id"], data={"other": 1}, run_after="2040-01-01T00:00:00Z")

@@ -239,7 +239,7 @@ def test_moved_jobs_keep_their_keys(admin, client, queue):
         Job(
             b"keyed",
             run_after_ms=later_ms,
-            options=JobOptions(f"k{number}", key_of_all_queues=of_all),
+            options=JobOptions(f"k{number}", key_of_all_queues=of_all, run_after_us=number),
         )
         for number in range(60)
         for of_all in (False, True)
@@ -256,6 +256,8 @@ def test_moved_jobs_keep_their_keys(admin, client, queue):
     assert "the keys of the jobs that shard 2 kept have gone with it" in removed.stderr
     assert all(one.existed for one in after)
     assert {one.descriptor.split(":")[1] for one in after} == {"s1"}
+    found = client.lookup([one.descriptor for one in after])
+    assert [found[one.descriptor].options for one in after] == [job.options for job in jobs]
     assert client.count(queue, JobState.PENDING, future=True) == len(jobs)
     client_deletes_all(client, queue)
 

@@ -1326,6 +1326,8 @@ async def test_many_jobs_with_keys_are_divided_beside_the_event_loop(
     [
         Job(b"x", run_after_ms=-1),
         Job(b"x", options=JobOptions("k", expires_at_ms=-1)),
+        Job(b"x", options=JobOptions("k", run_after_us=-1)),
+        Job(b"x", options=JobOptions("k", expires_at_us=-1)),
         Job(b"x", options=JobOptions(key_of_all_queues=True)),
     ],
 )

@@ -95,7 +95,7 @@ REQUESTS: dict[Method, Request] = {
             Job(b"", 3, 1_700_000_000_000, 7, "grüße"),
             Job(b"\xff\0" * 99),
             Job(b"b", options=JobOptions("schlüssel")),
-            Job(b"c", options=JobOptions("k2")),
+            Job(b"c", options=JobOptions("k2", run_after_us=1_234_567, expires_at_us=7)),
         ],
     ),
     Method.DEQUEUE: DequeueRequest(
@@ -153,7 +153,7 @@ REQUESTS: dict[Method, Request] = {
 }
 
 RECORD = JobRecord("mail:s1:p1:1", JobState.FAILED, 3, 0, "ö", 1, 2, 3, CLAIM, b"\xff")
-KEYED = RECORD._replace(claim_descriptor=None, body=None, options=JobOptions("schlüssel"))
+KEYED = RECORD._replace(claim_descriptor=None, body=None, options=JobOptions("ü", run_after_us=7))
 RESULTS: dict[Method, Result] = {
     Method.CREATE_QUEUE: None,
     Method.ENQUEUE: ["mail:s1:p1:1", "q" * 150, "täg"],

@@ -7,6 +7,7 @@
 --   expires_at  from when on the job is not handed out any more, in ms since the epoch
 --   check_at    when maintenance looks at that job next; NULL: never. Of a PENDING job: expires_at
 --   end_reason  why the job ended, if that needs saying
+--   run_after_us, expires_at_us  both times in microseconds, as the client gave them
 CREATE TABLE IF NOT EXISTS {table} (
     local_id   BIGINT UNSIGNED  NOT NULL,
     priority   TINYINT UNSIGNED NOT NULL,
@@ -15,6 +16,8 @@ CREATE TABLE IF NOT EXISTS {table} (
     expires_at BIGINT,
     check_at   BIGINT,
     end_reason VARBINARY(20),
+    run_after_us  BIGINT,
+    expires_at_us BIGINT,
     PRIMARY KEY (local_id, priority),
     UNIQUE INDEX by_name (of_all, name),
     INDEX by_check_at (check_at)

@@ -175,7 +175,8 @@ def whole_job(table: Table, *, with_body: bool) -> bytes:
     body, options = b"COALESCE(body, '')" if with_body else b"NULL", b", NULL"
     if table.options:
         options = (
-            b", (SELECT CONCAT(of_all, COALESCE(expires_at, ''), ' ', COALESCE(end_reason, ''),"
+            b", (SELECT CONCAT(of_all, COALESCE(expires_at, ''), ' ', COALESCE(run_after_us, ''),"
+            b" ' ', COALESCE(expires_at_us, ''), ' ', COALESCE(end_reason, ''),"
             b" ' ', COALESCE(name, '')) FROM %b AS options"
             b" WHERE options.local_id = jobs_p%d.local_id"
             b" AND options.priority = %d)" % (table.options, table.priority, table.priority)
@@ -188,20 +189,20 @@ def stored_job(priority: int, row: tuple[Any, ...]) -> StoredJob:
     job = StoredJob(JobKey(priority, local_id), JobState(state), *rest)
     if texts is None:
         return job
-    expires_at, end_reason, name = texts.split(b" ", 2)
+    expires_at, run_after_us, expires_at_us, end_reason, name = texts.split(b" ", 4)
     key = name.decode(errors="replace") or None
-    options = JobOptions(
-        key,
-        key_of_all_queues=expires_at.startswith(b"1"),
-        expires_at_ms=int(expires_at[1:]) if expires_at[1:] else None,
-    )
+    times = [int(each) if each else None for each in (expires_at[1:], run_after_us, expires_at_us)]
+    options = JobOptions(key, times[0], expires_at.startswith(b"1"), *times[1:])
     return job._replace(options=options, end_reason=end_reason.decode() or None)
 
 
 # --- options --------------------------------------------------------------------------------
 
 _LISTED_KEYS = 200
-_COLUMNS_OF_OPTIONS = b" (local_id, priority, of_all, name, expires_at, check_at) VALUES "
+_COLUMNS_OF_OPTIONS = (
+    b" (local_id, priority, of_all, name, expires_at, check_at, run_after_us, expires_at_us)"
+    b" VALUES "
+)
 _COLUMNS_OF_ALL = b" (name, queue) VALUES "
 
 
@@ -254,9 +255,10 @@ def put_options(
     rows, of_all = [], []
     for job, each in jobs.items():
         name = b"NULL" if each.key is None else quote_bytes(each.key.encode())
-        expiry = b"NULL" if each.expires_at_ms is None else b"%d" % each.expires_at_ms
+        times = (each.expires_at_ms, each.expires_at_ms, each.run_after_us, each.expires_at_us)
+        texts = [b"NULL" if time is None else b"%d" % time for time in times]
         numbers = (job.local_id, job.priority, each.key_of_all_queues)
-        rows.append(b"(%d, %d, %d, %b, %b, %b)" % (*numbers, name, expiry, expiry))
+        rows.append(b"(%d, %d, %d, %b, %b)" % (*numbers, name, b", ".join(texts)))
         if each.key and each.key_of_all_queues:
             of_all.append(b"(%b, %b)" % (name, quote_text(table.queue)))
     put = b"REPLACE INTO " if are_free else b"INSERT INTO "

@@ -127,6 +127,7 @@ class Table(NamedTuple):
     aged: Order  # others, by their last change
     pins: bytes  # assignments that keep the server from changing times by itself
     options: bytes  # the table of the queue's options, quoted; empty where there is none
+    lacks_exact: bool = False  # whether that table is from before its last columns
     keys_of_all: bytes = b""  # the shard's table of keys of all queues, there if `options` is
 
     def to_pending(self, now_ms: int) -> bytes:
@@ -200,10 +201,11 @@ def load_tables(db: MysqlConnection, databases: Sequence[str]) -> dict[str, dict
         key, match = (database, table), _TABLE_NAME.match(table)
         if match is not None and key in columns:
             priority = int(match[1])
-            has_options = (database, "options") in columns
-            options = quote_name(database, "options") if has_options else b""
+            held = columns.get((database, "options"), {})
+            options = quote_name(database, "options") if held else b""
+            lacks_exact = bool(held) and "expires_at_us" not in held
             made = _table(*key, priority, engine, columns[key], indexes[key])
-            found[database][priority] = made._replace(options=options)
+            found[database][priority] = made._replace(options=options, lacks_exact=lacks_exact)
     return found
 
 
@@ -391,6 +393,9 @@ class ShardTables:
             db.execute(create_table("jobs.sql", database, name, claim_room=self._claim_room))
         if missing:
             tables = tables_of(db, database)
+        if tables[1].lacks_exact:
+            added = b" ADD COLUMN run_after_us BIGINT, ADD COLUMN expires_at_us BIGINT"
+            db.execute(b"ALTER TABLE " + tables[1].options + added)
         of_all = self.keys_of_all
         self.by_queue[queue] = {at: t._replace(keys_of_all=of_all) for at, t in tables.items()}
         limits = {priority: self._narrower(db, table) for priority, table in tables.items()}

@@ -8,11 +8,11 @@
 --
 -- Arguments: token, lease in ms, '1' if there are enqueues; how many queues and priorities the
 -- batch has to do with, and of each which keys: states of sets, b or u for a lean queue's hashes and
--- x for its runs, k, v, y and c for options; now_ms, most characters of a status; '1' if the keys of
+-- x for its runs, k, v, y, z and c for options; now_ms, most characters of a status; '1' if the keys of
 -- new jobs are known to be free; how many queues there are with new jobs that have options, and of
 -- each its name, which of the jobs that are enqueued to it has the first, and how many runs: of a
 -- run how many jobs, their priority, '=' if they have keys, '*' if keys of all queues, '' if none,
--- their expiry in ms or '', and the keys; how many queues it enqueues to, and of each how many jobs;
+-- their expiry in ms or '', their times in microseconds as plz_ has them or '', and the keys; how many queues it enqueues to, and of each how many jobs;
 -- then of each kind how many, and each as it is read below. Returns OK and of each kind a table of
 -- results; or DAMAGED, or OK and HELD if a key may be held, and then no job has changed. Positions
 -- count from 1.
@@ -46,7 +46,7 @@ local are_free, optional = take() == '1', {}
 for at = 1, take_number() do
   local queue, before, runs = take(), take_number(), {}
   for nth = 1, take_number() do
-    local run = { size = take_number(), priority = take(), mark = take(), expiry = take() }
+    local run = { size = take_number(), priority = take(), mark = take(), expiry = take(), exact = take() }
     if run.mark ~= '' then
       run.keys = take_all(run.size)
       run.holders = holders_key(run.mark == '*' and '' or queue)
@@ -300,7 +300,7 @@ for _, of_queue in ipairs(optional) do
   local queue = of_queue.queue
   local last = last_ids[queue] + of_queue.before
   for _, run in ipairs(of_queue.runs) do
-    local keys, holders, names, expiries, checks = run.keys, {}, {}, {}, {}
+    local keys, holders, names, expiries, checks, exact = run.keys, {}, {}, {}, {}, {}
     local place, behind = run.priority .. ' ', run.mark == '*' and ' ' .. queue or ''
     for nth = 1, run.size do
       local id, at = string.format('%d', last + nth), 2 * nth
@@ -312,6 +312,7 @@ for _, of_queue in ipairs(optional) do
         expiries[at - 1], expiries[at] = id, run.expiry
         checks[at - 1], checks[at] = run.expiry, place .. id
       end
+      exact[at - 1], exact[at] = id, run.exact
     end
     if keys then
       redis.call('HSET', run.holders, unpack(holders))
@@ -320,6 +321,9 @@ for _, of_queue in ipairs(optional) do
     if run.expiry ~= '' then
       redis.call('HSET', expiries_key(queue), unpack(expiries))
       redis.call('ZADD', checks_key(queue), unpack(checks))
+    end
+    if run.exact ~= '' then
+      redis.call('HSET', exact_key(queue), unpack(exact))
     end
     last = last + run.size
   end

@@ -41,7 +41,7 @@ from pinlaterd.model import (
 )
 
 # Keys that a script writes to, or that have to be sound for it to write, by apply.lua's letters.
-_ENQUEUE, _KEYED, _CLAIM, _SUCCESS, _ALL = "0b", "kvyc", "01bx", "12x", "0123bux"
+_ENQUEUE, _KEYED, _CLAIM, _SUCCESS, _ALL = "0b", "kvyzc", "01bx", "12x", "0123bux"
 _HOLDERS = "k"
 _OF_LEAN_QUEUES = frozenset("bux")
 _TEXT_CHARS = LIMITS.custom_status_chars
@@ -317,7 +317,10 @@ class Application:
                 if keys and options.key_of_all_queues:
                     self._keys[ALL_QUEUES, job.priority].add(_HOLDERS)
                 expiry = "" if options.expires_at_ms is None else options.expires_at_ms
-                arguments += (size, job.priority, mark if keys else "", expiry, *keys)
+                exact = (options.run_after_us, options.expires_at_us)
+                texts = ["" if each is None else str(each) for each in exact]
+                times = " ".join(texts) if any(texts) else ""
+                arguments += (size, job.priority, mark if keys else "", expiry, times, *keys)
         return arguments
 
     def _enqueues(self) -> list[Argument]:

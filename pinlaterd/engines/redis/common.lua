@@ -48,6 +48,8 @@
 --   ply_SHARD_QUEUE           hash, of a queue in which a job with an expiry was ever enqueued: by
 --                             ID, from when on the job is not handed out any more, in ms; if it has
 --                             failed since then, ' ' and its end reason behind that
+--   plz_SHARD_QUEUE           hash, of a queue in which a job with times in microseconds was ever
+--                             enqueued: by ID, run-after and expiry, ' ' between; either may be ''
 --   plc_SHARD_QUEUE           sorted set: 'P ID' of those jobs that maintenance has to look at, by
 --                             when, in ms. Of a PENDING job: its expiry. It may name jobs that are
 --                             gone
@@ -191,9 +193,14 @@ local function keys_key(queue)
   return 'plv_' .. SHARD .. '_' .. queue
 end
 
--- Of a queue in either layout: expiries by ids, and jobs by when they have to be looked at.
+-- Of a queue in either layout: expiries by ids, times in microseconds by ids, and jobs by when they
+-- have to be looked at.
 local function expiries_key(queue)
   return 'ply_' .. SHARD .. '_' .. queue
+end
+
+local function exact_key(queue)
+  return 'plz_' .. SHARD .. '_' .. queue
 end
 
 local function checks_key(queue)

@@ -148,11 +148,19 @@ local function open_jobs()
     return field_of(expiries_key(queue), id)
   end
 
+  -- What plz_ holds of a job, or nil.
+  function jobs.exact_of(queue, id)
+    return field_of(exact_key(queue), id)
+  end
+
   -- Remove the options of a job, if it has any.
   function jobs.free_options(queue, id)
     local key = jobs.key_of(queue, id)
     if jobs.expiry_of(queue, id) then
       redis.call('HDEL', expiries_key(queue), id)
+    end
+    if jobs.exact_of(queue, id) then
+      redis.call('HDEL', exact_key(queue), id)
     end
     if key then
       redis.call('HDEL', keys_key(queue), id)

@@ -180,7 +180,7 @@ function scripts.delete_queue()
   end
   redis.call('ZREM', queues_key(queue), queue)
   local gone = { jobs_key(queue), updates_key(queue) }
-  redis.call('UNLINK', holders_key(queue), expiries_key(queue), checks_key(queue))
+  redis.call('UNLINK', holders_key(queue), expiries_key(queue), exact_key(queue), checks_key(queue))
   drop(keys_key(queue), queue)
   for priority = 1, MOST_PRIORITIES do
     gone[#gone + 1] = runs_key(queue, priority)

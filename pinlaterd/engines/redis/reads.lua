@@ -230,6 +230,7 @@ function scripts.lookup()
           tonumber(state), since, job.al or 1, job.ar or 0, job.cs, job.ca or since,
           job.ra or since, job.ua or since, claim or job.cd or false, job.bd or false,
           jobs.key_of(queue, id) or false, jobs.expiry_of(queue, id) or false,
+          jobs.exact_of(queue, id) or false,
         } or -1
         break
       elseif redis.pcall('ZSCORE', set_key(queue, priority, state), id) and has_runs(queue, state) then

@@ -140,10 +140,11 @@ def _whole(field: bytes, most: int, otherwise: int) -> int:
 
 def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
     number, since_ms, allowed, remaining, status, created_ms, run_after_ms, updated_ms, *rest = row
-    state, (claim, body, held, expiry) = JobState(number), rest
+    state, (claim, body, held, expiry, exact) = JobState(number), rest
     pending = state is JobState.PENDING
     expires_at, _, end_reason = (expiry or b"").decode(errors="replace").partition(" ")
-    options = _options(held, int(expires_at) if _NUMBER.match(expires_at) else None)
+    times = (expires_at, *(exact or b" ").decode(errors="replace").split(" "))
+    options = _options(held, *[int(each) if _NUMBER.match(each) else None for each in times])
     return StoredJob(
         key,
         state,
@@ -160,11 +161,12 @@ def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
     )
 
 
-def _options(held: bytes | None, expires_at_ms: int | None) -> JobOptions:
+def _options(held: bytes | None, expires_at_ms: int | None, *exact: int | None) -> JobOptions:
     """Return the options of a job whose key stands behind '=', or '*' if it is of all queues."""
     if held is None:
-        return JobOptions(expires_at_ms=expires_at_ms)
-    return JobOptions(held[1:].decode(errors="replace"), expires_at_ms, held.startswith(b"*"))
+        return JobOptions(None, expires_at_ms, False, *exact[:2])
+    key, of_all = held[1:].decode(errors="replace"), held.startswith(b"*")
+    return JobOptions(key, expires_at_ms, of_all, *exact[:2])
 
 
 def local_id(member: bytes) -> int | None:

@@ -13,7 +13,11 @@ from pinlaterd.engines.sqlite.keys import SCOPE_OF_ALL, KeysOfScope, hash_of
 from pinlaterd.model import EXPIRED, AlikeJobs, Job, JobOptions
 
 _PUT_KEYS = "INSERT INTO options (local_id, key, queue, scope)"
-_PUT = "INSERT INTO options (local_id, key, queue, scope, expires_at, check_at)"
+_EXACT = ("run_after_us", "expires_at_us")
+_PUT = (
+    f"INSERT INTO options (local_id, key, queue, scope, expires_at, check_at, {', '.join(_EXACT)})"
+)
+_USUAL = JobOptions()
 _OF_QUEUE = "options of "  # in front of the queue's number
 _WITHOUT_JOB = "local_id NOT IN (SELECT local_id FROM jobs)"
 _NOT_FOUND = """key IS NOT NULL
@@ -40,6 +44,15 @@ def make_tables(db: sqlite3.Connection) -> None:
     script = resources.files(__package__).joinpath("options.sql").read_text("utf-8")
     for statement in script.split(";\n"):
         db.execute(statement)
+    add_columns(db)
+
+
+def add_columns(db: sqlite3.Connection) -> None:
+    """Add the columns that a file from before them lacks."""
+    there = {name for _, name, *_ in db.execute("PRAGMA table_info(options)")}
+    for column in _EXACT:
+        if column not in there:
+            db.execute(f"ALTER TABLE options ADD COLUMN {column} INTEGER")
 
 
 def note_queue(db: sqlite3.Connection, queue_id: int) -> None:
@@ -62,7 +75,7 @@ def put_options(
 ) -> list[KeysOfScope]:
     """Store the options of jobs; return the keys that they have."""
     alike = jobs.alike.options if isinstance(jobs, AlikeJobs) else None
-    if isinstance(jobs, AlikeJobs) and jobs.keys and alike and alike.expires_at_ms is None:
+    if isinstance(jobs, AlikeJobs) and jobs.keys and alike and _has_key_alone(alike):
         scope = scope_of(alike, queue_id)
         columns = (local_ids, jobs.keys, repeat(queue_id), repeat(scope))
         insert_rows(db, _PUT_KEYS, list(zip(*columns)))  # noqa: B905 - repeat has no end
@@ -73,13 +86,18 @@ def put_options(
         if options:
             scope = scope_of(options, queue_id)
             expires_at_ms = options.expires_at_ms
-            rows.append((local_id, options.key, queue_id, scope, expires_at_ms, expires_at_ms))
+            times = (expires_at_ms, expires_at_ms, options.run_after_us, options.expires_at_us)
+            rows.append((local_id, options.key, queue_id, scope, *times))
             if options.key is not None:
                 keys, ids = found[scope]
                 keys.append(options.key)
                 ids.append(local_id)
     insert_rows(db, _PUT, rows)
     return [KeysOfScope(scope, *columns) for scope, columns in found.items()]
+
+
+def _has_key_alone(options: JobOptions) -> bool:
+    return options._replace(key=None, key_of_all_queues=False) == _USUAL
 
 
 def expired(db: sqlite3.Connection, local_ids: Iterable[int], now_ms: int) -> list[int]:

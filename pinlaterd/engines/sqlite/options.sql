@@ -6,6 +6,7 @@
 --   expires_at  from when on the job is not handed out any more
 --   check_at    when maintenance looks at that job next; NULL: never. Of a PENDING job: expires_at
 --   end_reason  why the job ended, if that needs saying
+--   run_after_us, expires_at_us  both times in microseconds, as the client gave them
 CREATE TABLE IF NOT EXISTS options (
     local_id   INTEGER PRIMARY KEY,
     queue      INTEGER NOT NULL,
@@ -13,7 +14,9 @@ CREATE TABLE IF NOT EXISTS options (
     key        TEXT,
     expires_at INTEGER,
     check_at   INTEGER,
-    end_reason TEXT
+    end_reason TEXT,
+    run_after_us  INTEGER,
+    expires_at_us INTEGER
 );
 CREATE INDEX IF NOT EXISTS options_to_check ON options (queue, check_at)
 WHERE check_at IS NOT NULL;

@@ -43,8 +43,12 @@ log = logging.getLogger(__name__)
 _STEPS_PER_LOOK = 10_000
 _RUNS_A_READ = 500
 
-_SOUND, _SOUND_TIMES = struct.Struct(">bii").pack, struct.Struct(">qqqq").pack  # as in an answer
-_OPTIONS = f"options.key, options.expires_at, options.scope = {SCOPE_OF_ALL}, options.end_reason"
+_SOUND, _SOUND_TIMES = struct.Struct(">bii").pack, struct.Struct(">6q").pack  # as in an answer
+_OPTIONS = (
+    "options.end_reason,"
+    f" options.key, options.expires_at, options.scope = {SCOPE_OF_ALL},"
+    " options.run_after_us, options.expires_at_us"
+)
 _JOIN_OPTIONS = " LEFT JOIN options ON options.local_id = job.local_id"
 
 
@@ -64,7 +68,7 @@ def _select(body: str, options: str, join: str) -> str:
 _SELECTS = {
     (with_body, with_options): _select(
         "job.body" if with_body else "NULL",
-        *((_OPTIONS, _JOIN_OPTIONS) if with_options else ("NULL, NULL, 0, NULL", "")),
+        *((_OPTIONS, _JOIN_OPTIONS) if with_options else ("NULL, NULL, NULL, 0, NULL, NULL", "")),
     )
     for with_body in (False, True)
     for with_options in (False, True)
@@ -82,15 +86,16 @@ def stored_jobs(
     """Yield a queue's jobs of these ids, in no order, but for those that hold what no job has.
     `with_options`: if it may have jobs with options."""
     rows = db.execute(_SELECTS[with_body, with_options], (id_list(local_ids), queue_id))
-    for priority, local_id, state, *rest, key, expires_at_ms, of_all, end_reason in rows:
+    for priority, local_id, state, *rest in rows:
+        *fields, end_reason, key, expires_at_ms, of_all, run_after_us, expires_at_us = rest
         try:
-            job = StoredJob(JobKey(priority, local_id), JobState(state), *rest)
-            options = JobOptions(key, expires_at_ms, bool(of_all))
+            job = StoredJob(JobKey(priority, local_id), JobState(state), *fields)
+            options = JobOptions(key, expires_at_ms, bool(of_all), run_after_us, expires_at_us)
             if options != _USUAL:
                 job = job._replace(options=options, end_reason=end_reason)
             _SOUND(priority, job.attempts_allowed, job.attempts_remaining)
-            times = job.created_at_ms, job.run_after_ms, job.updated_at_ms, expires_at_ms or 0
-            _SOUND_TIMES(*times)
+            times = [expires_at_ms or 0, run_after_us or 0, expires_at_us or 0]
+            _SOUND_TIMES(job.created_at_ms, job.run_after_ms, job.updated_at_ms, *times)
             texts = job.custom_status, job.claim_descriptor or "", key or "", job.end_reason or ""
             if {*map(type, texts)} != {str} or type(job.body or b"") is not bytes:
                 raise ValueError(texts)

@@ -42,6 +42,28 @@ def test_an_expiry_is_kept_with_the_job(store: EngineHarness, clock: FakeClock):
     searcher.close()
 
 
+def test_times_in_microseconds_are_kept_with_the_job(store: EngineHarness):
+    later_us = 1000 * store.now_ms + 60_000_123
+    exact = [
+        JobOptions("k", later_us // 1000, run_after_us=later_us, expires_at_us=later_us + 1),
+        JobOptions("l", key_of_all_queues=True, run_after_us=later_us),
+        JobOptions(run_after_us=0, expires_at_us=later_us),
+        JobOptions(None, later_us // 1000, expires_at_us=later_us),
+        JobOptions("m"),
+    ]
+
+    keys = store.enqueue_keyed(*[Job(b"x", options=options) for options in exact])
+    store.reopen()
+
+    assert [store.job(key).options for key in keys] == exact
+    store.succeed(*[one.key for one in store.claim()])
+    assert [store.job(key).options for key in keys] == exact
+    searcher = store.engine.searcher()()
+    found = searcher.scan(Search(QUEUE, JobState.SUCCEEDED))
+    assert {job.options for job in found} == {*exact}
+    searcher.close()
+
+
 def test_jobs_without_a_key_are_stored_each_time(store: EngineHarness):
     later_ms = store.now_ms + 60_000
 

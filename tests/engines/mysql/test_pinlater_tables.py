@@ -232,6 +232,20 @@ def test_a_key_whose_job_pinlater_deleted_is_free(old: EngineHarness, stranger: 
     assert old.job(new).options == JobOptions("k")
 
 
+def test_a_table_of_options_from_before_its_last_columns_gets_them(
+    old: EngineHarness, stranger: Any, table: str
+):
+    [key] = old.enqueue_keyed(keyed("k"))
+    options = table.replace("jobs_p1", "options")
+    stranger.execute(f"ALTER TABLE {options} DROP run_after_us, DROP expires_at_us")
+    old.reopen()
+
+    assert old.job(key).options == JobOptions("k")
+    exact = JobOptions("l", run_after_us=1_234_567)
+    [key] = old.enqueue_keyed(Job(b"x", options=exact))
+    assert old.job(key).options == exact
+
+
 def test_rows_that_a_hand_left_half_empty_break_no_call(
     old: EngineHarness, stranger: Any, table: str, clock: FakeClock
 ):

@@ -11,7 +11,7 @@ import pytest
 from pinlaterd.engines.base import Batch, Finding, KeyedEnqueueOp
 from pinlaterd.engines.sqlite import keys
 from pinlaterd.errors import QueueNotFound, StorageNotCommitted
-from pinlaterd.model import JobKey, JobState
+from pinlaterd.model import Job, JobKey, JobOptions, JobState
 from tests.conformance.engine.harness import QUEUE, EngineHarness, keyed
 
 
@@ -30,6 +30,23 @@ def test_a_file_has_no_table_of_keys_before_the_first(
     assert not _has_table(stranger)
     store.enqueue_keyed(keyed("k"))
     assert _has_table(stranger)
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_table_from_before_its_last_columns_gets_them(
+    store: EngineHarness, stranger: sqlite3.Connection, is_used: bool
+):
+    store.enqueue_keyed(keyed("k"))
+    store.engine.close()
+    for column in ("run_after_us", "expires_at_us"):
+        stranger.execute(f"ALTER TABLE options DROP COLUMN {column}")
+    if not is_used:
+        stranger.execute("DELETE FROM meta WHERE key GLOB 'options of *'")
+    store.reopen()
+
+    exact = JobOptions("l", run_after_us=1_234_567)
+    [key] = store.enqueue_keyed(Job(b"x", options=exact))
+    assert store.job(key).options == exact
 
 
 def test_a_commit_that_fails_leaves_neither_table_nor_keys(
