@@ -3,8 +3,8 @@
 Any order of enqueue, dequeue, ack, checkpoint, finish, retry, delete and kill -9 of a shard leaves
 the same jobs in the same states as the model, which is a dictionary. What the service may choose
 (which shard, which of equal jobs, what the limit of a retry or delete cuts off) the model learns
-from its answers, after checking that the choice was allowed. Each engine is walked by a test in a
-file of its own, so that they run side by side.
+from its answers, after checking that the choice was allowed. One engine is enough: engine_model
+compares what each of them stores.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+
+import pytest
 
 from pinlaterd.client import AckInfo, CheckpointInfo, ClaimedJob, Client, Job, JobRecord, JobState
 from pinlaterd.model import FinishInfo, FinishOutcome, JobDescriptor
@@ -25,25 +24,15 @@ from tests.checker.history import Settings
 from tests.conftest import WaitUntil
 from tests.deployment import MOST_PATIENT, Deployment, claim, serving
 
+pytestmark = pytest.mark.service
+
 PRIORITIES = (1, 2, 3)
 HOUR_MS = 3_600_000
 STEPS = 250
 STEPS_BETWEEN_COMPARISONS = 10
 SHARDS = ("walk-1", "walk-2", "walk-3")
 SILENCE_SECONDS = Settings.silence_seconds
-
-
-class Keeps(NamedTuple):
-    """What an engine keeps of a custom status."""
-
-    status_chars: int
-    acks_replace_status: bool
-
-    def status(self, first: str, then: str) -> str:
-        return (first + then)[: self.status_chars]
-
-
-SQL_KEEPS = Keeps(status_chars=5000, acks_replace_status=False)
+STATUS_CHARS = 5000
 
 
 @dataclass
@@ -56,7 +45,6 @@ class ModelJob:
     attempts_remaining: int
     status: str
     due: bool
-    keeps: Keeps
     state: JobState = JobState.PENDING
     claim: str | None = None
 
@@ -72,7 +60,7 @@ class ModelJob:
         self.state, self.claim, self.due = JobState.PENDING, None, due
 
     def append_status(self, text: str) -> None:
-        self.status = self.keeps.status("" if self.keeps.acks_replace_status else self.status, text)
+        self.status = _cut(self.status + text)
 
 
 @dataclass
@@ -83,7 +71,6 @@ class Walk:
     queue: str
     restart_shard: Callable[[], None]
     chance: random.Random
-    keeps: Keeps
     jobs: dict[str, ModelJob] = field(default_factory=dict)
     claimed: list[ClaimedJob] = field(default_factory=list)  # also those that have ended since
     serial: int = 0
@@ -105,7 +92,6 @@ class Walk:
                 attempts_remaining=job.attempts_allowed,
                 status=job.custom_status,
                 due=job.run_after_ms is None or job.run_after_ms <= _now_ms(),
-                keeps=self.keeps,
             )
 
     def dequeue(self) -> None:
@@ -249,7 +235,7 @@ class Walk:
         records = self.client.lookup(self.jobs, include_body=True)
         assert records.keys() == self.jobs.keys()
         for descriptor, model in self.jobs.items():
-            assert _seen(records[descriptor], self.keeps) == model, descriptor
+            assert _seen(records[descriptor]) == model, descriptor
             self.met.add(model.state)
         for state in JobState:
             for due in (True, False):
@@ -309,6 +295,10 @@ class Walk:
         return model if holds and model and model.claim == job.claim_descriptor else None
 
 
+def _cut(status: str) -> str:
+    return status[:STATUS_CHARS]
+
+
 def _apply_checkpoint(model: ModelJob, info: CheckpointInfo) -> None:
     due = info.run_after_ms is None or info.run_after_ms <= _now_ms()
     model.due = due
@@ -317,12 +307,12 @@ def _apply_checkpoint(model: ModelJob, info: CheckpointInfo) -> None:
     if info.attempts is not None:
         model.attempts_allowed = model.attempts_remaining = info.attempts
     if info.prepend_custom_status is not None:
-        model.status = model.keeps.status(info.prepend_custom_status, model.status)
+        model.status = _cut(info.prepend_custom_status + model.status)
     if info.move_to_pending:
         model.to_pending(due=due)
 
 
-def _seen(record: JobRecord, keeps: Keeps) -> ModelJob:
+def _seen(record: JobRecord) -> ModelJob:
     parsed = JobDescriptor.parse(record.descriptor)
     assert parsed is not None
     assert record.body is not None
@@ -333,7 +323,6 @@ def _seen(record: JobRecord, keeps: Keeps) -> ModelJob:
         attempts_remaining=record.attempts_remaining,
         status=record.custom_status,
         due=record.run_after_ms <= _now_ms(),
-        keeps=keeps,
         state=record.state,
         claim=record.claim_descriptor,
     )
@@ -349,14 +338,17 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-@contextmanager
-def running(folder: Path, shard: Mapping[str, object]) -> Iterator[Deployment]:
-    """A service of SHARDS, each with these settings of etc/shards.yaml."""
-    with serving(folder, shards=dict.fromkeys(SHARDS, shard), settings=MOST_PATIENT) as deployment:
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    shards: dict[str, dict[str, object]] = {name: {"engine": "sqlite"} for name in SHARDS}
+    with serving(tmp_path_factory.mktemp("d"), shards=shards, settings=MOST_PATIENT) as deployment:
         yield deployment
 
 
-def check_service(deployment: Deployment, seed: int, wait_until: WaitUntil, keeps: Keeps) -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_order_of_calls_leaves_what_the_model_has(
+    deployment: Deployment, seed: int, wait_until: WaitUntil
+):
     """Walk STEPS calls on a new queue, with a shard killed now and then."""
     chance = random.Random(seed)
     queue = f"walk_{seed}"
@@ -370,7 +362,7 @@ def check_service(deployment: Deployment, seed: int, wait_until: WaitUntil, keep
 
     with deployment.client("walker") as client:
         client.create_queue(queue)
-        walk = Walk(client, queue, restart_shard, chance, keeps)
+        walk = Walk(client, queue, restart_shard, chance)
         steps = {
             walk.enqueue: 25,
             walk.dequeue: 25,
