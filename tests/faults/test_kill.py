@@ -15,10 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pinlaterd.client import ConnectionFailed, JobState, PinLaterError
-from pinlaterd.model import JobDescriptor
+from pinlaterd.client import ConnectionFailed, PinLaterError
 from tests.conftest import WaitUntil
-from tests.deployment import Deployment, claim
+from tests.deployment import Deployment
 from tests.faults.load import Load
 
 pytestmark = pytest.mark.service
@@ -62,19 +61,6 @@ def test_a_router_that_starts_without_a_coordinator_serves(
     load.check(claims_may_be_lost=True)
 
 
-def test_a_shard_killed_again_and_again_loses_nothing(
-    deployment: Deployment, load: Load, wait_until
-):
-    with load.running():
-        for _ in range(2):
-            load.advance()
-            killed = deployment.kill("shard-1")
-            wait_until(lambda pid=killed: deployment.pids().get("shard-1", pid) != pid)
-        deployment.wait_until_serving(seconds=BACK_SECONDS)
-
-    load.check(claims_may_be_lost=True)
-
-
 def test_all_processes_killed_at_once_lose_nothing(deployment: Deployment, load: Load, wait_until):
     with load.running():
         deployment.kill_programs()
@@ -110,44 +96,6 @@ def test_everything_killed_comes_back_with_up(deployment: Deployment, load: Load
         deployment.up()
 
     load.check(claims_may_be_lost=True)
-
-
-def test_local_ids_are_never_used_twice(
-    deployment: Deployment, queue: str, tmp_path: Path, wait_until
-):
-    with deployment.client() as client:
-
-        def newest_id_on_shard_1() -> int:
-            while True:
-                [text] = client.enqueue(queue, [b"x"])
-                descriptor = JobDescriptor.parse(text)
-                assert descriptor is not None
-                if descriptor.shard == "1":
-                    return descriptor.local_id
-
-        first = newest_id_on_shard_1()
-        file, copy = deployment.folder / "data/shard-1.sqlite", tmp_path / "copy"
-        deployment.supervisorctl("stop", "shard-1")
-        shutil.copy(file, copy)
-        deployment.supervisorctl("start", "shard-1")
-        deployment.wait_until_serving(seconds=BACK_SECONDS)
-        before = newest_id_on_shard_1()
-        # What was the greatest id must not be forgotten with its job.
-        client.delete_jobs(queue, JobState.PENDING)
-
-        killed = deployment.kill("shard-1")
-        wait_until(lambda: deployment.pids().get("shard-1", killed) != killed)
-        deployment.wait_until_serving(seconds=BACK_SECONDS)
-        after_kill = newest_id_on_shard_1()
-        client.delete_jobs(queue, JobState.PENDING)
-
-        deployment.supervisorctl("stop", "shard-1")
-        shutil.copy(copy, file)
-        deployment.supervisorctl("start", "shard-1")
-        deployment.wait_until_serving(seconds=BACK_SECONDS)
-        after_restored_copy = newest_id_on_shard_1()
-
-    assert first < before < after_kill < after_restored_copy
 
 
 DEEP_JOBS = 300_000
@@ -212,23 +160,3 @@ def test_a_killed_shard_answers_at_once_however_many_jobs_it_holds(
 
         wait_until(lambda: answers("1"))
         assert any(is_quick() for _ in range(TRIES))
-
-
-def test_a_claim_whose_answer_died_with_the_router_comes_back_after_its_time_out(
-    new_deployment, wait_until
-):
-    deployment = new_deployment(1, queues={"brief": {"job_claimed_timeout_seconds": 1}})
-    deployment.up()
-    with deployment.client() as client:
-        client.create_queue("brief")
-        [descriptor] = client.enqueue("brief", [b"x"])
-        [first] = claim(client, "brief")
-
-        deployment.kill("router")  # and with it, say, the worker
-        deployment.wait_until_serving(seconds=BACK_SECONDS)
-
-        [second] = claim(client, "brief")
-
-    assert (second.descriptor, second.body) == (descriptor, b"x")
-    assert second.attempts_remaining == first.attempts_remaining - 1
-    assert second.claim_descriptor != first.claim_descriptor

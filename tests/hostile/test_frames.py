@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pinlaterd.errors import PinLaterError
-from pinlaterd.model import CallContext, Job, LookupRequest, Method
+from pinlaterd.model import CallContext, LookupRequest, Method
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.compact import from_binary
 from tests.deployment import Deployment
@@ -287,25 +287,6 @@ def test_clients_that_hang_up_before_the_answer(deployment: Deployment):
             connection.socket.setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
             )
-
-
-def test_jobs_of_a_client_that_hung_up_go_to_the_next(deployment: Deployment, wait_until):
-    with deployment.client() as client:
-        client.create_queue("hung_up")
-        # A claim that came before its client's end costs an attempt.
-        descriptors = set(client.enqueue("hung_up", [Job(b"x", attempts_allowed=100)] * 50))
-        dequeue = valid_calls("hung_up")[3]
-        for _ in range(50):
-            with RawConnection(deployment.port) as connection:
-                connection.send(framed(dequeue))
-
-        claimed: set[str] = set()
-
-        def all_came() -> bool:
-            claimed.update(job.descriptor for job in client.dequeue("hung_up", limit=100))
-            return claimed == descriptors
-
-        wait_until(all_came)
 
 
 def test_a_client_that_never_reads_its_answers(
