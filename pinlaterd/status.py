@@ -26,7 +26,7 @@ _LIMITED = "_dequeue_requests_rate_limited"
 _LIMITS = ("rate_limit", "in_progress_limit", "pending_limit")
 _COUNTING = "shard_queues_counting"  # every shard that has looked at its store has it
 
-_PAUSED_AT = re.compile(r".*T([0-9]{2}:[0-9]{2}):[0-9]{2}Z")
+_PAUSED_AT = re.compile(r"[0-9]{4}-([0-9]{2}-[0-9]{2})T([0-9]{2}:[0-9]{2}):[0-9]{2}Z")
 
 Facts = dict[str, Any]  # a row of what is shown, as JSON has it
 
@@ -714,7 +714,7 @@ def _verdict(
         view = view._replace(
             is_paused=True,
             paused_by=pause.by,
-            paused_at=_PAUSED_AT.sub(r"\1", pause.at),
+            paused_at=_PAUSED_AT.sub(r"\1 \2", pause.at),
             pause_reason=pause.reason,
         )
     return judge(view)

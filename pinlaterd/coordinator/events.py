@@ -147,8 +147,8 @@ def changes_between(before: Config, after: Config) -> Mapping[str, str]:
     for queue in sorted(before.queues.keys() | after.queues.keys()):
         settings = after.queue(queue)
         if differing := _differing(before.queue(queue), settings):
-            said = [f"{queue}: {one} {_said(getattr(settings, one))}" for one in differing]
-            found[queue] = ", ".join(said)[:_MOST_TEXT_CHARS]
+            said = ", ".join([f"{one} {_said(getattr(settings, one))}" for one in differing])
+            found[queue] = f"{queue}: {said}"[:_MOST_TEXT_CHARS]
     if len(found) > _MOST_QUEUES:
         texts.append(f"settings of {how_many(len(found), 'queue')}")
         found.clear()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from pinlaterd.coordinator.events import Event, merged_events
 from pinlaterd.coordinator.history import (
     KINDS,
     LONG_STEP_MS,
+    PROCESS,
     QUEUE,
     SHARD,
     STEP_MS,
@@ -88,8 +90,12 @@ class Overview:
         self._ask_others = ask_others
         self._details = details
         self._path = path
+        has_run_before = path.exists()
         self.history = load_history(path, config_of().server.history_mib * MIB)
         self.events = self.history.events
+        if has_run_before:
+            told = f"coordinator restarted, pid {os.getpid()}"
+            self.events.add(clock.now_ms(), PROCESS.name, "coordinator", told)
         self._workers = Workers(clock, self._gather_details, config_of)
         self._sampler = Sampler(clock, take, self.history)
         self._next: asyncio.TimerHandle | None = None

@@ -111,14 +111,14 @@ def heading(window: FailureWindow, queue: str) -> str:
     return f"{queue}: {text.many(window.failed, 'job has', 'jobs have')} failed"
 
 
-def explained(window: FailureWindow, by: str, within: str) -> str:
+def explained(window: FailureWindow, by: str, within: str, now_ms: int) -> str:
     """Return which jobs are grouped, and by what."""
     words = {"message": "by what they say", "place": "by where", "worker": "by who ran them"}
     if window.times_ms is None:
         return (
             "None of them failed within this range." if window.failed else "Nothing to mend here."
         )
-    first, last = map(text.clock_time, window.times_ms)
+    first, last = (text.clock_time(at_ms, now_ms) for at_ms in window.times_ms)
     grouped = len(window.failures)
     which = f"All {grouped:,}" if window.is_whole else f"The newest {grouped:,}"
     if window.is_whole and RANGES.get(within) is not None:
@@ -171,7 +171,7 @@ def _row(window: FailureWindow, by: Grouping, group: FailureGroup, *, is_named: 
 
 def command_of(queue: str, by: str, window: FailureWindow) -> str:
     """Return the command that shows the same."""
-    since = "" if window.since_ms is None else f" --since {text.iso(window.since_ms)}"
+    since = "" if window.since_ms is None else f" --since {text.iso_ms(window.since_ms)}"
     return (
         f"pinlater-admin job failures {queue}" + (f" --by {by}" if by != "message" else "") + since
     )
@@ -199,7 +199,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             "failures.html",
             queue=queue,
             heading=heading(window, queue),
-            explained=explained(window, by, within),
+            explained=explained(window, by, within, site.clock.now_ms()),
             failed=window.failed,
             by=by,
             within=within,

@@ -212,7 +212,7 @@ class MendPages:
             queue=selection.queue,
             what=what,
             title=f"{what.capitalize()} {_jobs(found, selection)} of {selection.queue}?",
-            words=in_words(selection),
+            words=in_words(selection, self._site.clock.now_ms()),
             effect=await self._effect(selection.queue, found.jobs) if what == "retry" else "",
             found=found,
             samples=self._samples(request, found),
@@ -356,7 +356,7 @@ class MendPages:
             "op.html",
             op=operation,
             headline=await self._headline(operation),
-            words=in_words(selection, hidden),
+            words=in_words(selection, self._site.clock.now_ms(), hidden),
             jobs_path=f"/q/{selection.queue}" if hidden else list_of(selection),
             seen=operation.seen,
             buttons=buttons,
@@ -635,7 +635,7 @@ def _page_before(request: web.Request) -> str:
     return own_path(page._replace(scheme="", netloc="").geturl()) if is_ours else ""
 
 
-def in_words(selection: Selection, hidden: str = "") -> str:
+def in_words(selection: Selection, now_ms: int, hidden: str = "") -> str:
     """Say which jobs a selection is for, without what the pattern `hidden` hides."""
     choice, told = selection.choice, []
     if choice.message is not None:
@@ -650,12 +650,13 @@ def in_words(selection: Selection, hidden: str = "") -> str:
     if choice.descriptors is not None:
         told.append(f"{how_many(len(choice.descriptors), 'job')} by name")
     if choice.ended_since_ms is not None:
-        told.append(f"since {text.clock_time(choice.ended_since_ms)}")
+        told.append(f"since {text.clock_time(choice.ended_since_ms, now_ms)}")
     if choice.ended_before_ms is not None:
         ended = "failed" if selection.job_state is JobState.FAILED else "ended"
-        told.append(f"{ended} before {text.clock_time(choice.ended_before_ms)}; later ones stay")
+        before = text.clock_time(choice.ended_before_ms, now_ms)
+        told.append(f"{ended} before {before}; later ones stay")
     if selection.unchanged_since_ms is not None:
-        since = text.clock_time(selection.unchanged_since_ms)
+        since = text.clock_time(selection.unchanged_since_ms, now_ms)
         told.append(f"unchanged since {since}; later ones stay")
     return redacted_text(", ".join(told), hidden)
 
@@ -672,10 +673,10 @@ def command_of(what: str, selection: Selection, first_jobs: int) -> str:
         "--worker": choice.worker,
         "--status-regex": choice.status_regex,
         "--body-regex": selection.body_regex,
-        "--since": choice.ended_since_ms and text.iso(choice.ended_since_ms),
-        "--before": choice.ended_before_ms and text.iso(choice.ended_before_ms),
+        "--since": choice.ended_since_ms and text.iso_ms(choice.ended_since_ms),
+        "--before": choice.ended_before_ms and text.iso_ms(choice.ended_before_ms),
         "--unchanged-since": selection.unchanged_since_ms
-        and text.iso(selection.unchanged_since_ms),
+        and text.iso_ms(selection.unchanged_since_ms),
         "--first": None if choice.descriptors else str(first_jobs),
     }
     for name, value in options.items():

@@ -83,7 +83,8 @@ def problem_of(request: web.Request, error: Exception, user: UserSettings | None
             return PageProblem(HTTPStatus.INSUFFICIENT_STORAGE, "The disk is full.", cure)
         case ConnectionFailed() | PinLaterError():
             cure = "`pinlaterd status` says what runs. Load this page again once it serves."
-            return PageProblem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), cure)
+            what = f"{str(error)[:1].upper()}{str(error)[1:]}"
+            return PageProblem(HTTPStatus.SERVICE_UNAVAILABLE, what, cure)
         case _:
             log.error("%s %s: a defect", request.method, raw_path(request), exc_info=error)
             what, cure = "This page has a defect.", "The log of the process `web` says more."

@@ -174,7 +174,7 @@ class Site:
     ) -> web.Response:
         """Return a page of a template that extends base.html. `queue`: that the page is of, and may
         change; ALL_QUEUES: all."""
-        user, config = request.get(USER), self.config
+        user, config, now_ms = request.get(USER), self.config, self.clock.now_ms()
         theme, read_only = request.cookies.get("theme", ""), self._why_read_only(request, queue)
         frame: dict[str, object] = {
             "nav": [(title, path) for title, path in _NAV if path in self._paths],
@@ -190,7 +190,8 @@ class Site:
             "keys": "off" if request.cookies.get("keys") == "off" else "on",
             "version": __version__,
             "age": self.frames.age_seconds,
-            "as_of": self.clock.now_ms() - 1000 * (self.frames.age_seconds or 0.0),
+            "now_ms": now_ms,
+            "as_of": now_ms - 1000 * (self.frames.age_seconds or 0.0),
             "here": request.path_qs,
             "away": self.frames.problem if self.frames.last is not None else "",
         }

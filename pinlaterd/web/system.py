@@ -19,6 +19,7 @@ from pinlaterd.web.site import ALL_QUEUES, USER, Site
 
 _SERVING = "serving"
 _MOST_EVENTS = 50
+_DAY_MS = 86_400_000
 _OF_QUEUES = ("config", "mend")  # kinds of events that name queues
 # Rickover's variable: a page that operators want to see here, too.
 _FRAME_VARIABLE = "HOMEPAGE_IFRAME_URL"
@@ -48,9 +49,9 @@ SHARD_COLUMNS = (
 )
 PROCESS_COLUMNS = (
     PartColumn("state", "state", lambda process: process["state"]),
-    PartColumn("cpu", "CPU", lambda process: f"{process['cpu_percent']:.1f} %", is_figure=True),
-    PartColumn("memory", "memory", lambda process: text.size(process["rss_bytes"]), is_figure=True),
-    PartColumn("pid", "pid", lambda process: str(process["pid"] or text.UNKNOWN), is_figure=True),
+    PartColumn("cpu", "CPU", lambda process: _if_up(process, "cpu_percent", "{:.1f} %"), True),
+    PartColumn("memory", "memory", lambda process: text.size(process["rss_bytes"] or None), True),
+    PartColumn("pid", "pid", lambda process: _if_up(process, "pid", "{}"), True),
 )
 
 
@@ -66,6 +67,11 @@ def shard_state(shard: Facts) -> tuple[str, str]:
 def process_state(process: Facts) -> tuple[str, str]:
     """Return the state of a process for the style, and in words."""
     return ("well" if process["state"] == _SERVING else "stopped"), process["state"]
+
+
+def _if_up(process: Facts, fact: str, words: str) -> str:
+    """Return a fact of a process; one that has ended has none, but its last pid is known."""
+    return words.format(process[fact]) if process["rss_bytes"] else text.UNKNOWN
 
 
 def _jobs(shard: Facts, state: str) -> str:
@@ -93,10 +99,10 @@ def routes(site: Site) -> list[web.RouteDef]:
     async def show(request: web.Request) -> web.StreamResponse:
         frame, user = await site.frames.now(), request.get(USER)
         status = await site.frames.ask("/status.json?servers=all") or {}
-        marks = await site.frames.ask("/events.json?servers=all") or {}
+        marks = await site.frames.ask("/events.json?servers=all")
         events = [
             one
-            for one in marks.get("events", ())
+            for one in (marks or {}).get("events", ())
             if one["kind"] not in _OF_QUEUES or may(user, "view", one["about"])
         ]
         processes = frame.facts["processes"]
@@ -110,9 +116,12 @@ def routes(site: Site) -> list[web.RouteDef]:
             processes=processes,
             shard_columns=SHARD_COLUMNS,
             process_columns=PROCESS_COLUMNS,
-            restarts={one["name"]: _restarts(one["name"], marks) for one in processes},
+            restarts={
+                one["name"]: _restarts(one["name"], marks, site.clock.now_ms()) for one in processes
+            },
             notes=_notes(status, may_name_queues=may_with_all_queues(user, "view")),
             events=list(reversed(events))[:_MOST_EVENTS],
+            is_known=marks is not None,
             job_types=[
                 one for one in site.config.newest_job_types() if may(user, "view", one.queue)
             ],
@@ -126,13 +135,15 @@ def routes(site: Site) -> list[web.RouteDef]:
     return [site.page("/system", show)]
 
 
-def _restarts(process: str, marks: Facts) -> str:
-    """Return how often a process was restarted, as far as marks of that are kept."""
-    if "events" not in marks:
+def _restarts(process: str, marks: Facts | None, now_ms: int) -> str:
+    """Return how often a process was restarted in the last day, as far as marks of that are
+    kept."""
+    if marks is None:
         return text.UNKNOWN
     # Of several servers both begin with the server's name.
     begin = f"{process.replace('/', ': ')} restarted"
-    return text.number(sum(one["text"].startswith(begin) for one in marks["events"]))
+    of_day = (one for one in marks["events"] if one["at_ms"] >= now_ms - _DAY_MS)
+    return text.number(sum(one["text"].startswith(begin) for one in of_day))
 
 
 class Note(NamedTuple):

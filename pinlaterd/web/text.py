@@ -14,6 +14,7 @@ _WORDS = (
 )
 _SHORT_FROM = 1_000_000
 _LEAST_POINTS = 6  # of a line
+_DAY_MS = 86_400_000
 
 
 def number(value: float | None) -> str:
@@ -87,9 +88,9 @@ def word(count: int) -> str:
     return _WORDS[count] if count < len(_WORDS) else f"{count:,}"
 
 
-def clock_time(ms: float) -> str:
-    """Return a time of day, UTC."""
-    return _utc(ms).strftime("%H:%M:%S")
+def clock_time(ms: float, now_ms: float) -> str:
+    """Return a time of day, UTC, with its date unless that is within a day of now."""
+    return _utc(ms).strftime("%H:%M:%S" if abs(now_ms - ms) < _DAY_MS else "%m-%d %H:%M:%S")
 
 
 def exact(ms: float) -> str:
@@ -100,6 +101,11 @@ def exact(ms: float) -> str:
 def iso(ms: float) -> str:
     """Return a time as programs read it."""
     return _utc(ms).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def iso_ms(ms: int) -> str:
+    """Return a time as commands take it, which is just the same."""
+    return f"{_utc(ms):%Y-%m-%dT%H:%M:%S}.{ms % 1000:03}Z"
 
 
 def _utc(ms: float) -> datetime:

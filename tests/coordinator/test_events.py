@@ -85,7 +85,7 @@ def test_a_configuration_says_what_it_changes_and_no_secret():
     assert text.startswith("admin_password_hash, shard 1: dequeue_only, shard 1: passwd, ")
     assert "shard 2 removed, shard 3 added" in text
     assert "mail: max_jobs_per_second 5," in changes["mail"]
-    assert "mail: paused on, mail: paused_by ada" in changes["mail"]
+    assert ", paused on, paused_by ada" in changes["mail"]
     assert "secret" not in str(changes)
     assert changes_between(after, after) == {"": "the files"}
     many = Config(queues={f"q{number}": limited for number in range(30)})

@@ -74,7 +74,7 @@ def test_a_paused_queue_says_who_paused_it_and_why(deployment, client, row_of, w
     wait_until(lambda: row_of("reports").get("verdict", {}).get("kind") == "paused")
 
     text = row_of("reports")["verdict"]["text"]
-    assert re.fullmatch(r'Paused by ada, [0-9:]{5}: "disk check"', text)
+    assert re.fullmatch(r'Paused by ada, [0-9]{2}-[0-9]{2} [0-9:]{5}: "disk check"', text)
     assert "Paused by ada" in deployment.admin("queue", "list", "--long")
     assert "Paused by ada" in deployment.admin("queue", "stats", "reports", "--seconds", "0.1")
     assert "Paused by ada" in deployment.admin("top", "--once")
@@ -176,6 +176,7 @@ def test_history_and_marks_outlive_a_restart_of_the_coordinator(
     deployment.admin("restart", "coordinator")
 
     assert marks()[: len(marked)] == marked
+    assert marks()[len(marked)].startswith("coordinator restarted")
     again = page("/history.json?queue=past")
     assert 7 in again["series"]["ready"]
     assert again["step_ms"] == 5_000

@@ -152,8 +152,8 @@ async def _groups_while_older_jobs_are_read() -> None:
     windows = failures.FailureWindows(cast("Any", site))
 
     first = await windows.of("mail", "", "")
-    assert "The newest 1, " in failures.explained(first, "message", "")
-    assert "load the page again" in failures.explained(first, "message", "")
+    assert "The newest 1, " in failures.explained(first, "message", "", clock.now_ms())
+    assert "load the page again" in failures.explained(first, "message", "", clock.now_ms())
     clock.advance(60)
     await windows.of("mail", "", "")
     assert len(asked) == 2  # the search goes on, however long it takes
@@ -162,7 +162,7 @@ async def _groups_while_older_jobs_are_read() -> None:
     while whole.call is not None:
         with contextlib.suppress(ConnectionFailed):  # then the next viewer's search begins again
             whole = await windows.of("mail", "", "")
-    assert "All 2, " in failures.explained(whole, "message", "")
+    assert "All 2, " in failures.explained(whole, "message", "", clock.now_ms())
     assert [row.jobs for row in failures.rows_of(whole, "message", 1_000)] == [2]
     assert len(first.failures) == 1
     calls = len(asked)

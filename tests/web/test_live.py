@@ -125,6 +125,7 @@ def test_a_frozen_coordinator_is_said_and_its_figures_stay(dashboard, visitor, w
         assert page.status == 200
         assert 'class="stale"' in page.body
         assert "These figures are old" in page.text
+        assert "Not known: the coordinator does not answer." in visitor.get("/system").text
     with stream(dashboard, "overview") as overview:
         wait_until(lambda: overview.beat()["age"] < 2)
     dashboard.wait_until_serving()  # it takes processes for silent that reported meanwhile

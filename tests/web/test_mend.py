@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -122,8 +123,11 @@ def test_the_command_for_jobs_that_wait_has_the_cut_off_of_the_preview(client, v
 
     page = look(visitor, f"/mend?action=delete&queue={queue}&state=pending")
 
-    command = rf"job delete {queue} pending --unchanged-since \d{{4}}-\d\d-\d\dT[\d:]+Z --first 10"
-    assert re.search(command, page.text)
+    command = rf"job delete {queue} pending --unchanged-since (\S+Z) --first 10"
+    said = re.search(command, page.text)
+    [cut_off_ms] = re.findall(r'name="before" value="(\d+)"', page.body)
+    assert said
+    assert round(datetime.fromisoformat(said[1]).timestamp() * 1000) == int(cut_off_ms)
 
 
 def test_a_mend_keeps_the_filter_of_the_page_before_it(visitor, client, queue, ended):

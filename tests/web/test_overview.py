@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 from pinlaterd.client import AckInfo
+from pinlaterd.web.live import LiveFrame
 from pinlaterd.web.overview import Row, banners_of, most_shown
+from pinlaterd.web.system import cells_of
+from pinlaterd.web.text import clock_time, iso_ms
 from tests.deployment import claim, frozen
 from tests.web.conftest import Visitor
 
@@ -118,6 +121,21 @@ def test_the_system_page_has_shards_processes_and_what_is_wrong(
         load_until(visitor, "/system", lambda page: page.cells.get(state, "serving") != "serving")
         load_until(visitor, "/", lambda page: "shard-2" in page.text)
     dashboard.wait_until_serving()
+
+
+def test_a_process_that_has_ended_has_no_figures():
+    ended = {"name": "web", "state": "stopped", "pid": 7, "cpu_percent": 0.0, "rss_bytes": 0}
+    cells = cells_of(LiveFrame({"shards": [], "processes": [ended]}, 0.0), "", None)
+
+    assert {cells[f"process web {column}"] for column in ("cpu", "memory", "pid")} == {"–"}
+
+
+def test_a_time_of_another_day_has_its_date():
+    at_ms, day_ms = 1_795_724_882_345, 86_400_000
+
+    assert clock_time(at_ms, at_ms + day_ms - 1) == "20:28:02"
+    assert clock_time(at_ms, at_ms + day_ms) == "11-26 20:28:02"
+    assert iso_ms(at_ms) == "2026-11-26T20:28:02.345Z"
 
 
 def test_the_page_of_workers_says_who_asks_and_what_each_holds(dashboard, visitor, wait_until):

@@ -18,7 +18,8 @@ const digits = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const minute = new Intl.DateTimeFormat("en-GB", { timeStyle: "short", timeZone: "UTC" });
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
-const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium", timeZone: "UTC" });
+const DAY_MS = 86_400_000;
+const clock = (ms) => new Date(ms).toISOString().slice(Math.abs(Date.now() - ms) < DAY_MS ? 11 : 5, 19).replace("T", " ");
 
 function duration(ms) {
   const [size, unit] = UNITS.find(([least]) => ms >= least) ?? [1000, "s"];
@@ -152,11 +153,11 @@ function sayMarks(plot, at) {
     const x = plot.valToPos(mark.at_ms / 1000, "x");
     return Math.abs(x - plot.cursor.left) <= NEAR_MARK_PX;
   });
-  const when = clock.format(plot.data[0][at] * 1000);
+  const when = clock(plot.data[0][at] * 1000);
   line.textContent = near.length ? near.map(sentence).join("; ") : `${when} UTC`;
 }
 
-const sentence = (mark) => `▾ ${clock.format(mark.at_ms)} ${mark.text}`;
+const sentence = (mark) => `▾ ${clock(mark.at_ms)} ${mark.text}`;
 
 async function load() {
   try {
