@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.conformance.api import FAILED, PENDING, SUCCEEDED, Client, Deployment, Refused
+from tests.conformance.api import FAILED, Client, Deployment, Refused
 from tests.conftest import WaitUntil
 
 pytestmark = pytest.mark.service
@@ -50,28 +50,6 @@ def test_a_scheduled_job_expires_without_a_dequeue(client: Client, queue, wait_u
 
     assert _now_ms() >= soon
     assert {info.endReason for info in client.lookup(*descriptors).values()} == {"expired"}
-
-
-def test_a_job_may_have_a_key_and_an_expiry(client: Client, queue, wait_until: WaitUntil):
-    job = client.job(b"x", key="k", expiresAtTimestampMillis=_now_ms() - 1)
-
-    (first,), _ = client.enqueue_keyed(queue, job)
-    wait_until(lambda: client.info(first).jobState == FAILED)
-
-    assert client.enqueue_keyed(queue, job) == ([first], [True])
-    assert client.count(queue, PENDING) == 0
-
-
-def test_a_run_that_has_begun_ends_as_its_worker_says(client: Client, queue):
-    [job] = client.enqueue(queue, client.job(b"x", expiresAtTimestampMillis=_now_ms() + 8_000))
-    while not client.dequeue(queue):
-        pass
-    while _now_ms() < client.info(job).expiresAtTimestampMillis:
-        time.sleep(0.01)
-
-    client.ack(queue, [job])
-
-    assert (client.info(job).jobState, client.info(job).endReason) == (SUCCEEDED, None)
 
 
 @pytest.mark.parametrize(

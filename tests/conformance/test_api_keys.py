@@ -6,7 +6,6 @@ import pytest
 
 from tests.conformance.api import (
     FAILED,
-    IN_PROGRESS,
     PENDING,
     STATES,
     SUCCEEDED,
@@ -73,18 +72,6 @@ def test_jobs_are_found_by_their_keys(client: Client, queue, new_queue):
     }
     assert client.lookup_keys(other, "k3")["k3"].jobDescriptor == others
     assert client.lookup_keys("nowhere", "k3") == {}
-
-
-def test_a_job_with_a_key_is_claimed_and_ended_as_any(client: Client, queue):
-    (descriptor,), _ = client.enqueue_keyed(queue, client.job(b"x", key="k", numAttemptsAllowed=2))
-
-    for remaining in (2, 1):
-        [(name, claimed)] = client.dequeue(queue).items()
-        assert (name, claimed.remaining) == (descriptor, remaining)
-        assert client.info(descriptor).jobState == IN_PROGRESS
-        client.ack(queue, failed=[descriptor])
-
-    assert client.info(descriptor).jobState == FAILED
 
 
 @one_engine

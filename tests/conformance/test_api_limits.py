@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from tests.conformance.api import IN_PROGRESS, PENDING, Client, Refused, one_engine
-from tests.conftest import WaitUntil
+from tests.conformance.api import IN_PROGRESS, Client, one_engine
 
 pytestmark = pytest.mark.service
 
 
-def test_no_more_jobs_are_in_progress_than_may_be(client: Client, wait_until: WaitUntil):
-    queue = "two_in_progress"
-    client.create(queue)
-    for number in range(6):
-        client.enqueue(queue, b"%d" % number)
-    taken: list[str] = []
-
-    def take() -> int:
-        taken.extend(client.dequeue(queue, 6, maxWaitMillis=100))
-        return len(taken)
-
-    wait_until(lambda: take() == 2)
-    assert client.dequeue(queue, 6) == {}
-    for done in range(1, 7):
-        client.ack(queue, [taken[done - 1]])
-        wait_until(lambda: take() == min(6, done + 2))  # noqa: B023 - before it changes
-        assert client.count(queue, IN_PROGRESS) <= 2
-
-
-def test_claims_that_end_otherwise_let_others_be_made(client: Client):
+def test_claims_that_end_let_others_be_made(client: Client):
     """By a time-out, a job that is sent back, a failure, a deletion."""
     queue = "ended_in_progress"
     client.create(queue)
@@ -48,27 +26,6 @@ def test_claims_that_end_otherwise_let_others_be_made(client: Client):
     taken()
     client.delete_jobs(queue, IN_PROGRESS)
     assert taken()
-
-
-def test_no_more_jobs_are_enqueued_than_may_be_pending(client: Client, wait_until: WaitUntil):
-    queue, refusals = "three_pending", list[str]()
-    client.create(queue)
-
-    def enqueue() -> bool:
-        try:
-            return bool(client.enqueue(queue, b"job"))
-        except Refused as refused:
-            refusals.append(str(refused))
-            return False
-
-    wait_until(lambda: client.count(queue, PENDING) == 3 or not enqueue())
-    assert client.count(queue, PENDING) == 3
-    assert not enqueue()
-    client.dequeue(queue, 1)
-    wait_until(enqueue)
-    assert not enqueue()
-    for refusal in refusals:
-        assert re.match("ENQUEUE_REJECTED: overloaded: .*retry after 1000 ms", refusal)
 
 
 @one_engine

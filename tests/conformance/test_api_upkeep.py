@@ -99,22 +99,6 @@ def test_checkpoint_renews_a_claim(client: Client, wait_until: WaitUntil):
     wait_until(outlives_one_that_is_forgotten)
 
 
-def test_late_worker_can_end_nothing(service: Deployment, client: Client, wait_until: WaitUntil):
-    queue = "claims_taken_over"
-    client.create(queue)
-    (descriptor,) = client.enqueue(queue, client.job(b"", numAttemptsAllowed=100))
-    late = client.dequeue(queue)[descriptor].claim
-    wait_until(lambda: client.dequeue(queue))
-
-    client.ack(queue, succeeded=[client.ack_info(descriptor, claimDescriptor=late)])
-    client.checkpoint(queue, client.checkpoint_of(descriptor, newBody="x", claimDescriptor=late))
-
-    info = client.info(descriptor, body=True)
-    assert info.jobState in (PENDING, IN_PROGRESS)
-    assert info.body == b""
-    wait_until(lambda: service.counter(f"{queue}_ack_noop") == 1)
-
-
 @pytest.mark.parametrize(
     ("queue", "outcome", "state", "counter"),
     [

@@ -158,29 +158,6 @@ def test_a_list_stays_as_it_was_read_and_offers_what_has_come_since(
     assert page.locator("table.jobs tbody tr").count() == 7
 
 
-def test_deleted_jobs_are_put_back_as_they_were(
-    open_tab: OpenTab, client: Client, wait_until: WaitUntil
-):
-    bodies = [bytes([n]) * 20 for n in range(200, 208)]
-    fail_all(client, "stamps", bodies, "KeyError: 'x' (a.py:3 in c)")
-    page = open_tab().open("/mend?action=delete&queue=stamps&state=failed")
-    reload_until_counted(page, wait_until)
-    page.check("input[name=mode][value=all]")
-    page.locator("form.mend button.primary").click()
-    page.wait_for_url("**/op/*")
-    wait_until(lambda: client.count("stamps", JobState.FAILED) == 0)
-    put_back = page.get_by_role("button", name="Put back")
-    wait_until(lambda: page.goto(page.url) and put_back.count())
-    assert "done: 8 deleted" in page.inner_text("h1")
-    put_back.click()
-
-    wait_until(lambda: client.count("stamps", JobState.PENDING) == len(bodies))
-    found = client.lookup(
-        [job.descriptor for job in client.scan("stamps", JobState.PENDING)], include_body=True
-    )
-    assert sorted(job.body or b"" for job in found.values()) == bodies
-
-
 def test_a_hidden_tab_closes_its_stream(open_tab: OpenTab):
     page = open_tab().open("/")
     wait_for(page, "document.getElementById('age').innerText.startsWith('live')")
