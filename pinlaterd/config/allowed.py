@@ -63,10 +63,14 @@ class Re2Pattern(NamedTuple):
         if value:
             import re2  # noqa: PLC0415 - clients have no such package
 
+            options = re2.Options()
+            options.log_errors = False
             try:
-                re2.compile(value)
+                re2.compile(value, options)
             except re2.error as error:
-                return f"{written[:60]!r} is not valid: {error}"
+                [reason] = error.args
+                reason = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
+                return f"{written[:60]!r} is not valid: {reason}"
         return ""
 
 

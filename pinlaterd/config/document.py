@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import yaml
 
 from pinlaterd.config.allowed import Matching, OneOf
+from pinlaterd.config.layout import read_file
 from pinlaterd.config.schema import Setting
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -233,7 +234,7 @@ _ANY = Setting("")
 class FileReader:
     """One file: what it holds, and what is wrong with it as `file:line: key: …`."""
 
-    def __init__(self, path: Path, read: ReadBytes = Path.read_bytes) -> None:
+    def __init__(self, path: Path, read: ReadBytes = read_file) -> None:
         """`read` gives the file's bytes, or raises OSError."""
         self.path = path
         self.blank = True  # whether there was nothing in it
@@ -437,7 +438,7 @@ class Section:
     def _secret_file(self, name: str, path: Path) -> str:
         try:
             self.file.warn_of_readers(path)
-            return path.read_text(encoding="utf-8").strip("\r\n")
+            return read_file(path).decode().strip("\r\n")
         except OSError as error:
             self.problem(name, f"{path}: {error.strerror}")
         except UnicodeDecodeError:

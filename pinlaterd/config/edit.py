@@ -35,6 +35,7 @@ from pinlaterd.config.layout import (
     SHARDS_FILE,
     USERS_FILE,
     lock,
+    read_file,
     sync_folder,
     write_beside,
 )
@@ -88,7 +89,7 @@ def edit_file(etc: Path, name: str, change: Callable[[bytes, Config], bytes]) ->
         after = change(before, config)
         if after == before:
             return None
-        load_config(etc, lambda read: after if read == path else read.read_bytes())
+        load_config(etc, lambda read: after if read == path else read_file(read))
         _replace(path, before, after)
     return after
 
@@ -543,7 +544,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise ConfigError([f"{path}: can't be read: {error.strerror}"]) from error
 

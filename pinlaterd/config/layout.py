@@ -145,6 +145,19 @@ def _open_to_others(directory: Path, name: Path) -> str | None:
 # --- files ------------------------------------------------------------------------------------
 
 
+def read_file(path: Path) -> bytes:
+    """Read a file that others put there. Raises OSError, also for what might block a reader for
+    ever, or have no end: a pipe, a device."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    with open(path, "rb", opener=opener) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file", str(path))
+        return file.read()
+
+
 def lock(path: Path, *, patient: bool) -> BinaryIO:
     """Lock the file `path`, which is made if need be, until what this returns is closed.
 
@@ -256,7 +269,7 @@ class ConfigFiles:
         for name in CONFIG_FILES:
             path = etc / name
             try:
-                self._contents[path] = path.read_bytes()
+                self._contents[path] = read_file(path)
             except OSError as error:
                 if is_out_of_files(error):
                     raise

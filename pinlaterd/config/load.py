@@ -31,7 +31,14 @@ from typing import NamedTuple, get_type_hints
 
 from pinlaterd.config.allowed import Between, Matching, OneOf, characters
 from pinlaterd.config.document import FileReader, ReadBytes, Section, ValueNode, secret_keys
-from pinlaterd.config.layout import CLUSTER_KEY_FILE, CONFIG_FILES, ETC, LOCAL_FILE, SERVER_FILE
+from pinlaterd.config.layout import (
+    CLUSTER_KEY_FILE,
+    CONFIG_FILES,
+    ETC,
+    LOCAL_FILE,
+    SERVER_FILE,
+    read_file,
+)
 from pinlaterd.config.password import is_hash
 from pinlaterd.config.push_hosts import PushHosts, host_of
 from pinlaterd.config.schema import (
@@ -67,7 +74,7 @@ from pinlaterd.errors import ConfigError
 from pinlaterd.model import QUEUE_NAME, SHARD_NAME
 
 
-def load_config(etc: Path, read: ReadBytes = Path.read_bytes) -> Config:
+def load_config(etc: Path, read: ReadBytes = read_file) -> Config:
     """Load the configuration in the folder `etc`. Raises ConfigError with every problem."""
     files = [FileReader(etc / name, read) for name in CONFIG_FILES]
     if not etc.is_dir():
@@ -265,7 +272,8 @@ _PUSH_KINDS = {
     if name in _PUSH_SETTINGS
 }
 # Of a header: nothing that could begin another one.
-_HEADER = Matching(re.compile(r"[\x20-\x7e]{1,4096}"), "expected printable ASCII")
+_HEADER = Matching(re.compile(r"[\x20-\x7e]{1,4096}"), "expected printable ASCII", shown=False)
+_FRAMING = {"connection", "content-encoding", "content-length", "expect", "transfer-encoding"}
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
 
 
@@ -273,7 +281,7 @@ def _read_push(section: Section, server: ServerSettings) -> PushSettings:
     section.allow((*_PUSH_KINDS, "headers"))
     section.require("url")
     host = host_of(section.text("url"))
-    if "url" in section and not PushHosts(server.push_hosts).names(host):
+    if host and not PushHosts(server.push_hosts).names(host):
         cure = f"list it under push_hosts in {ETC / SERVER_FILE}"
         section.problem("url", f"host {host!r} is not one to push to; {cure}")
     headers = section.section("headers") if "headers" in section else None
@@ -282,6 +290,8 @@ def _read_push(section: Section, server: ServerSettings) -> PushSettings:
     if headers is not None:
         for name in [name for name in names if not _HEADER_NAME.match(name)]:
             headers.problem(name, "no name of a header")
+        for name in [name for name in names if name.lower() in _FRAMING]:
+            headers.problem(name, "each request has its own; leave it out")
         given["headers"] = {
             name: headers.get(name, str, Setting("", _HEADER, secret=True)) or "" for name in names
         }

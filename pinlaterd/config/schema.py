@@ -90,8 +90,10 @@ _NOTE = Matching(re.compile(r"[^\x00-\x1f\x7f]{0,200}"), "expected up to 200 pri
 _ANY_PORT = Between(1, MAX_PORT)
 
 
+# 1 to 65535.
+_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6(?:[0-4][0-9]{3}|5(?:[0-4][0-9]{2}|5(?:[0-2][0-9]|3[0-5])))"
 HTTP_URL = Matching(
-    re.compile(r"https?://[^/?#@\s]+(?:/[^?#\s]*)?"),
+    re.compile(rf"https?://(?:\[[^/?#@\s\]]+\]|[^/?#@\s:\[\]]+)(?::(?:{_PORT})?)?(?:/[^?#\s]*)?"),
     "expected http://HOST[:PORT][/PATH] or https://, without a password or a query",
     shown=False,
 )

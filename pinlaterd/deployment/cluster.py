@@ -23,6 +23,7 @@ from pinlaterd.config.layout import (
     LOCAL_FILE,
     SHARED_FILES,
     SUPERVISORD_FILE,
+    read_file,
     replace_file,
 )
 from pinlaterd.config.load import load_config
@@ -191,7 +192,7 @@ def _write_server(access: _Access, view: View, name: str, data: bytes | None) ->
 
 def _shared_config(directory: Path, view: View) -> Config:
     shared = shared_config.unpack(view.nodes["config"].data)
-    return load_config(directory / ETC, shared_config.accepted(shared, Path.read_bytes))
+    return load_config(directory / ETC, shared_config.accepted(shared, read_file))
 
 
 def set_maintenance(directory: Path, name: str, *, on: bool) -> None:

@@ -99,7 +99,7 @@ def _accepted_config() -> Config:
     # Only here: a single machine needs no ZooKeeper.
     from pinlaterd.coordinator.shared_config import accepted, read_base  # noqa: PLC0415
 
-    return load_config(layout.ETC, accepted(read_base(), Path.read_bytes))
+    return load_config(layout.ETC, accepted(read_base(), layout.read_file))
 
 
 def down(directory: Path, tell: Tell) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from pinlaterd.client.client import AsyncClient
 from pinlaterd.client.running_job import RunningJob
-from pinlaterd.config.layout import FileWatch
+from pinlaterd.config.layout import FileWatch, read_file
 from pinlaterd.config.schema import (
     DOWNSTREAM_AUTH_ENVIRONMENT,
     Config,
@@ -223,7 +223,7 @@ def _secret(path: str) -> str:
     """Read a secret. Raises SecretUnfit if a header can't hold it, since every request would
     fail."""
     try:
-        secret = Path(path).read_text(encoding="utf-8").strip("\r\n")
+        secret = read_file(Path(path)).decode().strip("\r\n")
     except OSError as error:
         raise SecretUnfit(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

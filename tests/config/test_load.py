@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
 from pinlaterd.config.load import load_config
 from pinlaterd.config.password import hash_password
-from pinlaterd.config.schema import Address, SentinelSettings, ServerSettings, follow
+from pinlaterd.config.schema import HTTP_URL, Address, SentinelSettings, ServerSettings, follow
 from pinlaterd.errors import ConfigError
 
 ONE_SHARD = "shards: {1: {engine: sqlite}}"
@@ -414,6 +415,59 @@ def test_an_unreadable_folder_instead_of_a_file(etc):
     (etc / "queues.yaml").mkdir()
 
     assert problems(etc) == ["etc/queues.yaml: can't be read: Is a directory"]
+
+
+@pytest.mark.parametrize("name", ["queues.yaml", "secret"])
+def test_a_pipe_or_a_device_instead_of_a_file_is_named_and_stops_nobody(etc, name):
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        file = etc / name
+        make(file)
+        if name == "secret":
+            (etc / "pinlaterd.yaml").write_text("admin_password_hash_file: etc/secret\n")
+
+        [problem] = problems(etc)
+
+        assert f"etc/{name}" in problem
+        assert problem.endswith("Not a regular file")
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("push", "key", "says"),
+    [
+        ("url: 'http://h:0/'", "url", "this is not valid; expected http://HOST[:PORT]"),
+        ("url: 'http://h:65536/'", "url", "this is not valid"),
+        ("url: 'http://h:x/'", "url", "this is not valid"),
+        ("url: 'http://[::1/'", "url", "this is not valid"),
+        ("url: 'http://h/', headers: {X: 'hush\u00e9'}", "headers.X", "this is not valid"),
+        ("url: 'http://h/', headers: {Content-Length: '1'}", "headers.Content-Length", "leave it"),
+    ],
+)
+def test_what_no_request_could_be_pushed_with_is_named(etc, push, key, says):
+    (etc / "pinlaterd.yaml").write_text("push_hosts: h\n")
+    (etc / "queues.yaml").write_text(f"queues: {{mail: {{push: {{{push}}}}}}}\n")
+
+    [problem] = problems(etc)
+
+    assert problem.startswith(f"etc/queues.yaml:1: queues.mail.push.{key}: ")
+    assert says in problem
+    assert "hush" not in problem
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h", "https://h:65535/a?", "http://[::1]:80/x", "http://h:/"]
+)
+def test_urls_that_can_be_pushed_to_are_valid(url):
+    assert HTTP_URL.problem(url.rstrip("?"), url) == ""
+
+
+def test_a_pattern_that_is_none_is_named_and_nothing_else_is_written(etc, capfd):
+    (etc / "pinlaterd.yaml").write_text("web_redact: '('\n")
+
+    [problem] = problems(etc)
+
+    assert "'(' is not valid: missing ): (; expected a pattern of RE2" in problem
+    assert capfd.readouterr() == ("", "")
 
 
 # --- Sentinels --------------------------------------------------------------------------------
