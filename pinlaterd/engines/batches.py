@@ -29,6 +29,7 @@ from pinlaterd.model import (
     JobKey,
     Payload,
     backoff_ms,
+    body_of,
     joined,
     new_record,
     runs_of,
@@ -368,8 +369,8 @@ def fitting_payloads(
             found.append(())
             continue
         payloads: Sequence[Payload | None] = op.payloads
-        used = room.job_bytes * len(payloads) + sum([len(p.body) for p in payloads if p])
-        if None in payloads or used > min(left, op.most_bytes):
+        used = room.job_bytes * len(payloads) + sum(map(len, map(body_of, filter(None, payloads))))
+        if not all(payloads) or used > min(left, op.most_bytes):
             stored = stored or _Stored(ops, read)
             payloads, used = _first_fitting(op, room.job_bytes, left, stored, alone=first_of_batch)
             if len(payloads) < len(op.payloads):

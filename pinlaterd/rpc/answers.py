@@ -8,10 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Final, NamedTuple
 
-from pinlaterd.model import ClaimedJob, DequeueResult, Payload, defaults_behind, new_record
+from pinlaterd.model import ClaimedJob, DequeueResult, PayloadColumns, defaults_behind, new_record
 from pinlaterd.rpc.interface import U32, headers, pack_u32
 from pinlaterd.rpc.peek import Unusual
 from pinlaterd.rpc.structs import SHORT_TEXT, sized
@@ -26,7 +25,6 @@ _IN_ORDER: Final = headers(
     *("attempts_allowed", "attempts_remaining", "claim_descriptor", "claim_timeout_seconds"),
 )
 _ALLOWED, _REMAINING, _CLAIM, _TIMEOUT = _IN_ORDER
-_attempts_of: Final = attrgetter("attempts_allowed", "attempts_remaining")
 _OTHERS_OF_CLAIMED: Final = defaults_behind(ClaimedJob, "claim_timeout_seconds")
 _BEFORE_CLAIM: Final = struct.Struct(">3si3si3s")
 _BEHIND_CLAIM: Final = struct.Struct(">3siB")
@@ -83,7 +81,7 @@ class DequeueAnswer:
     def add(
         self,
         descriptors: Sequence[str],
-        payloads: Sequence[Payload],
+        payloads: PayloadColumns,
         claims: Sequence[str],
         timeout_seconds: int,
     ) -> int:
@@ -104,7 +102,7 @@ class DequeueAnswer:
         self,
         prefix: str,
         local_ids: Sequence[int],
-        payloads: Sequence[Payload],
+        payloads: PayloadColumns,
         claimer: str,
         first_claim: int,
         timeout_seconds: int,
@@ -133,14 +131,14 @@ class DequeueAnswer:
         return body_bytes
 
     def _add_bodies(
-        self, keys: list[bytes], payloads: Sequence[Payload]
+        self, keys: list[bytes], payloads: PayloadColumns
     ) -> tuple[Sequence[tuple[int, int]], int]:
         """Return the attempts allowed and remaining of each, and how many bytes the bodies take."""
-        bodies = [payload.body for payload in payloads]
-        sizes = list(map(len, bodies))
+        sizes = list(map(len, payloads.bodies))
         self._jobs += len(keys)
-        self._bodies += _interleave(keys, list(map(pack_u32, sizes)), bodies)
-        return list(map(_attempts_of, payloads)), sum(sizes)
+        self._bodies += _interleave(keys, list(map(pack_u32, sizes)), payloads.bodies)
+        attempts = zip(payloads.attempts_allowed, payloads.attempts_remaining, strict=True)
+        return list(attempts), sum(sizes)
 
     def encode(self) -> bytes:
         count = pack_u32(self._jobs)

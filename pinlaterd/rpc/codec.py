@@ -54,6 +54,7 @@ from pinlaterd.model import (
     Payload,
     Request,
     Result,
+    columns_of,
     new_record,
 )
 from pinlaterd.rpc import tuned
@@ -276,7 +277,8 @@ def _dequeued(result: DequeueResult) -> DequeueAnswer:
         jobs = list(group)
         payloads = [Payload(job.body, job.attempts_allowed, job.attempts_remaining) for job in jobs]
         claims = [job.claim_descriptor for job in jobs]
-        answer.add([job.descriptor for job in jobs], payloads, claims, timeout_seconds)
+        descriptors = [job.descriptor for job in jobs]
+        answer.add(descriptors, columns_of(payloads), claims, timeout_seconds)
     return answer
 
 

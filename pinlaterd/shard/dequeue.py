@@ -20,7 +20,7 @@ from typing import cast
 
 from pinlaterd.engines.base import ClaimOp, Claims
 from pinlaterd.errors import PinLaterError, RequestError
-from pinlaterd.model import DequeueRequest, Payload, PendingKey, new_record
+from pinlaterd.model import DequeueRequest, Payload, PendingKey, columns_of, new_record
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.codec import Call, DequeueAnswer
 from pinlaterd.shard.operations import Acking, Commit, ForeignError
@@ -161,10 +161,10 @@ class Dequeue(Acking):
         now_ms: int,
     ) -> int:
         """Put those of these jobs into the answer whose claims were made; returns how many."""
-        held = [payload for payload in payloads if payload is not None]
+        held = list(filter(None, payloads))
         if not held:
             return 0
-        prefix = f"{self._facts.prefix}{claims.priority}:"
+        columns, prefix = columns_of(held), f"{self._facts.prefix}{claims.priority}:"
         lease_ms, timeout = self._lease_ms, self._facts.claim_timeout_seconds
         if lease_ms is not None:
             timeout = math.ceil(lease_ms / 1000)
@@ -174,17 +174,19 @@ class Dequeue(Acking):
         if len(held) == len(keys):
             local_ids = claims.local_ids[: len(keys)]
             claimer, first_claim = claims.claimer, claims.first_claim
-            size = self._found.add_counted(prefix, local_ids, held, claimer, first_claim, timeout)
+            size = self._found.add_counted(
+                prefix, local_ids, columns, claimer, first_claim, timeout
+            )
         else:
             kept = [payload is not None for payload in payloads]
             keys = list(compress(keys, kept))
             named = list(compress(claims.descriptors, kept))
             descriptors = [f"{prefix}{local_id}" for _, local_id in keys]
-            size = self._found.add(descriptors, held, named, timeout)
+            size = self._found.add(descriptors, columns, named, timeout)
         self._bytes_left -= size + JOB_OVERHEAD_BYTES * len(held)
         self.remaining -= len(held)
         delays_ms = [now_ms - run_after_ms for run_after_ms, _ in keys]
-        self.state.dequeued(self.queue, delays_ms, held)
+        self.state.dequeued(self.queue, delays_ms, columns)
         return len(held)
 
     def give_up(self, now_ms: int) -> None:
@@ -262,7 +264,7 @@ class Dequeue(Acking):
         if held:
             descriptors = [f"{prefix}{local_id}" for local_id in found]
             none, timeout = [""] * len(held), self._facts.claim_timeout_seconds
-            size = self._found.add(descriptors, held, none, timeout)
+            size = self._found.add(descriptors, columns_of(held), none, timeout)
             self._bytes_left -= size + JOB_OVERHEAD_BYTES * len(held)
             self.remaining -= len(held)
 

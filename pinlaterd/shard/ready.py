@@ -25,12 +25,12 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import compress
+from itertools import compress, repeat, starmap
 from operator import not_
 from typing import Any, NamedTuple
 
 from pinlaterd.errors import StorageLocked
-from pinlaterd.model import Payload, PendingKey
+from pinlaterd.model import Payload, PendingKey, body_of
 
 NEVER_MS = 1 << 62
 # Run-after and local id, as PendingKey: of each job there is one, and a plain tuple costs less.
@@ -128,9 +128,8 @@ class _Line:
             taken = list(self.keys), list(self.payloads)
             self.keys = self.payloads = _EMPTY
             return taken
-        next_key, next_payload = self.keys.popleft, self.payloads.popleft
-        times = range(count)
-        return [next_key() for _ in times], [next_payload() for _ in times]
+        keys = starmap(self.keys.popleft, repeat((), count))  # half the cost of a comprehension
+        return list(keys), list(starmap(self.payloads.popleft, repeat((), count)))
 
     def cut(self, keep: int) -> list[Payload | None]:
         """Leave all but the first `keep` jobs to the store; returns what was known of those."""
@@ -145,7 +144,7 @@ class _Line:
 
 
 def _size(payloads: Iterable[Payload | None]) -> int:
-    sizes = [len(payload.body) for payload in payloads if payload]
+    sizes = list(map(len, map(body_of, filter(None, payloads))))
     return sum(sizes) + PAYLOAD_OVERHEAD_BYTES * len(sizes)
 
 

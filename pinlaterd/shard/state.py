@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, repeat
+from operator import eq
 from typing import Any
 
 from pinlaterd.clock import Clock
@@ -30,6 +31,7 @@ from pinlaterd.model import (
     JobKey,
     JobState,
     Payload,
+    PayloadColumns,
     PendingKey,
     defaults_behind,
     new_record,
@@ -409,14 +411,16 @@ class ShardState:
         self.stats.count("shard_claims_released", len(requeued))
         self.requeue(queue, requeued, now_ms)
 
-    def dequeued(self, queue: str, delays_ms: Sequence[int], payloads: Sequence[Payload]) -> None:
+    def dequeued(self, queue: str, delays_ms: Sequence[int], payloads: PayloadColumns) -> None:
         """Jobs were claimed so long after each was due; recorded once for all of its batch."""
         delays = self._delays_ms.get(queue)
         if delays is None:
             delays = self._delays_ms[queue] = ([], [])
         delays[0].extend(delays_ms)
-        first_attempts = [job.attempts_allowed == job.attempts_remaining for job in payloads]
-        delays[1].extend(compress(delays_ms, first_attempts))
+        allowed, remaining = payloads.attempts_allowed, payloads.attempts_remaining
+        all_are_first = allowed == remaining  # as mostly
+        first = delays_ms if all_are_first else compress(delays_ms, map(eq, allowed, remaining))
+        delays[1].extend(first)
 
     def record_delays(self) -> None:
         """Record the delays of the jobs that a batch has claimed."""

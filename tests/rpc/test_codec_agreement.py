@@ -24,6 +24,7 @@ from pinlaterd.model import (
     Method,
     Payload,
     Request,
+    columns_of,
     joined,
     runs_of,
 )
@@ -425,11 +426,12 @@ def test_jobs_whose_numbers_count_up_are_written_alike(prefix, payloads, first_i
     local_ids = range(first_id, first_id + len(payloads))
     counted, plain = DequeueAnswer(), DequeueAnswer()
 
-    counted.add_counted(prefix, local_ids, payloads, "h:1:%d:", first_claim, 600)
+    columns = columns_of(payloads)
+    counted.add_counted(prefix, local_ids, columns, "h:1:%d:", first_claim, 600)
 
     descriptors = [f"{prefix}{local_id}" for local_id in local_ids]
     claims = [f"h:1:%d:{first_claim + nth}" for nth in range(len(payloads))]
-    plain.add(descriptors, payloads, claims, 600)
+    plain.add(descriptors, columns, claims, 600)
     assert counted.encode() == plain.encode()
     assert len(counted) == len(plain)
 

@@ -18,7 +18,7 @@ from pinlaterd.engines.mysql.connection import (
     quote_text,
 )
 from pinlaterd.engines.mysql.tables import ShardTables, Table
-from pinlaterd.model import JobKey, JobOptions, JobState, Payload
+from pinlaterd.model import JobKey, JobOptions, JobState, Payload, new_record
 
 LISTED_IDS = 800  # servers plan longer lists badly
 STATUS = b"COALESCE(custom_status, '')"
@@ -345,7 +345,7 @@ def read_payloads(
 
 def _payload(columns: bytes) -> Payload:
     allowed, remaining, body = columns.split(b" ", 2)
-    return Payload(body, int(allowed), int(remaining))
+    return new_record(Payload, (body, int(allowed), int(remaining)))
 
 
 def _fitting(local_ids: Sequence[int], sizes: Mapping[int, int], most_bytes: int) -> int:

@@ -361,7 +361,7 @@ class Application:
                 places = range(begin, begin + len(ids))
                 begin = places.stop
                 held = payloads[places.start : places.stop]
-                if None in held:
+                if not all(held):
                     run.add(
                         at, list(compress(ids, held)), compress(named, held), compress(places, held)
                     )

@@ -122,7 +122,7 @@ class RedisEngine(Store, StorageEngine):
         stored = self.known(queue)
         columns = self.read(scripts.PAYLOADS, stored, most_bytes, *local_ids)
         payloads = (lean_payloads if is_lean(stored) else plain_payloads)(*columns)
-        if None in payloads:
+        if not all(payloads):
             gone = compress(local_ids, [payload is None for payload in payloads])
             self._forget(queue, [JobKey(priority, local_id) for local_id in gone])
         return payloads

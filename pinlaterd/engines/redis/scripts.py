@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from pinlaterd.engines.base import EARLIEST_MS, LATEST_MS, Limits, StoredJob
-from pinlaterd.model import JobKey, JobOptions, JobState, Payload
+from pinlaterd.model import JobKey, JobOptions, JobState, Payload, new_record
 
 RUN_JOBS = 1000  # that one run of a script's arguments may be of (common.lua)
 
@@ -113,7 +113,7 @@ def lean_payloads(
             first, second, _rest = update.split(b" ", 2)
             payloads.append(Payload(body, _attempts(first), _attempts(second)))
         else:
-            payloads.append(Payload(body, allowed, remaining))
+            payloads.append(new_record(Payload, (body, allowed, remaining)))
     return payloads
 
 
@@ -121,7 +121,7 @@ def plain_payloads(
     bodies: Sequence[bytes | None], allowed: Sequence[int], remaining: Sequence[int]
 ) -> list[Payload | None]:
     return [
-        None if body is None else Payload(body, first, second)
+        None if body is None else new_record(Payload, (body, first, second))
         for body, first, second in zip(bodies, allowed, remaining, strict=True)
     ]
 

@@ -441,7 +441,7 @@ def _claim(tx: Transaction, batch: Batch) -> list[Sequence[Payload | None]]:
         for claims in first_claims(op, len(fitting)):
             if claims.local_ids:
                 by_place[op.queue, claims.priority].append(claims)
-        if None in fitting:
+        if not all(fitting):
             keys = [(claims.priority, i) for claims in op.claims for i in claims.local_ids]
             for (priority, local_id), payload in zip(keys, fitting, strict=False):
                 if payload is None:
@@ -567,7 +567,6 @@ def read_payloads(
 ) -> list[Payload | None]:
     """As StorageEngine.payloads."""
     payloads: list[Payload | None] = []
-    append = payloads.append
     # One row for each id, in their order, so that the read can end anywhere.
     rows = db.execute(
         "SELECT jobs.body, jobs.attempts_allowed, jobs.attempts_remaining"
@@ -581,18 +580,18 @@ def read_payloads(
     for local_id, row in zip(local_ids, rows, strict=False):
         body, allowed, remaining = row
         is_known = allowed is right_allowed and remaining is right_remaining
-        if body.__class__ is not bytes or not (
+        if type(body) is not bytes or not (
             is_known or (_are_attempts(allowed) and _are_attempts(remaining))
         ):
             if body is not None:
                 log.error("job %d holds values that no job has; it is not served", local_id)
-            append(None)
+            payloads.append(None)
             continue
         most_bytes -= len(body)
         if most_bytes < 0 and met:
             rows.close()
             break
-        append(new_record(Payload, row + _OTHERS_OF_PAYLOAD))
+        payloads.append(new_record(Payload, row + _OTHERS_OF_PAYLOAD))
         right_allowed, right_remaining = allowed, remaining
         met = True
     return payloads
