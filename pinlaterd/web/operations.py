@@ -359,11 +359,23 @@ class Operations:
         the queue's lock, before any operation changes these jobs."""
         for number in [number for number, its in self._unsettled.items() if its == queue]:
             if self.trash.holds(number):
-                unsettled = await asyncio.to_thread(self.trash.unsettled, number)
+                before, unsettled = await asyncio.to_thread(self.trash.unsettled, number)
+                left: Sequence[str] = ()
                 if unsettled:
                     left = await self._there(unsettled)
                     await asyncio.to_thread(self.trash.add_left, number, left)
+                await self._count_deleted(number, before + len(unsettled) - len(left))
             del self._unsettled[number]
+
+    async def _count_deleted(self, number: int, deleted: int) -> None:
+        """Have a delete count what it is known to have deleted. One of named jobs goes on behind as
+        many as it has counted, so it does not."""
+        operation = self._known.get(number)
+        if operation is None or operation.selection.choice.descriptors is not None:
+            return
+        if deleted > operation.done:
+            operation.done, operation.unsure = deleted, 0
+            await self._store(operation)
 
     async def _there(self, descriptors: Sequence[str]) -> Sequence[str]:
         """Return the jobs that are there. They may end and be removed later, and are not to run

@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -69,11 +68,15 @@ class Trash:
         """Keep which jobs of the last batch were not deleted, durably. Raises OSError."""
         self._append(number, msgspec.json.encode({"left": descriptors}) + b"\n")
 
-    def unsettled(self, number: int) -> Sequence[str]:
-        """Return the jobs of the last batch, if it isn't known which of them were deleted. Raises
-        OSError."""
-        [unsettled] = deque(self._deleted(number), maxlen=1)
-        return list(unsettled)
+    def unsettled(self, number: int) -> tuple[int, Sequence[str]]:
+        """Return how many jobs were deleted before the last batch, and those of that, if it isn't
+        known which of them were deleted. Raises OSError."""
+        before = 0
+        batch: Mapping[str, int] = {}
+        for following in self._deleted(number):
+            before += len(batch)
+            batch = following
+        return before, list(batch)
 
     def _append(self, number: int, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT

@@ -386,6 +386,7 @@ async def test_what_a_killed_process_had_deleted_is_known_once_the_next_has_begu
     first, second = store.jobs
     operations = make(tmp_path, Service(store))
     begun = operation("delete", jobs=2)
+    begun.selection = Selection("mail", "failed", JobChoice(ended_before_ms=9))
     begun.number, begun.phase = 1, Phase.INTERRUPTED
     operations.trash.add(1, list(store.jobs.values()))
     await operations._store(begun)
@@ -394,6 +395,9 @@ async def test_what_a_killed_process_had_deleted_is_known_once_the_next_has_begu
     operations = make(tmp_path, Service(fails_first(store, LookupRequest, 3)))
     operations.settle()
     await settled(operations)
+    again = operations.get(1)
+    assert again is not None
+    assert again.outcome.startswith("interrupted: 1 deleted")
     del store.jobs[second]  # it had run
     [batch] = operations.trash.batches(1, 0, 9)
 
@@ -598,13 +602,14 @@ def test_a_large_delete_is_looked_through_in_little_memory(tmp_path: Path):
 
     tracemalloc.start()
     try:
-        unsettled, batches = kept.unsettled(1), kept.batches(1, 19_590, 20)
+        (before, unsettled), batches = kept.unsettled(1), kept.batches(1, 19_590, 20)
         first = next(batches)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
-    assert (unsettled, most < 1_000_000) == (["mail:s1:p1:0"], True)
+    assert (before, unsettled) == (19_600, ["mail:s1:p1:0"])
+    assert most < 1_000_000
     found = [one.descriptor for batch in (first, *batches) for one in batch]
     assert found == [*names[-10:], "mail:s1:p1:0"]
 
