@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-import statistics
 import struct
 import time
 from collections.abc import Iterable
@@ -14,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pinlaterd.errors import PinLaterError
-from pinlaterd.model import CallContext, LookupRequest, Method
+from pinlaterd.model import Method
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.compact import from_binary
 from tests.deployment import Deployment
 from tests.hostile.calls import field, head, mutated, random_fields, text, valid_calls
-from tests.hostile.conftest import GROWTH_BYTES, MIB, QUEUE, Bystander, peak_bytes
+from tests.hostile.conftest import MIB, QUEUE
 from tests.hostile.wire import ANSWER_SECONDS, RawConnection
 from tests.rpc.thrift_bytes import (
     I64,
@@ -287,38 +286,6 @@ def test_clients_that_hang_up_before_the_answer(deployment: Deployment):
             connection.socket.setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
             )
-
-
-def test_a_client_that_never_reads_its_answers(
-    deployment: Deployment, unharmed: Bystander, wait_until
-):
-    """Thousands of calls for a megabyte each, whose answers nobody takes: few of them are made."""
-    sizes = {pid: peak_bytes(pid) for pid in deployment.pids().values()}
-    with deployment.client() as client:
-        client.create_queue("unread")
-        descriptors = client.enqueue("unread", [bytes(100_000)] * 10)
-    call = codec.encode_call(
-        Method.LOOKUP, 7, CallContext("hostile"), LookupRequest(descriptors, include_body=True)
-    )
-    with RawConnection(deployment.port) as connection:
-        connection.socket.settimeout(0.5)
-        sent = 0
-        try:
-            while sent < 200 * MIB:
-                sent += connection.socket.send(framed(call) * 1000)
-        except TimeoutError:
-            pass
-        assert sent < 100 * MIB
-        calls = unharmed.calls
-        wait_until(lambda: unharmed.calls > calls + 100)
-
-    # Not the slowest: a machine may stall for a second, whatever the service does.
-    assert statistics.quantiles(unharmed.seconds, n=10)[-1] < 1
-    for pid, size in sizes.items():
-        assert peak_bytes(pid) < size + GROWTH_BYTES
-    with RawConnection(deployment.port) as other:
-        other.exchange(CALLS[8])
-        assert other.open
 
 
 def test_a_frame_at_the_limit_of_size(deployment: Deployment):
