@@ -32,7 +32,6 @@ def network_here() -> Callable[[], Network]:
 
 @pytest.fixture(scope="session")
 def shared_site(
-    request: pytest.FixtureRequest,
     network_here: Callable[[], Network],
     program_path: ProgramPath,
     tmp_path_factory: pytest.TempPathFactory,
@@ -42,8 +41,7 @@ def shared_site(
     java = java_path(program_path)
     network = network_here()
     try:
-        before = request.config.getoption("--before")
-        site = Site(network, tmp_path_factory.mktemp("c"), java, knows_http=not before)
+        site = Site(network, tmp_path_factory.mktemp("c"), java)
         site.start()
         yield site
     finally:

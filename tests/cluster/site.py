@@ -121,10 +121,8 @@ class Site:
         java: str,
         *,
         clocks_step: bool = False,
-        knows_http: bool = True,
     ) -> None:
-        """`clocks_step`: servers' wall clocks can be changed, by `control_shim(server.folder)`.
-        `knows_http`: all releases that are to run here have an HTTP interface to switch off."""
+        """`clocks_step`: servers' wall clocks can be changed, by `control_shim(server.folder)`."""
         self.network = network
         self.folder = folder
         self.clients = network.machine("clients")  # whose clock is ours
@@ -143,7 +141,6 @@ class Site:
                 server.environment = load_shim(server.folder)
                 control_shim(server.folder)
         self.redis = ClusterRedis(self.store, folder / "r")
-        self._knows_http = knows_http
         self.shards = SHARDS
         self.python = sys.executable
         self.writers = Writers()
@@ -177,11 +174,8 @@ class Site:
         etc = first.folder / "etc"
         (etc / "shards.yaml").write_text(json.dumps({"shards": self._shards()}))
         settings = etc / "pinlaterd.yaml"
-        lines = settings.read_text().splitlines()
-        if not self._knows_http:
-            lines = [line for line in lines if not line.startswith(("http_port:", "web_port:"))]
-        lines += [f"{key}: {value}" for key, value in self._settings().items()]
-        settings.write_text("\n".join([*lines, ""]))
+        with settings.open("a") as file:
+            file.writelines(f"{key}: {value}\n" for key, value in self._settings().items())
         claim_seconds = {**CLAIM_SECONDS, PROBE: PROBE_CLAIM_SECONDS, **PUSHED_CLAIM_SECONDS}
         queues = {
             queue: {"job_claimed_timeout_seconds": seconds}
