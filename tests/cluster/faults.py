@@ -17,6 +17,8 @@ from tests.cluster.site import MOVABLE_SHARDS, Server, Site, wait_until
 # Ten seconds are promised; a busy machine may need more.
 SERVED_SECONDS = 100.0
 SESSION_SECONDS = 4.0
+# How long calls wait for a shard whose server is restarted: SESSION_SECONDS and a take-over.
+AWAITED_SECONDS = SESSION_SECONDS + 5.0
 _FREEZE_SECONDS = (8.0, 60.0)
 _ZOOKEEPER_AWAY_SECONDS = 5 * SESSION_SECONDS
 _CLOCK_STEP_SECONDS, _CLOCK_STEPPED_SECONDS = 3600, 3.0
@@ -220,7 +222,7 @@ def moves(run: Run, rng: Random) -> float:
 def leave(run: Run, _rng: Random) -> float:
     """A server is stopped and started again, once its own clients have gone elsewhere; tells of
     the longest call."""
-    victim, site = run.follower(), run.site
+    victim, site = run.follower(all_move=True), run.site
     run.use(site.others(victim))
     began = time.monotonic()
     victim.down()

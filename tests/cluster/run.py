@@ -141,10 +141,15 @@ class Run:
     # --- faults -----------------------------------------------------------------------------
 
     @contextmanager
-    def fault(self, kind: str, *, holds: bool = False) -> Iterator[float]:
-        """What happens meanwhile may make calls fail; `holds`: it may delay some, too."""
+    def fault(
+        self, kind: str, *, holds: bool = False, over_seconds: float = 0.0
+    ) -> Iterator[float]:
+        """What happens meanwhile may make calls fail; `holds`: it may delay some, too. If it takes
+        no longer than `over_seconds`, no call may fail."""
         began = time.monotonic()
         yield began
+        if time.monotonic() - began <= over_seconds:
+            return
         places = ["router", *self._shards_hurt()]
         arguments = {"kind": kind, "places": places, "holds": "calls" if holds else ""}
         self._faults.add(Record(began, time.monotonic(), "test", "fault", arguments))
@@ -152,9 +157,9 @@ class Run:
     def _shards_hurt(self) -> Sequence[str]:
         return [f"shard-{shard}" for shard in self.site.shards]
 
-    def follower(self) -> Server:
-        """With shards of each kind of store."""
-        return self._with_shards(self.site.follower())
+    def follower(self, *, all_move: bool = False) -> Server:
+        """With shards of each kind of store; `all_move`: that others can own, too."""
+        return self._with_shards(self.site.follower(all_move=all_move))
 
     def leader(self) -> Server:
         return self._with_shards(self.site.leader())

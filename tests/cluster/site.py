@@ -223,10 +223,17 @@ class Site:
         leads = [server["name"] for server in self._status()["servers"] if server["leads"]]
         return next(server for server in self.servers if [server.name] == leads)
 
-    def follower(self) -> Server:
+    def all_move(self, server: Server) -> bool:
+        """Whether others can own all that it owns: SQLite shards wait until it is back."""
+        owners = self.owners()
+        return server not in [owners[shard] for shard in SQLITE_SHARDS]
+
+    def follower(self, *, all_move: bool = False) -> Server:
         """One that does not lead."""
         leader, owners = self.leader(), self.owners().values()
         followers = [server for server in self.servers if server is not leader]
+        if all_move:
+            followers = [server for server in followers if self.all_move(server)]
         return max(followers, key=lambda server: list(owners).count(server))
 
     def give_shards(self, server: Server) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.faults import owns_nothing
+from tests.cluster.faults import AWAITED_SECONDS, owns_nothing
 from tests.cluster.releases import next_release, release_of
 from tests.cluster.run import Run
 from tests.cluster.site import MOVABLE_SHARDS, Server, Site
@@ -42,9 +43,11 @@ def change(run: Run, server: Server, release: Path | None) -> None:
     run.use(site.others(server))
     server.admin("server", "maintenance", server.name, "on", "--wait")
     assert owns_nothing(site, server)
-    server.down()
-    server.release = release
-    server.up()
+    awaited_seconds = math.inf if site.all_move(server) else AWAITED_SECONDS
+    with run.fault("a shard waits for its server", over_seconds=awaited_seconds):
+        server.down()
+        server.release = release
+        server.up()
     server.admin("server", "maintenance", server.name, "off")
     site.wait_until_serving()
     assert (str(release) in environment_of(server)) == (release is not None)
