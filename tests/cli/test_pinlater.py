@@ -225,6 +225,7 @@ def test_a_job_with_a_key_is_stored_once_and_found_by_it(pinlater, client, queue
     shown = pinlater.output(f"lookup --queue {queue} --key order-17")
     assert shown.startswith(descriptor)
     assert "\n  key            order-17\n" in shown
+    assert "\n  key of all queues False\n" in shown
     found = json.loads(pinlater.output(f"lookup --json --queue {queue} --key order-17"))
     assert (found["order-17"]["descriptor"], found["order-17"]["key"]) == (descriptor, "order-17")
 
