@@ -243,14 +243,17 @@ class Placement:
                 self._prepare(name, to)
 
     def _choose(self, name: str, candidates: Sequence[str]) -> str:
-        """The least loaded, of those that were tried least often."""
+        """The least loaded, of those that were tried least often, and longest ago: one that has
+        just lost its store comes after one that was once too slow."""
         tries = Counter(server for server, _ in self._tried[name])
+        tried_at = {server: at for (server, _), at in self._tried[name].items()}
         prepared = self._entries[name].next if name in self._entries else ""
         loads = self._loads()
 
-        def cost(server: str) -> tuple[bool, int, float, bytes]:
+        def cost(server: str) -> tuple[bool, int, float, float, bytes]:
             rank = hashlib.sha256(f"{name}/{server}".encode()).digest()
-            return server != prepared, tries[server], loads(server, 1), rank
+            last = tried_at.get(server, -math.inf)
+            return server != prepared, tries[server], last, loads(server, 1), rank
 
         return min(candidates, key=cost)
 

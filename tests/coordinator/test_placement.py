@@ -277,6 +277,23 @@ def test_a_shard_that_fails_tries_one_server_after_the_other_ever_more_slowly():
     assert cluster.run(10)[0][0] == 3
 
 
+def test_of_servers_that_failed_as_often_the_one_that_failed_last_comes_last():
+    cluster = Cluster("ABC", 0, moves="")
+    cluster.run(60)
+    owners = [cluster.owners()["moves"]]
+    for _ in range(2):
+        cluster.failing = {(owners[-1], "*")}
+        cluster.run(10)
+        owners.append(cluster.owners()["moves"])
+
+    cluster.shards["pinned"] = owners[0]  # it has more to do than the one that failed last
+    cluster.failing = {(owners[-1], "moves")}
+    cluster.run(10)
+
+    assert set(owners) == set("ABC")
+    assert cluster.owners()["moves"] == owners[0]
+
+
 def test_an_owner_that_its_store_does_not_know_gets_a_greater_epoch():
     cluster = Cluster("A", 0, s1="A")
     cluster.run()
