@@ -303,6 +303,8 @@ class BufferBudget:
 
     def count(self) -> None:
         """Count exactly, and say who may go on."""
+        if not self._estimate:  # nothing has come in since all that was held had gone
+            return
         connections = self._connections()
         total = sum(connection.held_bytes() for connection in connections)
         self._estimate = self._counted = total

@@ -42,6 +42,7 @@ from pinlaterd.lifecycle import process_place
 from pinlaterd.model import JobState
 from pinlaterd.stats import Changes, Stats, StatsSnapshot
 from pinlaterd.wire.curve import ClusterKey
+from pinlaterd.wire.envelope import READABLE
 from pinlaterd.wire.key_placement import KeyPlacement
 
 log = logging.getLogger(__name__)
@@ -436,7 +437,7 @@ def _new_socket(kind: int, context: zmq.Context[Any] | None) -> zmq.Socket[bytes
 
 
 def _is_readable(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & READABLE)
 
 
 _Told = tuple[ProcessState, dict[str, str], int]  # the last: the configuration that is followed

@@ -80,7 +80,7 @@ class LinkListener(Protocol):
         return
 
     def assessed(self) -> None:
-        """A link's `healthy`, `answering` or `preferred` may have changed."""
+        """A link's `healthy`, `answering` or `preferred` has changed."""
         return
 
     def others_can_serve(self, link: ShardLink) -> bool:
@@ -166,10 +166,12 @@ class ShardLink:
 
     def _assess(self) -> None:
         """After the incarnation, the silence or what the shard says of its store has changed."""
+        before = (self.healthy, self.answering, self.preferred)
         self.healthy = self.incarnation != 0 and self._silent_sweeps < GiveUp.STALLED
         self.answering = self.incarnation != 0 and self._silent_sweeps < GiveUp.SILENT
         self.preferred = self.answering and not self.degraded
-        self._listener.assessed()
+        if (self.healthy, self.answering, self.preferred) != before:
+            self._listener.assessed()
 
     @property
     def returning(self) -> bool:

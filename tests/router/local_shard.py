@@ -33,7 +33,7 @@ class LocalShard(ShardLink):
         facts = service.facts()
         self.facts: ShardFacts | None = facts
         self.incarnation = 1
-        self.degraded = False
+        self.degraded = self.healthy = self.answering = self.preferred = False
         self.is_returning = False
         self.calls: list[CallEntry] = []  # all that were ever made
         self.ready = dict(facts.counts)
