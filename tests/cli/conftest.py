@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from pinlaterd.client.coordinator import fetch_json
 from pinlaterd.deployment.service import name_of, processes_of
+from pinlaterd.errors import ConnectionFailed
 from tests.cli.program import Done, Program
 from tests.deployment import unused_port
 
@@ -47,6 +50,12 @@ class Operator:
 
     def status(self, *arguments: str) -> Done:
         return self.run("status", *arguments)
+
+    def is_healthy(self) -> bool:
+        """Ask as `status` does, without the start of a command."""
+        with suppress(ConnectionFailed):
+            return bool(fetch_json("/status.json", directory=self.folder, url=None)["healthy"])
+        return False
 
     def pids(self) -> dict[str, int]:
         return {name_of(found): found.pid for found in processes_of(self.folder)}
