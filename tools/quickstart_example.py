@@ -26,7 +26,6 @@ from pinlaterd.model import ClaimedJob, JobOptions
 MAIL, IMAGES, INVOICES, REPORTS = "mail", "images", "invoices", "reports"
 MAILS, SUCCEEDED_MAILS, RUNNING_MAILS = 480, 200, 6
 READY_IMAGES, SCHEDULED_INVOICES, PAUSED_REPORTS = 1_200, 96, 30
-FAILED_MAILS = MAILS - SUCCEEDED_MAILS
 MAIL_WORKERS = tuple(f"mailer:web{number}" for number in range(1, 8))
 _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
 _MAILS_A_CALL = 20

@@ -219,10 +219,10 @@ class Run:
         name = self.named.get(descriptor)
         return self.jobs[name] if name is not None else None
 
-    def _step(self, descriptor: str, record: Record, apply: Effect, *, must: bool = True) -> None:
+    def _step(self, descriptor: str, record: Record, apply: Effect) -> None:
         job = self.job(descriptor)
         if job is not None:
-            sure = must and record.outcome == OK
+            sure = record.outcome == OK
             step = Step(record.t0, self.settled(record), sure, apply, record, descriptor)
             job.steps.append(step)
 

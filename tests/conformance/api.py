@@ -150,7 +150,6 @@ class Interface:
         sys.path.insert(0, str(folder))
         self.service = importlib.import_module("pinlater.PinLater")
         self.types = importlib.import_module("pinlater.ttypes")
-        self.constants = importlib.import_module("pinlater.constants")
 
     def refused(self, error: Any) -> Refused:
         names = self.types.ErrorCode._VALUES_TO_NAMES
@@ -434,17 +433,6 @@ class Wire:
             return self._socket.recv(1) == b""
         except ConnectionError:
             return True
-
-    def finish_sending(self) -> None:
-        self._socket.shutdown(socket.SHUT_WR)
-
-    def read_to_end(self) -> bytes:
-        """All that the other side still sends before it closes."""
-        data = b""
-        with contextlib.suppress(ConnectionError):
-            while piece := self._socket.recv(64 * KIB):
-                data += piece
-        return data
 
     def _read(self, size: int) -> bytes:
         data = b""

@@ -64,7 +64,6 @@ class Server:
         self.etc = folder / "etc"
         self.connected = True
         self.holds: dict[str, HeldJobs] = {}
-        self.activated: list[Config] = []
         for part in ("etc", "run"):
             (folder / part).mkdir(parents=True)
         (self.etc / "local.yaml").write_text(LOCAL.format(name))

@@ -150,11 +150,8 @@ def framed(message: bytes) -> bytes:
     return struct.pack(">I", len(message)) + message
 
 
-def context(source: bytes = b"test:here", request_id: bytes | None = None) -> Field:
-    fields = [Field(1, STRING, source)]
-    if request_id is not None:
-        fields.append(Field(2, STRING, request_id))
-    return Field(1, STRUCT, fields)
+def context(source: bytes = b"test:here") -> Field:
+    return Field(1, STRUCT, [Field(1, STRING, source)])
 
 
 def enqueue(*jobs: Sequence[Field], queue: bytes = b"mail", **form: Any) -> bytes:

@@ -23,7 +23,6 @@ from tests.simulation.world import AsyncProcess, Process, World
 _CONNECT_SECONDS = 0.05
 _TICK_SECONDS = 1e-6
 _KEPT_FOR_SUCCESSOR = 0.5
-_HIGH_WATER_MESSAGES = 1000
 
 
 class Network:
