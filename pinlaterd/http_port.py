@@ -39,6 +39,7 @@ _PREFLIGHT = {
     "Access-Control-Max-Age": "600",
 }
 _EXPOSED = "ETag, Retry-After"
+_ENCODINGS = {"", "identity", "gzip", "deflate"}  # of bodies
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PORT = web.AppKey["HttpPort"]("port")
@@ -184,6 +185,7 @@ class HttpPort:
 
     async def read_body(self, request: web.Request) -> bytearray:
         """Read a body in the time of a step. Raises web.HTTPException."""
+        _check_encoding(request)
         most, content = request.client_max_size, request.content
         self._check_room()
         body = bytearray()
@@ -209,6 +211,7 @@ class HttpPort:
 
     async def read_part(self, request: web.Request, held_bytes: int) -> bytes:
         """Read the next part of a body in the time of a step. Raises web.HTTPException."""
+        _check_encoding(request)
         connection = self.connections.get(request.protocol)
         if connection is not None:
             self._hold(connection, held_bytes)
@@ -226,7 +229,8 @@ class HttpPort:
             what = f"the body did not come within {self.step_seconds:g} s"
             raise _error(web.HTTPRequestTimeout, what) from None
         except (HttpProcessingError, web.RequestPayloadError) as error:
-            why = getattr(error, "message", error)
+            # Of aiohttp's `400, message:` and an indented line only that.
+            why = str(getattr(error, "message", error)).rpartition("message:")[2].strip()
             raise _error(web.HTTPBadRequest, f"the body can't be read: {why}") from None
 
     def _hold(self, connection: _HttpConnection, body_bytes: int) -> None:
@@ -302,6 +306,7 @@ class _AiohttpConnection(web.RequestHandler):
         if self.refuse is not None and isinstance(exc, HttpProcessingError):
             # What follows shows the bytes at fault, which may be a secret.
             said = (message or "").partition("\n")[0].partition(" when reading")[0]
+            said = said.partition(" Please install")[0]  # which a client can't do
             answer = self.refuse(said.rstrip(":"))
             answer.force_close()
         return answer
@@ -395,6 +400,14 @@ class _HttpConnection(asyncio.Protocol):
         if seconds is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(seconds, self.transport.abort)
+
+
+def _check_encoding(request: web.Request) -> None:
+    """Raise web.HTTPException for a body that aiohttp would pass on as it is encoded."""
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in _ENCODINGS:
+        what = f"Content-Encoding {encoding[:40]!r} is not known; send gzip, deflate or neither"
+        raise _error(web.HTTPBadRequest, what)
 
 
 def _error(

@@ -60,6 +60,7 @@ _RETRY_AFTER = re.compile(r"retry after ([0-9]{1,9}) ms")
 _PLACE = re.compile(r" - at `\$\.?(.*)`\Z")
 # What msgspec reports at the object that has the field, or lacks it.
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`\Z", re.DOTALL)
+_TRUNCATED = "Input data was truncated"  # as msgspec says of a lone surrogate, too
 _UNHELPFUL = ("Object contains unknown", "Invalid enum")
 _CURE = "; /v2/docs lists what this call takes"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -235,6 +236,8 @@ def invalid_body(error: Exception) -> Problem:
     if named := _FIELD.match(message):
         parts.append(named[1])
     cure = _CURE if message.startswith(_UNHELPFUL) else ""
+    if message == _TRUNCATED:
+        cure = ", or half a surrogate pair stands alone in it"
     return invalid(".".join(parts), message + cure)
 
 

@@ -192,7 +192,12 @@ class V2:
         existed = queue in await self._client.run(calls.queue_names())
         await self._client.run(calls.create_queue(queue))
         if given := body.limits.given():
-            await self._edit(queue, partial(edit.set_limits, self._etc, queue, given))
+            try:
+                await self._edit(queue, partial(edit.set_limits, self._etc, queue, given))
+            except ConfigError as error:
+                if existed:
+                    raise
+                raise ConfigError([f"{error}; the queue is there now, without limits"]) from None
         answer = await self._describe(queue)
         return answer_json(answer, HTTPStatus.OK if existed else HTTPStatus.CREATED)
 

@@ -253,6 +253,34 @@ def test_a_reason_that_cannot_be_noted_is_named(api, mail):
     assert (answer.status, answer.body["errors"][0]["field"]) == (400, "reason")
 
 
+@pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "x-gzip", "gzip"])
+def test_a_body_that_cannot_be_inflated_says_so(api, mail, encoding):
+    answer = api.call("POST", f"{mail}/jobs", b'{"data":1}', headers={"Content-Encoding": encoding})
+
+    assert answer.status == 400
+    assert "encoding" in answer.body["detail"].lower()
+    assert not any(alien in answer.body["detail"] for alien in ("\n", "install", "message:"))
+
+
+def test_half_a_surrogate_pair_is_not_told_as_a_cut_body(api, mail):
+    answer = api.post(f"{mail}/jobs", b'{"data": "\\ud800"}')
+
+    assert answer.status == 400
+    assert "surrogate" in answer.body["detail"]
+
+
+def test_limits_that_cannot_be_kept_leave_a_queue_that_is_told(tmp_path):
+    with serving_http(tmp_path) as deployment:
+        api = http_of(deployment)
+        (tmp_path / "etc" / "queues.yaml").write_text("queues: 3\n")
+        first, again = (api.put("/v2/queues/new", {"limits": {"max_pending": 1}}) for _ in range(2))
+        shown = api.get("/v2/queues/new")
+
+    assert (first.status, again.status, shown.status) == (409, 409, 200)
+    assert "the queue is there now, without limits" in first.body["detail"]
+    assert "the queue is there now" not in again.body["detail"]
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory):
     with serving_http(tmp_path_factory.mktemp("hostile")) as deployment:

@@ -107,6 +107,9 @@ def never_committed(fault: BaseException) -> bool:
     return _code(fault) in _NEVER_COMMITTED
 
 
+_UNREACHED = "give this user its folder, and the rights to read and write both"
+
+
 def storage_error(fault: BaseException, path: Path, *, undone: bool) -> StorageError:
     """The StorageError that stands for `fault`; `undone`: nothing changed, beyond doubt."""
     name = getattr(fault, "sqlite_errorname", None) or type(fault).__name__
@@ -115,6 +118,9 @@ def storage_error(fault: BaseException, path: Path, *, undone: bool) -> StorageE
         return StorageCorrupt(f"{message}; restore the file from a backup")
     if undone and _code(fault) == sqlite3.SQLITE_FULL:
         return StorageFull(f"{message}; make room on that disk")
+    if undone and _code(fault) == sqlite3.SQLITE_CANTOPEN:
+        why = "it is no file" if path.exists() and not path.is_file() else _UNREACHED
+        return StorageNotCommitted(f"{message}; {why}")
     if undone:
         return StorageNotCommitted(message)
     return StorageError(f"{message}; whether the last commit was kept is not known")

@@ -63,6 +63,13 @@ def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(
     assert path.read_bytes() == before
 
 
+def test_a_folder_in_place_of_the_file_is_named(path: Path):
+    path.mkdir()
+
+    with pytest.raises(StorageError, match="it is no file"):
+        SqliteEngine(path).open(1)
+
+
 def test_an_engine_that_could_not_open_holds_no_lock(path: Path):
     _text(path)
     with pytest.raises(StorageCorrupt):
