@@ -48,6 +48,7 @@ _TEXT_CHARS = LIMITS.custom_status_chars
 _MOST_EXACT = 2**53  # whole numbers up to here are such in Lua
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,15})\Z")
 _WAS_PENDING = -1  # apply.lua's word for a finish that was done, of a job that was PENDING
+_NONE = (0,)  # the arguments of operations of which a batch has none
 _NEVER = -1  # when a job is due again that no further attempt follows
 _NUMBERS_OF_CLAIMS = 9 * 10**15  # they are less, as in runs.lua
 
@@ -174,13 +175,14 @@ class Application:
     # --- arguments ---------------------------------------------------------------------------
 
     def arguments(self) -> list[Argument]:
+        batch = self._batch
         operations = [
-            *_arguments(self._acks),
-            *self._checkpoints(),
-            *self._releases(),
-            *self._enqueues(),
-            *_arguments(self._claims),
-            *self._finishes(),
+            *(_arguments(self._acks) if self._acks else _NONE),
+            *(self._checkpoints() if batch.checkpoints else _NONE),
+            *(self._releases() if batch.releases else _NONE),
+            *(self._enqueues() if self._jobs else _NONE),
+            *(_arguments(self._claims) if self._claims else _NONE),
+            *(self._finishes() if batch.finishes else _NONE),
         ]
         options = self._new_options()
         keys: list[Argument] = [len(self._keys)]
@@ -343,17 +345,17 @@ class Application:
         return arguments
 
     def _claim_runs(self) -> Collection[_Run]:
-        runs: dict[_Head, _Run] = {}
+        runs: dict[tuple[str, int], _Run] = {}
         for at, (op, payloads) in enumerate(zip(self._batch.claims, self._payloads, strict=True)):
             queue, begin = self._stored[op.queue], 0
             for claims in first_claims(op, len(payloads)):
                 ids, claimer, number = claims.local_ids, claims.claimer, claims.first_claim
-                may_expire = self._batch.fails_expired and op.queue in self._expiring
-                head = _Head(queue, claims.priority, may_expire="1" if may_expire else "0")
-                run = runs.get(head)
+                place = (queue, claims.priority)
+                run = runs.get(place)
                 if run is None:
-                    run = runs[head] = _Run(head)
-                    self._keys[queue, claims.priority].add(_ALL if may_expire else _CLAIM)
+                    may_expire = self._batch.fails_expired and op.queue in self._expiring
+                    run = runs[place] = _Run(_Head(*place, may_expire="1" if may_expire else "0"))
+                    self._keys[place].add(_ALL if may_expire else _CLAIM)
                 named: Iterable[tuple[str, int]]
                 named = zip(repeat(claimer), range(number, number + len(ids)), strict=False)
                 if number + len(ids) > _NUMBERS_OF_CLAIMS:
@@ -374,11 +376,11 @@ class Application:
     def result(self, answer: Sequence[Sequence[Any]]) -> BatchResult:
         acks, checkpoints, releases, first_ids, claims, expired, finishes = answer
         finished = iter(finishes)
-        applied = _as_given(self._checkpointed, checkpoints)
+        applied = _as_given(self._checkpointed, checkpoints) if checkpoints else ()
         run_after_ms = iter(_as_given(self._released, releases))
         return BatchResult(
             acks=self._ack_results(acks) if self._batch.acks else (),
-            checkpoints=self._checkpoint_results(iter(applied)),
+            checkpoints=self._checkpoint_results(iter(applied)) if self._batch.checkpoints else (),
             releases=[
                 [
                     _requeued(each.key, due_ms)
