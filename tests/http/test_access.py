@@ -86,7 +86,12 @@ def test_a_user_may_do_what_its_role_says_and_nothing_else(guarded, user, call):
 
 def test_every_call_is_among_these(guarded):
     paths = http_of(guarded).as_user("view", SECRET).get("/v2/openapi.json").body["paths"]
-    described = {(method.upper(), path) for path, each in paths.items() for method in each}
+    described = {
+        (method.upper(), path)
+        for path, each in paths.items()
+        for method in each
+        if not path.startswith("/v2/job-types")  # Rickover's, whose refusals have another form
+    }
     named = {"mail": "{queue}", "gone": "{queue}", "mail:s1:p1:1": "{descriptor}"}
 
     tried = {
