@@ -313,9 +313,15 @@ def totals_of(
 
     What a process reports later does not change them."""
     found: dict[str, QueueTotals] = {}
-    for process, snapshot in stats.items():
-        if process in shards:
-            _add_shard(found, process, snapshot)
+    own = {process: snapshot for process, snapshot in stats.items() if process in shards}
+    for snapshot in own.values():
+        for name, age_ms in snapshot["peaks"].items():
+            if name.endswith(_AGE):
+                known = found.setdefault(name.removesuffix(_AGE), QueueTotals(waits={}))
+                known.oldest_ms = max(known.oldest_ms, age_ms)
+    # A process that has ended has no peaks, but its counters count.
+    for process, snapshot in own.items():
+        _add_shard(found, process, snapshot)
     for process, snapshot in stats.items():
         if process not in shards:
             _add_limits(found, snapshot)
@@ -333,16 +339,10 @@ def _add_limits(found: Mapping[str, QueueTotals], snapshot: StatsSnapshot) -> No
                 setattr(queue, limit, value)
 
 
-def _add_shard(found: dict[str, QueueTotals], process: str, snapshot: StatsSnapshot) -> None:
+def _add_shard(found: Mapping[str, QueueTotals], process: str, snapshot: StatsSnapshot) -> None:
     count, gauge = snapshot["counters"].get, snapshot["gauges"].get
     histograms = snapshot["histograms"]
-    for name, age_ms in snapshot["peaks"].items():
-        if not name.endswith(_AGE):
-            continue
-        queue = name.removesuffix(_AGE)
-        known = found.get(queue)
-        if known is None:
-            known = found[queue] = QueueTotals(waits={})
+    for queue, known in found.items():
         names = _names(queue)
         known.enqueued += count(names.enqueue, 0)
         known.dequeued += count(names.dequeue, 0)
@@ -350,7 +350,6 @@ def _add_shard(found: dict[str, QueueTotals], process: str, snapshot: StatsSnaps
         known.failed += count(names.ack_failed, 0)
         known.timed_out += count(names.timeout_retry, 0) + count(names.timeout_done, 0)
         known.refused += count(names.enqueue_rejected, 0)
-        known.oldest_ms = max(known.oldest_ms, age_ms)
         wait = histograms.get(names.dequeue_delay_ms)
         if wait is not None:
             known.waits[process] = wait  # a later one takes its place; it does not change
@@ -390,6 +389,11 @@ def recent(
 def has_lost(before: QueueTotals, now: QueueTotals) -> bool:
     """Tell whether a process has ended, or was restarted, that had counted for a queue."""
     return any(getattr(now, name) < getattr(before, name) for name in _RATES)
+
+
+def unreadable(totals: QueueTotals) -> QueueTotals:
+    """Return the totals of a queue while no shard says what it holds: its counters stay."""
+    return QueueTotals(**{name: getattr(totals, name) for name in _RATES}, waits=totals.waits)
 
 
 def merged_recent(parts: Sequence[Recent]) -> Recent:

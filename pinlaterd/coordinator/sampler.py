@@ -27,6 +27,7 @@ from pinlaterd.status import (
     recent,
     server_frame,
     shard_frames,
+    unreadable,
 )
 
 STEP_SECONDS = STEP_MS / 1000
@@ -108,7 +109,8 @@ class Sampler:
             self._steps.clear()
             self._asked.clear()
         if now.missing:
-            queues |= {one: QueueTotals() for one in before.queues.keys() - queues.keys()}
+            gone = before.queues.keys() - queues.keys()
+            queues |= {one: unreadable(before.queues[one]) for one in gone}
         for queue in self._handed_out_at.keys() - queues.keys():
             del self._handed_out_at[queue]
         return now._replace(queues=queues)

@@ -183,6 +183,27 @@ def test_what_others_did_is_not_counted_again_when_a_shard_is_killed(server, is_
     assert max(rate or 0 for rate in rates) == 0
 
 
+@pytest.mark.parametrize("owned", ["12", "1"])
+def test_what_a_killed_shard_had_done_is_not_counted_again_when_it_is_back(clock, owned):
+    server = Server(clock, "jobs-1" if owned == "1" else "", owned)
+    server.work(400, shard=owned[-1])
+    server.sampler.step()
+    server.step()
+    server.down = {f"shard-{owned[-1]}"}  # its totals stay, in those of the next process, too
+    server.step()
+    server.down = set()
+    server.step()
+    clock.advance(1)
+    server.work(30, wait_ms=900)
+    row = server.mail()
+    now_ms = clock.now_ms()
+    rates = server.history.read(QUEUE, "mail", now_ms - 60_000, now_ms).series["in"]
+
+    assert row["enqueues_per_second"] == pytest.approx(5)
+    assert row["dequeue_delay_p50_ms"] == pytest.approx(900, rel=0.05)
+    assert max(rate or 0 for rate in rates) == 0
+
+
 def test_a_shard_that_is_unavailable_leaves_a_gap_and_the_others_verdict(server):
     server.sampler.step()
     server.step()
