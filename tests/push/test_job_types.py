@@ -105,17 +105,6 @@ def test_a_new_type_is_served_at_once(rickover: Rickover, wait_until: WaitUntil)
     assert rickover.deployment.pid_of("push") == pid
 
 
-def test_a_job_that_is_to_run_once_at_most_is_sent_once(
-    rickover: Rickover, wait_until: WaitUntil
-) -> None:
-    queue = rickover.create("once", attempts=1, strategy="at_most_once")
-    job_id = rickover.enqueue(queue, b"1", 1)
-
-    wait_until(lambda: rickover.client.count(queue, JobState.FAILED) == 1)
-
-    assert len(rickover.received(job_id)) == 1
-
-
 def test_a_refused_attempt_is_repeated_with_rickovers_backoff(
     rickover: Rickover, wait_until: WaitUntil
 ) -> None:
