@@ -172,6 +172,8 @@ class RedisEngine(Store, StorageEngine):
     ) -> Mapping[str, Mapping[tuple[int, JobState], int]]:
         known = self.stored
         queues = sorted(known if queues is None else known.keys() & set(queues))
+        if not queues:
+            return {}
         rows = self.read(scripts.DEPTHS, len(self._priorities), *[known[queue] for queue in queues])
         keys = [(priority, state) for priority in self._priorities for state in JobState]
         return {
