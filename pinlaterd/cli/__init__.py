@@ -24,11 +24,13 @@ imports next to nothing, and little time passes before the handler is there.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
+from types import ModuleType
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _STDERR = 2
@@ -88,10 +90,20 @@ def run_pinlater_admin() -> None:
     _run("pinlater-admin", "admin")
 
 
+def import_program(module: str) -> ModuleType:
+    """Import what lives as long as the process, without looking for garbage in it meanwhile."""
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def _run(program: str, module: str) -> None:
     exit_on_interrupt(program)
     try:
-        import_module(f"{__name__}.{module}").cli(prog_name=program)
+        import_program(f"{__name__}.{module}").cli(prog_name=program)
     except ModuleNotFoundError as error:
         if program == "pinlater":  # which needs none of those: it is missing to an application
             raise

@@ -14,14 +14,13 @@ import shlex
 import socket
 import time
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from pinlaterd import __version__
-from pinlaterd.cli import command
+from pinlaterd.cli import command, import_program
 from pinlaterd.config.kinds import KINDS, ProcessKind
 from pinlaterd.config.layout import ETC, program_name
 from pinlaterd.config.schema import DEFAULT_ENGINE, ENGINES
@@ -324,7 +323,7 @@ def _run_process(name: str, module: str, *arguments: object) -> NoReturn:
     # There may be several routers. Until the process knows its settings:
     set_up_log(os.environ.get("SUPERVISOR_PROCESS_NAME", name), "info")
     try:
-        code = import_module(module).run(*arguments)
+        code = import_program(module).run(*arguments)
     except (ConfigError, DeploymentError) as error:
         for problem in str(error).split("\n"):
             logging.getLogger(__name__).error("%s", problem)
