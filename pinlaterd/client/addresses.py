@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pinlaterd.config.layout import FileWatch
+from pinlaterd.config.layout import FileWatch, read_file
 from pinlaterd.config.schema import Address
 
 # A server that fails is left alone for so long; after each vain probe for twice as long.
@@ -120,7 +120,7 @@ class FileList(ServerList):
 
     def _read(self) -> tuple[Sequence[Address], str]:
         try:
-            lines = self._path.read_text(encoding="utf-8").splitlines()
+            lines = read_file(self._path).decode().splitlines()
             servers = filter(None, (line.partition("#")[0].strip() for line in lines))
             return parse_addresses(tuple(servers), self._default_port), ""
         except OSError as error:

@@ -145,9 +145,9 @@ def _open_to_others(directory: Path, name: Path) -> str | None:
 # --- files ------------------------------------------------------------------------------------
 
 
-def read_file(path: Path) -> bytes:
-    """Read a file that others put there. Raises OSError, also for what might block a reader for
-    ever, or have no end: a pipe, a device."""
+def read_file(path: Path, most_bytes: int = -1) -> bytes:
+    """Read a file that others put there, or its first bytes. Raises OSError, also for what might
+    block a reader for ever, or have no end: a pipe, a device."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)
@@ -155,7 +155,7 @@ def read_file(path: Path) -> bytes:
     with open(path, "rb", opener=opener) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))
-        return file.read()
+        return file.read(most_bytes)
 
 
 def lock(path: Path, *, patient: bool) -> BinaryIO:

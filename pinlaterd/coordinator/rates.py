@@ -18,7 +18,13 @@ from typing import NamedTuple
 
 from pinlaterd.clock import Clock
 from pinlaterd.config.kinds import ROUTER
-from pinlaterd.config.layout import SERVER_SET_COPY, FileWatch, is_out_of_files, replace_file
+from pinlaterd.config.layout import (
+    SERVER_SET_COPY,
+    FileWatch,
+    is_out_of_files,
+    read_file,
+    replace_file,
+)
 from pinlaterd.config.schema import Config, QueueSettings
 from pinlaterd.coordinator.allocator import RateAllocator
 from pinlaterd.stats import Stats
@@ -223,8 +229,7 @@ class ServerSetFile:
     def _content(self) -> ServerSet:
         """No servers if there is anything wrong."""
         try:
-            with self._path.open("rb") as file:
-                found = file.read(_MAX_BYTES + 1)
+            found = read_file(self._path, _MAX_BYTES + 1)
             if len(found) > _MAX_BYTES:
                 return ServerSet((), [f"{self._path}: longer than {_MAX_BYTES} bytes"])
             servers, problems = read_server_set(found.decode(), str(self._path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import time
@@ -219,6 +220,7 @@ def test_a_forked_child_and_a_pickled_copy_follow_it_too(listed, three, wait_unt
     ("text", "problem"),
     [
         (None, "can't be read: No such file or directory"),
+        ("a pipe", "can't be read: Not a regular file"),
         ("# none\n", "no server is named"),
         ("a:1\nb:none\n", "port 'none' is not a number"),
         ("a:1, b:2\n", "'a:1, b:2' is no server"),
@@ -226,11 +228,14 @@ def test_a_forked_child_and_a_pickled_copy_follow_it_too(listed, three, wait_unt
 )
 def test_what_is_wrong_with_a_file(tmp_path, text, problem) -> None:
     path = tmp_path / "servers"
-    if text is not None:
+    if text == "a pipe":
+        os.mkfifo(path)
+    elif text is not None:
         path.write_text(text)
     listed = FileList(f"file:{path}", 9010)
     listed.refresh()
     assert problem in listed.problem
+    path.unlink(missing_ok=True)
     path.write_text("a:1\nb\n")
     listed.refresh()
     assert listed.addresses == (Address("a", 1), Address("b", 9010))
