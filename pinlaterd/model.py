@@ -516,8 +516,8 @@ class JobChoice(NamedTuple):
 
 
 class ScanRequest(NamedTuple):
-    """A scan, which answers after `max_ms` with what it has found by then. `options` names no
-    descriptors."""
+    """A scan, which answers after `max_ms` with what it has found by then; with `accept_partial`,
+    without unavailable shards, too. `options` names no descriptors."""
 
     queue: str
     state: JobState
@@ -528,16 +528,19 @@ class ScanRequest(NamedTuple):
     body_regex: str | None = None
     newest_end_first: bool = False
     max_ms: int | None = None
+    accept_partial: bool = False
     options: JobChoice | None = None
 
 
 class ScanResult(NamedTuple):
-    """`looked_at`: at how many jobs this call has looked, of about `in_state`; None: not known."""
+    """`looked_at`: at how many jobs this call has looked, of about `in_state`; None: not known.
+    `missing_shards`: without which a partial scan was answered; None: there are none."""
 
     jobs: Sequence[JobRecord]
     continuation: str = CONTINUATION_END
     looked_at: int = 0
     in_state: int | None = None
+    missing_shards: Sequence[str] | None = None
 
 
 ALL_PRIORITIES: Final = 0  # as the priority of a retry or a delete that chooses its jobs

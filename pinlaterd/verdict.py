@@ -249,6 +249,15 @@ _RULES: Sequence[tuple[VerdictKind, Callable[[QueueView], _Words | None]]] = (
 # --- words ------------------------------------------------------------------------------------
 
 
+def without_shards(names: Sequence[str]) -> str:
+    """Return the sentence about shards whose jobs an answer lacks; "" if there are none."""
+    if len(names) == 1:
+        return f"Without shard {names[0]}, which is unavailable: its jobs are missing here."
+    shown = ", ".join(names)
+    all_missing = f"Without shards {shown}, which are unavailable: their jobs are missing here."
+    return all_missing if names else ""
+
+
 def span(seconds: float) -> str:
     """Say how long a time is, in its largest unit: 12 min, 41 s, 0.1 s."""
     for unit, size in _UNITS:

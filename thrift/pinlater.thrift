@@ -68,7 +68,7 @@
  *
  * A shard that is down affects its own jobs only. Enqueue and dequeue avoid it; createQueue
  * succeeds on the healthy ones, and the others catch up before they serve. deleteQueue, counts,
- * scans, retries and deletes over all shards, and look-ups and acks of jobs of its own, are
+ * scans (unless they accept a part), retries and deletes over all shards, and look-ups and acks of jobs of its own, are
  * SHARD_CONNECTION_FAILED meanwhile, with the shards' names, and may be repeated. For its first
  * seconds (the server's shard_restart_grace_ms) they wait for it instead, and so do enqueues and
  * dequeues if there is no other shard: a restart of a shard costs time, but no error.
@@ -525,6 +525,9 @@ struct PinLaterScanJobsRequest {
   106: optional string place
   /** The source of the last claim. */
   107: optional string worker
+  /** Answer without the shards that are unavailable, as long as there is another one, and name them
+      in missingShards. */
+  108: optional bool acceptPartial = 0
 }
 
 struct PinLaterScanJobsResponse {
@@ -537,6 +540,8 @@ struct PinLaterScanJobsResponse {
       given while these are being counted. */
   100: optional i64 lookedAt
   101: optional i64 inState
+  /** With acceptPartial: the shards without which this was answered; not given if there are none. */
+  102: optional list<string> missingShards
 }
 
 struct PinLaterRetryFailedJobsRequest {
@@ -767,7 +772,7 @@ service PinLater {
    * Errors: QUEUE_NOT_FOUND, PRIORITY_NOT_SUPPORTED, CONTINUATION_INVALID, UNKNOWN for a bad
    * pattern.
    * Holds: going on until CONTINUATION_END meets each job that was in that state throughout,
-   * once.
+   * once; with acceptPartial each of those on shards that no answer names in missingShards.
    */
   PinLaterScanJobsResponse scanJobs(1: RequestContext context, 2: PinLaterScanJobsRequest request)
     throws (1: PinLaterException e)

@@ -309,7 +309,7 @@ def count(
     return PreparedCall(Method.COUNT, request, int, repeatable=True)
 
 
-def scan(
+def scan(  # noqa: PLR0913  one parameter for each field of the request
     queue: str,
     state: JobState,
     *,
@@ -319,6 +319,7 @@ def scan(
     page_size: int = 100,
     newest_end_first: bool = False,
     max_ms: int | None = None,
+    accept_partial: bool = False,
     choice: JobChoice | None = None,
 ) -> PreparedCall[ScanResult]:
     """Yield all jobs in a state, the latest run-after first, fetched page by page; with
@@ -328,7 +329,8 @@ def scan(
             print(job.descriptor, job.custom_status)
 
     An AsyncClient's is for `async for`. A page is answered after `max_ms` with what was found by
-    then: `client.run` with this call, and then with `page_after`, shows how far the search got.
+    then: `client.run` with this call, and then with `page_after`, shows how far the search got, and
+    with `accept_partial` the `missing_shards` without which a page was answered.
     """
     request = ScanRequest(
         queue,
@@ -339,6 +341,7 @@ def scan(
         body_regex=body_regex,
         newest_end_first=newest_end_first,
         max_ms=max_ms,
+        accept_partial=accept_partial,
         options=choice,
     )
     return PreparedCall(Method.SCAN, request, lambda page: page, repeatable=True)

@@ -1,7 +1,8 @@
 """Calls that several shards answer together: split by shard, sent to all at once, merged.
 
 createQueue and getQueueNames go round a shard that is down; deleteQueue, counts, scans, retries
-and deletes over all shards need every one of them, and name those that are missing. Acks,
+and deletes over all shards need every one of them, and name those that are missing, which only a
+scan that accepts a part leaves out. Acks,
 checkpoints and look-ups need only the shards that their descriptors name. A call that
 needs a shard that has gone a moment ago waits for it, so nothing fails while a shard is restarted.
 
@@ -26,6 +27,7 @@ from pinlaterd.config.ticket import accept_ticket
 from pinlaterd.errors import (
     BadDescriptors,
     ContinuationInvalid,
+    ErrorCode,
     InvalidRequest,
     LookupTooLarge,
     NoHealthyShards,
@@ -70,7 +72,7 @@ from pinlaterd.model import (
     ScanRequest,
     ScanResult,
 )
-from pinlaterd.router.call import Call, Query, Shared, ask_all, results_of
+from pinlaterd.router.call import Call, Query, Replies, Shared, ask_all, results_of
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.tuned import ack_parts
 from pinlaterd.wire.envelope import Op, ReplyEntry, Status
@@ -348,11 +350,17 @@ class FanOut:
         ):
             raise ContinuationInvalid(request.continuation)
         limit = min(request.limit, self._shared.settings.scan_limit)
-        shards = self._every()
+        healthy = self._shards.healthy() if request.accept_partial else []
+        shards = healthy or self._every()
         share = share_of_page(limit, len(shards)) if request.newest_end_first else limit
-        results = await query.ask(zip(shards, repeat(request._replace(limit=share))))
-        merge = partial(merge_scans, by_end=request.newest_end_first)
-        return await begin_aside(merge, cast("list[ScanResult]", results), limit)
+        part = request._replace(limit=share, accept_partial=False)
+        # One that goes meanwhile is left out at once, but for the last one.
+        replies = await query.replies(zip(shards, repeat(part)), patient=len(healthy) <= 1)
+        missing: list[str] = []
+        if request.accept_partial:
+            replies, missing = of_available(replies, self._shards.by_name)
+        merged = await _merge(replies, limit, by_end=request.newest_end_first)
+        return merged._replace(missing_shards=missing) if missing else merged
 
     async def _retry_failed(self, query: Query, request: RetryFailedRequest) -> int:
         """Retry the oldest over all shards, a bounded number at a time, or those chosen."""
@@ -637,11 +645,32 @@ def share_of_page(limit: int, shards: int) -> int:
     return min(limit, share + share // _MORE_THAN_SHARE)
 
 
+def of_available(replies: Replies, shards: Iterable[str]) -> tuple[Replies, list[str]]:
+    """Return the replies of shards that answered, or all if none did, and the names of the others.
+    An error that is the caller's is an answer."""
+    available = [pair for pair in replies if not _is_unavailable(pair[1])] or replies
+    names = {shard.name for shard, _ in available}
+    return available, [name for name in shards if name not in names]
+
+
+def _is_unavailable(reply: ReplyEntry) -> bool:
+    if reply.status is Status.FAILED:  # by its store
+        return codec.peek_error(reply.payload) is ErrorCode.SHARD_CONNECTION_FAILED
+    return reply.status is not Status.DONE
+
+
 def _scan_key(job: JobRecord, *, by_end: bool) -> ScanKey:
     parsed = JobDescriptor.parse(job.descriptor)
     assert parsed is not None, job.descriptor
     time_ms = job.updated_at_ms if by_end else job.run_after_ms
     return ScanKey(time_ms, parsed.shard, parsed.priority, parsed.local_id)
+
+
+async def _merge(replies: Replies, limit: int, *, by_end: bool) -> ScanResult:
+    size = sum(len(reply.payload) for _, reply in replies)
+    results = await aside(size, results_of, Method.SCAN, replies)
+    merge = partial(merge_scans, by_end=by_end)
+    return await begin_aside(merge, cast("list[ScanResult]", results), limit)
 
 
 def merge_scans(results: Sequence[ScanResult], limit: int, *, by_end: bool = False) -> ScanResult:

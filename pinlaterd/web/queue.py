@@ -24,6 +24,7 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.status import Facts
+from pinlaterd.verdict import without_shards
 from pinlaterd.web import history, text
 from pinlaterd.web.guide import what_to_do
 from pinlaterd.web.job import hidden_pattern, holder_of, last_said
@@ -114,12 +115,13 @@ class JobRow(NamedTuple):
 
 class JobsPage(NamedTuple):
     """One page of jobs. `problem`: why there is none; `progress`: how far a search got that is not
-    over, or ""; `older`: the path of what follows, or ""."""
+    over, or ""; `older`: the path of what follows, or ""; `without`: the shards that it lacks."""
 
     rows: Sequence[JobRow] = ()
     problem: str = ""
     progress: str = ""
     older: str = ""
+    without: str = ""
 
 
 class JobsQuery(NamedTuple):
@@ -184,6 +186,7 @@ class JobsQuery(NamedTuple):
             newest_end_first=self.scope.has_ended,
             # A list that is not searched through is read at once.
             max_ms=_SEARCH_MS if self.body_regex or self.choice else None,
+            accept_partial=True,
             choice=self.choice,
         )
         return calls.page_after(call, ScanResult((), self.cursor)) or call
@@ -229,14 +232,15 @@ async def find_jobs(site: Site, request: web.Request, queue: str, query: JobsQue
     except (ConnectionFailed, PinLaterError) as error:
         return JobsPage(problem=getattr(error, "message", "") or str(error))
     rows = [_job_row(job, query.scope, pattern, now_ms) for job in found.jobs]
+    without = without_shards(found.missing_shards or ())
     if found.continuation == CONTINUATION_END:
-        return JobsPage(rows)
+        return JobsPage(rows, without=without)
     progress = ""
     if len(rows) < _PAGE_JOBS:
         about = "" if found.in_state is None else f" of about {found.in_state:,}"
         progress = f"Looked at {found.looked_at:,}{about} jobs so far."
     older = {**query.given, **_range_of(request), "cursor": found.continuation}
-    return JobsPage(rows, "", progress, f"/q/{queue}?{urlencode(older)}#jobs")
+    return JobsPage(rows, "", progress, f"/q/{queue}?{urlencode(older)}#jobs", without)
 
 
 def _range_of(request: web.Request) -> Mapping[str, str]:
@@ -249,7 +253,7 @@ def matching(query: JobsQuery, page: JobsPage) -> str:
     state, found = query.given["state"], len(page.rows)
     if query.cursor != CONTINUATION_START or page.problem or (page.older and not found):
         return f"{state.capitalize()} jobs that match"
-    least = "At least " if page.older else ""
+    least = "At least " if page.older or page.without else ""
     return least + text.many(found, f"{state} job matches", f"{state} jobs match")
 
 

@@ -201,6 +201,7 @@ struct PinLaterScanJobsRequest {
   105: optional string message
   106: optional string place
   107: optional string worker
+  108: optional bool acceptPartial = 0
 }
 
 struct PinLaterScanJobsResponse {
@@ -208,6 +209,7 @@ struct PinLaterScanJobsResponse {
   2: optional string continuation = CONTINUATION_END
   100: optional i64 lookedAt
   101: optional i64 inState
+  102: optional list<string> missingShards
 }
 
 struct PinLaterRetryFailedJobsRequest {

@@ -141,6 +141,10 @@ class TestWithoutShard2:
 
         assert queue in client.names()
         assert client.info(without_shard_2.pending["1"]).jobState == PENDING
+        page = client.scan(queue, priority=2, acceptPartial=True)
+        scanned = {job.jobDescriptor for job in page.scannedJobs}
+        assert scanned == {without_shard_2.pending[shard] for shard in ("1", "3")}
+        assert page.missingShards == ["2"]
 
     def test_what_names_its_jobs(self, client: Client, without_shard_2):
         queue, descriptors = without_shard_2.queue, without_shard_2.running

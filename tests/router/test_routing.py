@@ -167,6 +167,24 @@ def test_long_pages_meet_each_job_once_and_in_order(times, limit):
     assert found == sorted((job for jobs in held.values() for job in jobs), key=_place)
 
 
+@given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)), st.integers(1, 9))
+def test_a_scan_goes_on_right_when_a_shard_comes_back_between_two_pages(one, two, limit):
+    held = {
+        shard: sorted((record(at, shard, 1, n) for n, at in enumerate(times)), key=_place)
+        for shard, times in (("1", one), ("2", two))
+    }
+    first = page = merge_scans([_part(held["1"], limit, None)], limit)
+    found = list(page.jobs)
+    while page.continuation != CONTINUATION_END:
+        parts = [_part(jobs, limit, page.continuation) for jobs in held.values()]
+        page = merge_scans(parts, limit)
+        found += page.jobs
+
+    came_back = ScanKey.parse_token(first.continuation)
+    behind = [job for job in held["2"] if came_back and _place(job) > came_back.sort_key()]
+    assert found == sorted([*held["1"], *behind], key=_place)
+
+
 def _place(job: JobRecord) -> tuple[int, str, int, int]:
     _, shard, priority, local_id = job.descriptor.split(":")
     return ScanKey(job.run_after_ms, shard[1:], int(priority[1:]), int(local_id)).sort_key()

@@ -32,7 +32,9 @@ from pinlaterd.errors import (
     Overloaded,
     PasswordInvalid,
     PinLaterError,
+    QueueNotFound,
     ShardConnectionFailed,
+    StorageError,
 )
 from pinlaterd.model import (
     AckInfo,
@@ -59,6 +61,7 @@ from pinlaterd.model import (
     Result,
     RetryFailedRequest,
     ScanRequest,
+    ScanResult,
 )
 from pinlaterd.router import fan_out
 from pinlaterd.router.call import Shared
@@ -576,6 +579,46 @@ async def test_a_search_whose_client_goes_before_it_has_begun_is_ended(
     await site.router.finish_calls(ANSWER_SECONDS)
 
     assert [len(shard.calls) for shard in site.locals()] == before
+
+
+async def test_a_scan_that_accepts_a_part_names_shards_that_are_or_become_unavailable(
+    site: Site,
+) -> None:
+    head = codec.Head(Method.SCAN.value, 0, oneway=False, strict=True)
+
+    def answer(name: str, status: Status, payload: bytes = b"") -> None:
+        def intercept(call: ShardCall, tell: Tell) -> bool:
+            tell(ReplyEntry(call.call_id, status, payload))
+            return True
+
+        site.shard(name).intercept = intercept
+
+    async def scan(*, accept_partial: bool = True) -> tuple[int, Sequence[str] | None]:
+        request = ScanRequest(QUEUE, JobState.PENDING, accept_partial=accept_partial)
+        page = cast("ScanResult", await site.call(Method.SCAN, request))
+        assert page.in_state == page.looked_at
+        return page.looked_at, page.missing_shards
+
+    for name, at in {"1": 1, "2": 20, "3": 300}.items():
+        found = ScanResult([], looked_at=at, in_state=at)
+        answer(name, Status.DONE, codec.encode_reply(head, found))
+    assert await scan() == (321, None)
+    site.shard("2").is_returning = True
+    site.shard("2").serves(serves=False)
+    assert await scan() == (301, ["2"])
+    site.shard("2").is_returning = False
+    with pytest.raises(ShardConnectionFailed, match="shard 2"):
+        await scan(accept_partial=False)
+    answer("3", Status.FAILED, codec.encode_error(head, StorageError("the store is closed")))
+    assert await scan() == (1, ["2", "3"])
+    answer("3", Status.FAILED, codec.encode_error(head, QueueNotFound(QUEUE)))
+    with pytest.raises(QueueNotFound):
+        await scan()
+    answer("3", Status.LOST)
+    assert await scan() == (1, ["2", "3"])
+    answer("1", Status.LOST)
+    with pytest.raises(ShardConnectionFailed, match="went away"):
+        await scan()
 
 
 async def test_a_degraded_shard_gets_no_new_work_but_its_acks(site: Site) -> None:

@@ -133,7 +133,7 @@ REQUESTS: dict[Method, Request] = {
     Method.COUNT: CountRequest("mail", JobState.FAILED, 2, future=True, body_regex="a.b"),
     Method.QUEUE_NAMES: QueueNamesRequest(),
     Method.SCAN: ScanRequest(
-        *("mail", JobState.PENDING, 1, True, "token", 7, "x", True, 1000),
+        *("mail", JobState.PENDING, 1, True, "token", 7, "x", True, 1000, True),
         JobChoice(None, 2_000, 1_000, "a|b", "KeyError: #", "a.py:1 in f", "web:h1"),
     ),
     Method.RETRY_FAILED: RetryFailedRequest(
@@ -169,7 +169,7 @@ RESULTS: dict[Method, Result] = {
     Method.LOOKUP: {"a": RECORD, "b": KEYED},
     Method.COUNT: 17,
     Method.QUEUE_NAMES: frozenset({"mail", "push"}),
-    Method.SCAN: ScanResult([RECORD._replace(body=None)], "token", 7, 1_000_000),
+    Method.SCAN: ScanResult([RECORD._replace(body=None)], "token", 7, 1_000_000, ["2"]),
 }
 
 
