@@ -33,6 +33,7 @@ from pinlaterd.engines.sqlite.file import (
 from pinlaterd.engines.sqlite.keys import KeyIndex
 from pinlaterd.engines.sqlite.options import (
     add_columns,
+    has_options,
     make_tables,
     may_expire,
     note_queue,
@@ -170,8 +171,9 @@ class Store:
                 )
                 log.error(text, self.path, name, queue_id)
         self.with_options = queues_with_options(db)
-        if self.with_options:
+        if has_options(db):  # deleted queues leave the tables, which searches read
             add_columns(db)
+        if self.with_options:
             self.keys.open(db)
         self.expiring_ids = {each for each in self.with_options if may_expire(db, each)}
         [many] = db.execute(

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from pinlaterd.engines.base import Batch, Finding, KeyedEnqueueOp
+from pinlaterd.engines.base import Batch, Finding, KeyedEnqueueOp, Search
 from pinlaterd.engines.sqlite import keys
 from pinlaterd.errors import QueueNotFound, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobOptions, JobState
@@ -47,6 +47,25 @@ def test_a_table_from_before_its_last_columns_gets_them(
     exact = JobOptions("l", run_after_us=1_234_567)
     [key] = store.enqueue_keyed(Job(b"x", options=exact))
     assert store.job(key).options == exact
+
+
+def test_a_table_from_before_its_last_columns_outlives_its_queue_and_can_be_searched(
+    store: EngineHarness, stranger: sqlite3.Connection
+):
+    store.engine.create_queue("deleted", store.now_ms)
+    store.keyed(keyed("k"), queue="deleted")
+    store.engine.delete_queue("deleted")
+    while store.engine.vacuum(limit=10):
+        pass
+    [key] = store.enqueue(b"x")
+    store.engine.close()
+    for column in ("run_after_us", "expires_at_us"):
+        stranger.execute(f"ALTER TABLE options DROP COLUMN {column}")
+    store.reopen()
+
+    searcher = store.engine.searcher()()
+    assert [job.key for job in searcher.scan(Search(QUEUE, JobState.PENDING))] == [key]
+    searcher.close()
 
 
 def test_a_commit_that_fails_leaves_neither_table_nor_keys(
