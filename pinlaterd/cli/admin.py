@@ -469,6 +469,7 @@ _COLUMNS: Sequence[command.Column] = (
     default=None,
     help="Say each second on stderr how far the search got  [default: if that is a terminal]",
 )
+@command.partial_option
 @command.admin_options
 def scan(
     *,
@@ -480,6 +481,7 @@ def scan(
     body_regex: str | None,
     limit: int,
     progress: bool | None,
+    accept_partial: bool,
     **conditions: Any,
 ) -> None:
     """List jobs of QUEUE in STATE, the latest run-after first.
@@ -504,21 +506,24 @@ def scan(
         page_size=min(limit, 1000),
         newest_end_first=by_end,
         max_ms=_PROGRESS_MS,
+        accept_partial=accept_partial,
         choice=None if choice == JobChoice() else choice,
     )
     records: list[JobRecord] = []
-    looked_at = 0
+    looked_at, missing = 0, set[str]()
     shows = sys.stderr.isatty() if progress is None else progress
     with command.connect() as client:
         for page in calls.pages(client.run, call):
             records += page.jobs
             looked_at += page.looked_at
+            missing.update(page.missing_shards or ())
             if shows:
                 about = "?" if page.in_state is None else f"{page.in_state:,}"
                 found = f"{len(records):,} found"
                 click.echo(f"looked at {looked_at:,} of about {about} jobs, {found}", err=True)
             if len(records) >= limit:
                 break
+    command.warn_without(missing)
     del records[limit:]
     facts = [command.record_facts(record) for record in records]
     columns = list(_COLUMNS)
@@ -542,8 +547,9 @@ def scan(
     metavar="TIME",
     help="Only jobs that failed at this time or later, such as 03:08:00 (UTC).",
 )
+@command.partial_option
 @command.admin_options
-def failures(*, queue: str, by: Grouping, since_ms: int | None) -> None:
+def failures(*, queue: str, by: Grouping, since_ms: int | None, accept_partial: bool) -> None:
     """Show the newest 10,000 failed jobs of QUEUE in groups of those that failed alike.
 
     The message is what the last attempt said, with # for what differs from job to job.
@@ -554,10 +560,11 @@ def failures(*, queue: str, by: Grouping, since_ms: int | None) -> None:
     """
     from pinlaterd.client.failures import FailureWindow, facts_of, shown_workers
 
-    window = FailureWindow(queue, since_ms)
+    window = FailureWindow(queue, since_ms, accept_partial=accept_partial)
     with command.connect() as client:
         while window.call is not None:
             window.take(client.run(window.call))
+    command.warn_without(window.missing_shards)
     facts, grouped = facts_of(window, by, round(time.time() * 1000)), len(window.failures)
     columns: Sequence[command.Column] = (
         ("#jobs", "jobs"),

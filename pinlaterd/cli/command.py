@@ -16,7 +16,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -39,6 +39,7 @@ from pinlaterd.errors import (
 from pinlaterd.lifecycle import ExitCode, escaped, prepare_streams
 from pinlaterd.model import JobOptions, JobRecord, JobState
 from pinlaterd.stats import natural
+from pinlaterd.verdict import without_shards
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -347,6 +348,18 @@ choice_options = together(
     option("--place", metavar="TEXT", help="Only jobs that failed in this place, as shown there."),
     option("--worker", metavar="SOURCE", help="Only jobs that this source claimed last."),
 )
+partial_option = option(
+    *("--partial", "accept_partial"),
+    is_flag=True,
+    help="Leave out shards that are unavailable; stderr names them.",
+)
+
+
+def warn_without(shards: Collection[str]) -> None:
+    """Name on stderr the shards whose jobs an answer lacks, if there are any."""
+    if shards:
+        sentence = without_shards(sorted(shards)).replace("Without", "without")
+        click.echo(f"warning: {sentence.rstrip('.')}", err=True)
 
 
 # --- the service ------------------------------------------------------------------------------

@@ -60,25 +60,29 @@ class FailureWindow:
             window.take(client.run(window.call))
 
     `call`: what has to be answered next; None once the window is full. `redact` leaves out of a
-    status what is not to be seen."""
+    status what is not to be seen; `accept_partial`, shards that are unavailable."""
 
     def __init__(
         self,
         queue: str,
         since_ms: int | None = None,
         redact: Callable[[str], str] | None = None,
+        *,
+        accept_partial: bool = False,
     ) -> None:
         self.queue = queue
         self._redact = redact
         self.since_ms = since_ms
         self.failures: list[Failure] = []
         self.failed: int | None = None  # jobs of the queue, whenever they failed; None: not known
+        self.missing_shards: Sequence[str] = ()  # without which it was filled
         self.is_whole = False  # whether all are here that failed since `since_ms`
         choice = None if since_ms is None else JobChoice(ended_since_ms=since_ms)
         self.call: PreparedCall[ScanResult] | None = scan(
             *(queue, JobState.FAILED),
             page_size=_PAGE_JOBS,
             newest_end_first=True,
+            accept_partial=accept_partial,
             choice=choice,
         )
         self._shared: dict[str, str] = {}
@@ -87,6 +91,7 @@ class FailureWindow:
         """Add the answer to `call`."""
         assert self.call is not None
         self.failed = page.in_state
+        self.missing_shards = sorted({*self.missing_shards, *(page.missing_shards or ())})
         failures = [*self.failures, *map(self._failure, page.jobs)]
         self.call = page_after(self.call, page)
         self.is_whole = self.call is None and len(failures) <= NEWEST
@@ -174,6 +179,7 @@ def facts_of(window: FailureWindow, by: Grouping, now_ms: int) -> dict[str, Any]
         "failed": window.failed,
         "grouped": len(window.failures),
         "is_whole": window.is_whole,
+        "missing_shards": window.missing_shards,
         "first_ms": first_ms,
         "last_ms": last_ms,
         "groups": groups,

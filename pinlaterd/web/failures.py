@@ -16,6 +16,7 @@ from aiohttp import web
 from pinlaterd.access import may
 from pinlaterd.client.failures import Failure, FailureGroup, FailureWindow, Grouping, shown_workers
 from pinlaterd.signature import TIMED_OUT, UNSAID
+from pinlaterd.verdict import without_shards
 from pinlaterd.web import text
 from pinlaterd.web.bodies import redacted_text
 from pinlaterd.web.job import hidden_pattern
@@ -96,7 +97,7 @@ class FailureWindows:
         range_ms = RANGES.get(within)
         since_ms = None if range_ms is None else self._site.clock.now_ms() - range_ms
         redact = partial(redacted_text, pattern=hidden) if hidden else None
-        return FailureWindow(queue, since_ms, redact)
+        return FailureWindow(queue, since_ms, redact, accept_partial=True)
 
     async def _fill(self, window: FailureWindow) -> float:
         while window.call is not None:
@@ -108,7 +109,8 @@ def heading(window: FailureWindow, queue: str) -> str:
     """Return the page's first line."""
     if window.failed is None:
         return f"{queue}: failed jobs are being counted"
-    return f"{queue}: {text.many(window.failed, 'job has', 'jobs have')} failed"
+    least = "at least " if window.missing_shards else ""
+    return f"{queue}: {least}{text.many(window.failed, 'job has', 'jobs have')} failed"
 
 
 def explained(window: FailureWindow, by: str, within: str, now_ms: int) -> str:
@@ -121,7 +123,9 @@ def explained(window: FailureWindow, by: str, within: str, now_ms: int) -> str:
     first, last = (text.clock_time(at_ms, now_ms) for at_ms in window.times_ms)
     grouped = len(window.failures)
     which = f"All {grouped:,}" if window.is_whole else f"The newest {grouped:,}"
-    if window.is_whole and RANGES.get(within) is not None:
+    if window.is_whole and window.missing_shards:
+        which = f"{grouped:,} of the other shards"
+    elif window.is_whole and RANGES.get(within) is not None:
         which = f"The {grouped:,} of the last {within.replace('h', ' h').replace('d', ' d')}"
     older = "" if window.is_whole else " Older ones are not grouped."
     if window.call is not None:
@@ -174,7 +178,7 @@ def command_of(queue: str, by: str, window: FailureWindow) -> str:
     since = "" if window.since_ms is None else f" --since {text.iso_ms(window.since_ms)}"
     return (
         f"pinlater-admin job failures {queue}" + (f" --by {by}" if by != "message" else "") + since
-    )
+    ) + (" --partial" if window.missing_shards else "")
 
 
 def routes(site: Site) -> list[web.RouteDef]:
@@ -200,6 +204,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             queue=queue,
             heading=heading(window, queue),
             explained=explained(window, by, within, site.clock.now_ms()),
+            without=without_shards(window.missing_shards),
             failed=window.failed,
             by=by,
             within=within,

@@ -33,6 +33,7 @@ from pinlaterd.model import (
     claim_source,
 )
 from pinlaterd.router_client import RouterClient
+from pinlaterd.verdict import without_shards
 from pinlaterd.web.bodies import visible_text
 from pinlaterd.web.job import hidden_pattern, last_said, look_of
 from pinlaterd.web.queue import SCOPES, Scope
@@ -104,6 +105,7 @@ class JobSearch:
         self.problem = ""
         self.task: asyncio.Task[None] | None = None
         self._looked_at = 0
+        self._missing_shards: set[str] = set()  # of any page
         self._queues_done = 0
 
     async def run(self, client: RouterClient, clock: Clock) -> None:
@@ -125,12 +127,14 @@ class JobSearch:
             page_size=_PAGE,
             newest_end_first=scope.has_ended,
             max_ms=_PART_MS,
+            accept_partial=True,
             choice=JobChoice(worker=worker) if worker is not None else None,
         )
         while call is not None:
             page = await client.run(call)
             self.found += page.jobs
             self._looked_at += page.looked_at
+            self._missing_shards.update(page.missing_shards or ())
             if len(self.found) >= MOST_FOUND:
                 self.problem = f"More than {MOST_FOUND} match: say more of what you look for."
             elif clock.monotonic() - self.seen_at > _UNSEEN_SECONDS:
@@ -140,6 +144,7 @@ class JobSearch:
     def progress(self, now: float) -> Mapping[str, Any]:
         """Return how far it is, for a viewer, who has seen it now."""
         self.seen_at = now
+        without = without_shards(sorted(self._missing_shards))
         return {
             "found": len(self.found),
             "looked_at": self._looked_at,
@@ -148,7 +153,7 @@ class JobSearch:
             "seconds": (self.ended_at or now) - self.began_at if self.began_at else 0.0,
             "is_waiting": not (self.began_at or self.ended_at),
             "is_over": bool(self.ended_at),
-            "problem": self.problem,
+            "problem": f"{self.problem} {without}".strip(),
         }
 
 

@@ -41,10 +41,58 @@ def test_a_list_has_the_jobs_of_the_others_and_says_so(
     present: set[str], visitor: Visitor, load_until: LoadUntil
 ):
     path = f"/q/{QUEUE}?state=failed&body=ada"
-    page = load_until(visitor, path, lambda page: "Older" not in page.text)
+    page = load_until(visitor, path, lambda page: "These are all" in page.text)
 
     assert _listed(page.body) == present
     assert MISSING in page.text
     assert "These are all of the other shards." in page.text
     assert f"At least {len(present)} failed job" in page.text
     assert "is ready on the other shards." in visitor.get(f"/q/{QUEUE}").text
+
+
+def test_a_search_finds_those_of_the_others_and_says_so(
+    present: set[str], visitor: Visitor, load_until: LoadUntil
+):
+    found, nothing = (
+        load_until(visitor, f"/find?q={q}&queue={QUEUE}", lambda page: "data-over" in page.body)
+        for q in ("to:+ada", "to:+bob")
+    )
+
+    assert _listed(found.body) == present
+    assert MISSING in found.text
+    assert MISSING in nothing.text
+    assert "No job matches." not in nothing.text
+
+
+def test_groups_have_those_of_the_others_and_say_so(
+    present: set[str], visitor: Visitor, load_until: LoadUntil
+):
+    path = f"/failures?queue={QUEUE}"
+    page = load_until(visitor, path, lambda page: "being read" not in page.text)
+
+    many = "jobs have" if len(present) > 1 else "job has"
+    assert f"{QUEUE}: at least {len(present)} {many} failed" in page.text
+    assert f"{len(present)} of the other shards, " in page.text
+    assert MISSING in page.text
+    assert f"pinlater-admin job failures {QUEUE} --partial" in page.text
+
+
+def test_a_preview_names_the_shard_that_it_needs(present: set[str], visitor: Visitor):
+    page = visitor.get(f"/mend?action=retry&queue={QUEUE}")
+
+    assert present
+    assert page.status == 503
+    assert "Shard 2: down; this call needs every shard" in page.text
+
+
+def test_commands_leave_it_out_with_a_warning(present: set[str], dashboard: Deployment):
+    warning = f"warning: {MISSING[0].lower()}{MISSING[1:-1]}"
+
+    scanned = dashboard.admin("job", "scan", QUEUE, "failed", "--partial")
+    grouped = dashboard.admin("job", "failures", QUEUE, "--partial")
+
+    assert set(re.findall(rf"{QUEUE}:\S+", scanned)) == present
+    assert f"newest {len(present)} of" in grouped
+    assert scanned.count(warning) == grouped.count(warning) == 1
+    with pytest.raises(AssertionError, match=r"ended with 1: .*shard 2"):
+        dashboard.admin("job", "scan", QUEUE, "failed")
