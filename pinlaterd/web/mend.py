@@ -467,7 +467,7 @@ class MendPages:
         form = request[FORM]
         if switch.setting == "dequeue_only" and form.get("typed", "").strip() != switch.name:
             raise _mistake(f"Type the shard's name, {switch.name}.")
-        await self._make(request, switch, nonce, _reason_of(form))
+        await self._make(request, switch, nonce, _reason_of(form, switch))
         raise web.HTTPSeeOther("/audit")
 
     def _check_switch(self, request: web.Request, switch: Switch) -> None:
@@ -759,11 +759,13 @@ def _is_large(found: Preview) -> bool:
     return found.is_bound or found.jobs > _TYPED_JOBS
 
 
-def _reason_of(form: Mapping[str, str]) -> str:
-    """Return why something is to be done. Raises PageProblem for what no file of settings holds."""
+def _reason_of(form: Mapping[str, str], switch: Switch | None = None) -> str:
+    """Return why something is to be done. Raises PageProblem if it is a pause, whose reason is
+    kept in a file of settings, and that can't hold it."""
     reason = form.get("reason", "")[:_MOST_REASON_CHARS]
-    if not reason.isprintable():
-        raise _mistake("Give the reason in characters that can be seen.")
+    is_pause = switch is not None and switch.setting == "paused" and switch.value
+    if is_pause and not reason.isprintable():
+        raise _mistake("Give the reason for a pause in characters that can be seen.")
     return reason
 
 

@@ -335,6 +335,8 @@ def test_a_pause_a_limit_and_a_shards_switch_are_made_and_undone(
     ):
         page = visitor.get(path)
         form: dict[str, object] = {**fields_of(page), **more}
+        if "reason" in more:
+            assert visitor.post("/mend", {**form, "reason": "no\u00a0disk"}).status == 400
         audit = visitor.follow(visitor.post("/mend", form))
         assert said in queues.read_text()
         visitor.post("/mend", form)  # sent twice
@@ -362,7 +364,9 @@ def test_a_killed_dashboard_says_interrupted_and_does_nothing_twice(
     fail(client, queue, *[str(n) for n in range(2_000)])
     form = fields_of(look(visitor, f"/mend?action=delete&queue={queue}"))
     number = number_of(
-        visitor.follow(visitor.post("/mend", {**form, "mode": "all", "typed": queue}))
+        visitor.follow(
+            visitor.post("/mend", {**form, "mode": "all", "typed": queue, "reason": "no\u00a0disk"})
+        )
     )
     record = mending.folder / f"data/operations/{number}.json"
     wait_until(lambda: bool(json.loads(record.read_bytes())["done"]))
