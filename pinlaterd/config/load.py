@@ -273,7 +273,7 @@ _PUSH_KINDS = {
 }
 # Of a header: nothing that could begin another one.
 _HEADER = Matching(re.compile(r"[\x20-\x7e]{1,4096}"), "expected printable ASCII", shown=False)
-_FRAMING = {"connection", "content-encoding", "content-length", "expect", "transfer-encoding"}
+_FRAMING = {"content-length", "transfer-encoding"}
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}\Z")
 
 
@@ -291,7 +291,7 @@ def _read_push(section: Section, server: ServerSettings) -> PushSettings:
         for name in [name for name in names if not _HEADER_NAME.match(name)]:
             headers.problem(name, "no name of a header")
         for name in [name for name in names if name.lower() in _FRAMING]:
-            headers.problem(name, "each request has its own; leave it out")
+            headers.problem(name, "pinlaterd itself says how long a body is; leave it out")
         given["headers"] = {
             name: headers.get(name, str, Setting("", _HEADER, secret=True)) or "" for name in names
         }

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pinlaterd.config.allowed import (
     Allowed,
@@ -90,9 +90,18 @@ _NOTE = Matching(re.compile(r"[^\x00-\x1f\x7f]{0,200}"), "expected up to 200 pri
 _ANY_PORT = Between(1, MAX_PORT)
 
 
-# 1 to 65535.
-_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6(?:[0-4][0-9]{3}|5(?:[0-4][0-9]{2}|5(?:[0-2][0-9]|3[0-5])))"
-HTTP_URL = Matching(
+class _Url(Matching):
+    """A URL whose port is the group `port` of the pattern, without zeros before it."""
+
+    def problem(self, value: Any, written: str) -> str:
+        found = self.pattern.fullmatch(value)
+        if found is not None and int(found["port"] or 1) > MAX_PORT:
+            return "this is not valid"
+        return super().problem(value, written)
+
+
+_PORT = "0*(?P<port>[1-9][0-9]{0,4})"
+HTTP_URL = _Url(
     re.compile(rf"https?://(?:\[[^/?#@\s\]]+\]|[^/?#@\s:\[\]]+)(?::(?:{_PORT})?)?(?:/[^?#\s]*)?"),
     "expected http://HOST[:PORT][/PATH] or https://, without a password or a query",
     shown=False,

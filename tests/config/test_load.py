@@ -441,6 +441,7 @@ def test_a_pipe_or_a_device_instead_of_a_file_is_named_and_stops_nobody(etc, nam
         ("url: 'http://[::1/'", "url", "this is not valid"),
         ("url: 'http://h/', headers: {X: 'hush\u00e9'}", "headers.X", "this is not valid"),
         ("url: 'http://h/', headers: {Content-Length: '1'}", "headers.Content-Length", "leave it"),
+        ("url: 'http://h:00/', headers: {Expect: 'x', Connection: 'close'}", "url", "not valid"),
     ],
 )
 def test_what_no_request_could_be_pushed_with_is_named(etc, push, key, says):
@@ -455,7 +456,7 @@ def test_what_no_request_could_be_pushed_with_is_named(etc, push, key, says):
 
 
 @pytest.mark.parametrize(
-    "url", ["http://h", "https://h:65535/a?", "http://[::1]:80/x", "http://h:/"]
+    "url", ["http://h", "https://h:65535/a?", "http://[::1]:80/x", "http://h:/", "http://h:080/"]
 )
 def test_urls_that_can_be_pushed_to_are_valid(url):
     assert HTTP_URL.problem(url.rstrip("?"), url) == ""
