@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 _SINCE = re.compile(r"([0-9]{1,15})([smhd]?)")
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
+# A coordinator that was killed had written the history within its step; with a minute to start.
+_MOST_RESTART_MS = LONG_STEP_MS + 60_000
 _HOUR_SECONDS = 3_600
 _MOST_POINTS = 72
 _OF_ALL = {"servers": "all"}  # the query of a request that is about all servers
@@ -90,11 +92,12 @@ class Overview:
         self._ask_others = ask_others
         self._details = details
         self._path = path
-        has_run_before = path.exists()
+        written_ms = path.stat().st_mtime * 1000 if path.exists() else None
         self.history = load_history(path, config_of().server.history_mib * MIB)
         self.events = self.history.events
-        if has_run_before:
-            told = f"coordinator restarted, pid {os.getpid()}"
+        if written_ms is not None:
+            is_restart = clock.now_ms() - written_ms <= _MOST_RESTART_MS
+            told = f"coordinator {'restarted' if is_restart else 'started'}, pid {os.getpid()}"
             self.events.add(clock.now_ms(), PROCESS.name, "coordinator", told)
         self._workers = Workers(clock, self._gather_details, config_of)
         self._sampler = Sampler(clock, take, self.history)

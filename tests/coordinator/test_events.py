@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
+
+from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config, QueueSettings, ServerSettings, ShardSettings
 from pinlaterd.coordinator.events import MOST_EVENTS, Event, Events, changes_between, merged_events
+from pinlaterd.coordinator.overview import Overview
 from pinlaterd.wire.control import Mend
 
 
@@ -90,6 +97,23 @@ def test_a_configuration_says_what_it_changes_and_no_secret():
     assert changes_between(after, after) == {"": "the files"}
     many = Config(queues={f"q{number}": limited for number in range(30)})
     assert changes_between(Config(), many) == {"": "settings of 30 queues"}
+
+
+@pytest.mark.parametrize(
+    ("minutes", "marked"), [(None, []), (5, ["restarted"]), (7 * 24 * 60, ["started"])]
+)
+def test_a_coordinator_is_restarted_only_if_one_ran_a_moment_before(tmp_path, minutes, marked):
+    """One that was killed had written its history within 5 min."""
+    path, clock = Path(tmp_path, "history"), Clock()
+    if minutes is not None:
+        path.touch()
+        written = clock.now_ms() / 1000 - minutes * 60
+        os.utime(path, (written, written))
+
+    overview = Overview(clock, Mock(), Config, Mock(), Mock(), path)
+
+    found = texts(overview.events)
+    assert found == [f"coordinator {what}, pid {os.getpid()}" for what in marked]
 
 
 def test_marks_of_several_servers_name_them_and_a_configuration_is_one():
