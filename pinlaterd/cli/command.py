@@ -518,6 +518,8 @@ def record_text(record: JobRecord) -> str:
     if record.claim_descriptor is not None:
         lines.append(f"  claim          {printable(record.claim_descriptor)}")
     for name, value in _options_of(record.options).items():
+        if name.endswith("_us"):  # the same times more exactly, for JSON
+            continue
         shown = shown_time(int(value)) if name.endswith("_ms") else printable(str(value))
         lines.append(f"  {name.removesuffix('_ms').replace('_', ' '):14} {shown}")
     if record.body is not None:

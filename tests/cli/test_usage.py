@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pinlaterd.cli.admin import cli as admin
-from pinlaterd.cli.command import printable, printable_body, shown_time
+from pinlaterd.cli.command import printable, printable_body, record_text, shown_time
 from pinlaterd.cli.pinlater import cli as pinlater
 from pinlaterd.cli.pinlaterd import cli as pinlaterd
 from pinlaterd.config.password import is_hash
+from pinlaterd.model import JobOptions, JobRecord, JobState
 from tests.cli.program import ROOT, SECONDS, Program
 
 HEAVY = "aiohttp rich prometheus_client psutil zmq thriftpy2 supervisor yaml"
@@ -199,6 +200,16 @@ def test_text_is_shown_without_control_characters_and_cut(text, max_chars):
     assert shown.startswith(text[:max_chars]) or not text[:max_chars].isprintable()
     if len(text) > max_chars:
         assert f"({len(text)} characters)" in shown
+
+
+def test_times_of_a_job_are_shown_as_times():
+    options = JobOptions("k", expires_at_ms=2_000, run_after_us=1_000_123, expires_at_us=2_000_123)
+    record = JobRecord("q:s1:p1:1", JobState.PENDING, 2, 2, "", 0, 1_000, 0, None, None, options)
+
+    shown = record_text(record)
+
+    assert "  expires at     1970-01-01T00:00:02.000Z" in shown
+    assert "000123" not in shown
 
 
 @given(st.binary(max_size=500))
