@@ -3,9 +3,9 @@
 Without users every request is allowed: the interface listens on this machine only. With users each
 needs Basic credentials or a Bearer token. A password costs 50 ms to check (scrypt), so two are
 checked at a time, off the loop, and one that was right is remembered for its address by a hash that
-only this process can make. An address with five failures in a minute is not checked until that is
-over, but for what is remembered: so a client that fails there does not stop others. A function of
-the deployment's own (`http_authorizer`) may say in place of all this who makes a request over HTTP.
+only this process can make, as long as it runs. An address with five failures in a minute has only
+tokens, and passwords that are remembered, let in until that is over. A function of the deployment's
+own (`http_authorizer`) may say in place of all this who makes a request over HTTP.
 Every refusal is logged, with who and what, and never with a credential.
 """
 
