@@ -59,8 +59,8 @@ WORST_FIRST = {kind: place for place, kind in enumerate(_LEVELS)}
 
 
 class QueueView(NamedTuple):
-    """The figures that a verdict follows from. Rates are per second, of the last minute, of which
-    so many `seconds` are known."""
+    """The figures that a verdict follows from. Rates are per second, of the last minute.
+    `seconds`: how much of that minute is known."""
 
     ready: int = 0
     scheduled: int = 0

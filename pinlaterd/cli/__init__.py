@@ -91,7 +91,7 @@ def run_pinlater_admin() -> None:
 
 
 def import_program(module: str) -> ModuleType:
-    """Import what lives as long as the process, without looking for garbage in it meanwhile."""
+    """Import a module with the garbage collector off, and freeze what it allocates."""
     gc.disable()
     try:
         return import_module(module)

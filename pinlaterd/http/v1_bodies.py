@@ -139,7 +139,8 @@ def job_answer(record: JobRecord, name: str) -> Mapping[str, object]:
     return {**answer, **times, "status": status, **shown_later}
 
 
-# Of job types as the interface's description has them: `Fields` reads them more leniently.
+# These structs describe job types for /v2/openapi.json; requests are read by `Fields`, which is
+# more lenient.
 
 
 class JobTypeNumbers(Struct):
@@ -165,6 +166,7 @@ class JobTypeAnswer(JobTypeBody):
 
 
 def job_type_answer(job_type: JobType) -> JobTypeAnswer:
+    """Return a job type as the interface shows it."""
     return JobTypeAnswer(
         name=job_type.name,
         delivery_strategy=job_type.delivery_strategy,

@@ -95,7 +95,8 @@ class V2:
         config: Config,
         others: Sequence[ApiCall] = (),
     ) -> None:
-        """Serve requests; the description has `others` as well, which others serve."""
+        """Serve requests. `others`: calls of other handlers, which the description lists as
+        well."""
         self._client = client
         self._others = others
         self._access = access

@@ -248,7 +248,8 @@ class Operations:
 
     async def _run(self, operation: Operation) -> None:
         """Work until it is done, is stopped, asks, or fails; note that in the audit log."""
-        # Hold the lock until the outcome is stored: one that asks may be told to go on before.
+        # Keep the lock until the outcome is stored: otherwise a "Go on" would start a second task
+        # meanwhile.
         async with self._queues[operation.selection.queue]:
             try:
                 if operation.phase is Phase.RUNNING:
@@ -368,8 +369,8 @@ class Operations:
             del self._unsettled[number]
 
     async def _count_deleted(self, number: int, deleted: int) -> None:
-        """Have a delete count what it is known to have deleted. One of named jobs goes on behind as
-        many as it has counted, so it does not."""
+        """Have a delete count what it is known to have deleted. Deletes of named jobs are left
+        alone: `done` is the place where they go on."""
         operation = self._known.get(number)
         if operation is None or operation.selection.choice.descriptors is not None:
             return

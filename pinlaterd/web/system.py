@@ -19,7 +19,6 @@ from pinlaterd.web.site import ALL_QUEUES, USER, Site
 
 _SERVING = "serving"
 _MOST_EVENTS = 50
-_DAY_MS = 86_400_000
 _OF_QUEUES = ("config", "mend")  # kinds of events that name queues
 # Rickover's variable: a page that operators want to see here, too.
 _FRAME_VARIABLE = "HOMEPAGE_IFRAME_URL"
@@ -70,7 +69,8 @@ def process_state(process: Facts) -> tuple[str, str]:
 
 
 def _if_up(process: Facts, fact: str, words: str) -> str:
-    """Return a fact of a process; one that has ended has none, but its last pid is known."""
+    """Return a figure of a running process, or UNKNOWN if it has ended: its last pid would
+    mislead."""
     return words.format(process[fact]) if process["rss_bytes"] else text.UNKNOWN
 
 
@@ -142,7 +142,7 @@ def _restarts(process: str, marks: Facts | None, now_ms: int) -> str:
         return text.UNKNOWN
     # Of several servers both begin with the server's name.
     begin = f"{process.replace('/', ': ')} restarted"
-    of_day = (one for one in marks["events"] if one["at_ms"] >= now_ms - _DAY_MS)
+    of_day = (one for one in marks["events"] if one["at_ms"] >= now_ms - text.DAY_MS)
     return text.number(sum(one["text"].startswith(begin) for one in of_day))
 
 

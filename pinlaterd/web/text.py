@@ -14,7 +14,7 @@ _WORDS = (
 )
 _SHORT_FROM = 1_000_000
 _LEAST_POINTS = 6  # of a line
-_DAY_MS = 86_400_000
+DAY_MS = 86_400_000
 
 
 def number(value: float | None) -> str:
@@ -90,7 +90,7 @@ def word(count: int) -> str:
 
 def clock_time(ms: float, now_ms: float) -> str:
     """Return a time of day, UTC, with its date unless that is within a day of now."""
-    return _utc(ms).strftime("%H:%M:%S" if abs(now_ms - ms) < _DAY_MS else "%m-%d %H:%M:%S")
+    return _utc(ms).strftime("%H:%M:%S" if abs(now_ms - ms) < DAY_MS else "%m-%d %H:%M:%S")
 
 
 def exact(ms: float) -> str:
@@ -104,7 +104,7 @@ def iso(ms: float) -> str:
 
 
 def iso_ms(ms: int) -> str:
-    """Return a time as commands take it, which is just the same."""
+    """Return a time to the millisecond, as commands take it."""
     return f"{_utc(ms):%Y-%m-%dT%H:%M:%S}.{ms % 1000:03}Z"
 
 
