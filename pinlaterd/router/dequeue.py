@@ -235,7 +235,7 @@ class Gathering:
         self._empty_answer = b""
         self._full = False  # whether the answer has reached the size that it may have
         self._failures: dict[ShardLink, ReplyEntry] = {}
-        self._patient = False  # whether the shards that are asked are awaited if they have gone
+        self._patient = False  # whether calls wait for shards that are returning
         self._wanted = 0
         self._level = 1  # the lowest priority that may be claimed by now
         self._awaited = 0
@@ -349,6 +349,7 @@ class Gathering:
         failed = [pair for pair in replies if pair[1].status is _FAILED]
         results_of(DEQUEUE, failed)  # raises what a shard has against the dequeue
         if self.covered or self._parts:
+            self._patient = False  # shards are back: a later round waits for none that goes
             self._go_on()
         else:
             self._ask_others()

@@ -191,7 +191,8 @@ class ShardLink:
         reply once, later or now.
 
         While the shard is returning, and if it goes without having carried out the call, a
-        patient one waits for its successor; else the reply is REFUSED. If the shard falls silent
+        patient one waits for its successor (a part of a dequeue, until others can serve); else the
+        reply is REFUSED. If the shard falls silent
         while others can serve, the reply is SILENT as soon as `call.give_up` allows."""
         if self._unused_sweeps:
             self._sweep_often()
@@ -439,12 +440,14 @@ class ShardLink:
             self._tell(call, reply)
 
     def _sweep_kept(self, now: float) -> None:
-        """Refuse what has waited for a successor for too long."""
+        """Refuse what has waited for a successor for too long, and parts of dequeues as soon as
+        others can serve: what those have handed out is not to wait."""
         if self.unsent and not self.returning:
             log.warning("shard-%s is not back; refusing %d calls", self.name, len(self.unsent))
         kept, self.unsent = self.unsent, []
+        least = GiveUp.STALLED if self._listener.others_can_serve(self) else GiveUp.SILENT
         for call in kept:
-            if self.returning and call.deadline > now:
+            if self.returning and call.deadline > now and call.give_up >= least:
                 self.unsent.append(call)
             else:
                 self._finish(call.call_id, _DOWN)

@@ -37,13 +37,13 @@ class LocalShard(ShardLink):
         self.is_returning = False
         self.calls: list[CallEntry] = []  # all that were ever made
         self.ready = dict(facts.counts)
-        self.unsent = []
+        self.unsent = []  # patient calls, for when it is back
         self.intercept: Callable[[ShardCall, Tell], bool] = lambda _call, _on_reply: False
         self._service = service
         self._listener = listener
         self._clock = clock
         self._in_flight = {}
-        self.kept: list[tuple[Any, OnReply]] = []  # patient calls, for when it is back
+        self._bytes_in_flight = 0
         self._ids = count()
         self._silent_sweeps = 0
         self._loop = asyncio.get_running_loop()
@@ -59,9 +59,14 @@ class LocalShard(ShardLink):
     def serves(self, *, serves: bool = True) -> None:
         self.incarnation = int(serves)
         self._assess()
-        kept, self.kept = self.kept, []
-        for call, on_reply in kept:
-            self.call(call, on_reply)
+        kept, self.unsent = self.unsent, []
+        for call in kept:
+            self._in_flight.pop(call.call_id)
+            if call.on_reply is not None:  # else it was given up
+                self.call(call, call.on_reply)
+
+    def sweep(self) -> None:
+        self._sweep_kept(now=0.0)  # no deadline has passed
 
     def says(self, *, degraded: bool) -> None:
         self.degraded = degraded
@@ -69,7 +74,9 @@ class LocalShard(ShardLink):
 
     def call(self, call: Any, on_reply: OnReply) -> None:
         if not self.healthy and call.patient and self.is_returning:
-            self.kept.append((call, on_reply))
+            call.call_id, call.on_reply = next(self._ids), on_reply
+            self._in_flight[call.call_id] = call
+            self.unsent.append(call)
         elif not self.healthy:
             on_reply(call, self, ReplyEntry(0, Status.REFUSED, b"is down"))
         elif not self.intercept(call, partial(on_reply, call, self)):

@@ -1018,7 +1018,7 @@ async def begin_while_all_are_gone(site: Site, request: DequeueRequest) -> Clien
     for shard in site.locals():
         go(shard)
     taking = site.begin(Method.DEQUEUE, request)
-    while not (site.shard("1").kept or taking.message.done()):  # noqa: ASYNC110 - nobody tells
+    while not (any(shard.unsent for shard in site.locals()) or taking.message.done()):  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0)
     return taking
 
@@ -1042,6 +1042,52 @@ async def test_while_all_shards_are_moved_a_dequeue_and_its_acks_wait(
     assert await taking.bodies() == [b"b"]
     state = JobState.SUCCEEDED if acks else JobState.IN_PROGRESS
     assert await site.states([first.descriptor]) == [state]
+
+
+async def swept_until(shard: LocalShard, condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(ANSWER_SECONDS):
+        while not condition():
+            shard.sweep()
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("coverage", [1.0, 0.5])
+@pytest.mark.site(shards=2)
+async def test_what_one_shard_gives_does_not_wait_for_another_that_is_returning(
+    site: Site, coverage: float
+) -> None:
+    for shard in site.locals():
+        await site.enqueue_on(shard.name, Job(shard.name.encode()))
+    request = DequeueRequest(QUEUE, 9, coverage=coverage)
+    taking = await begin_while_all_are_gone(site, request)
+
+    gone, back = sorted(site.locals(), key=lambda shard: not shard.unsent)
+    gone.sweep()
+    assert not taking.message.done()
+    back.serves()
+    await swept_until(gone, taking.message.done)
+
+    assert await taking.bodies() == [back.name.encode()]
+
+
+@pytest.mark.site(shards=2)
+async def test_acks_of_a_dequeue_wait_for_their_shard_whatever_others_give(site: Site) -> None:
+    await site.enqueue_on("1", Job(b"a"))
+    await site.enqueue_on("2", Job(b"b"))
+    held = await site.dequeue(2)
+    await site.enqueue_on("1", Job(b"c"))
+    request = DequeueRequest(QUEUE, 9, AckRequest(QUEUE, [AckInfo(job.descriptor) for job in held]))
+    taking = await begin_while_all_are_gone(site, request)
+    gone, back = site.shard("2"), site.shard("1")
+
+    back.serves()
+    await swept_until(gone, lambda: not back.calls_in_flight)
+    assert gone.unsent
+    assert not taking.message.done()
+    gone.serves()
+
+    assert await taking.bodies() == [b"c"]
+    assert await site.states([job.descriptor for job in held]) == [JobState.SUCCEEDED] * 2
 
 
 @pytest.mark.site(shards=4)

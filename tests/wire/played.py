@@ -61,6 +61,8 @@ async def reply_of(asked: asyncio.Future[ReplyEntry]) -> ReplyEntry:
 
 
 class Listener:
+    others_serve = True
+
     def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
         link.call(make_call(b"[]", Op.ENSURE_QUEUES, patient=False), lambda *_: None)
 
@@ -75,7 +77,7 @@ class Listener:
         return "b", "m-2"
 
     def others_can_serve(self, link: ShardLink) -> bool:
-        return True
+        return self.others_serve
 
 
 class PlayedShard:

@@ -35,11 +35,12 @@ MOST_BYTES = 1000
 class Scene:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.clock = FakeClock()
+        self.listener = Listener()
         self.link = ShardLink(
             "1",
             ENDPOINT,
             context,
-            Listener(),
+            self.listener,
             self.clock,
             max_bytes=MOST_BYTES,
             return_seconds=RETURN_SECONDS,
@@ -117,6 +118,28 @@ def test_what_was_not_carried_out_goes_to_the_successor(run):
         assert (await reply_of(unanswered)).payload == b"done unanswered"
         assert (await reply_of(later)).payload == b"done later"
         assert not scene.link.returning
+
+    run(test)
+
+
+def test_a_part_of_a_dequeue_waits_for_the_successor_until_others_can_serve(run):
+    async def test(scene: Scene) -> None:
+        await scene.killed()
+        scene.listener.others_serve = False
+        part = scene.link.ask(make_call(b"part", give_up=GiveUp.SILENT))
+        ack = scene.link.ask(make_call(b"ack"))
+        enqueue = scene.link.ask(make_call(b"enqueue", give_up=GiveUp.NEVER))
+
+        scene.link._sweep()
+        assert not part.done()
+        scene.listener.others_serve = True
+        scene.link._sweep()
+
+        assert (await reply_of(part)).status is Status.REFUSED
+        successor = await scene.serving()
+        successor.answer(*scene.kept)
+        assert (await reply_of(ack)).payload == b"done ack"
+        assert (await reply_of(enqueue)).payload == b"done enqueue"
 
     run(test)
 
