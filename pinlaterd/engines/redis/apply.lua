@@ -8,14 +8,14 @@
 --
 -- Arguments: token, lease in ms, '1' if there are enqueues; how many queues and priorities the
 -- batch has to do with, and of each which keys: states of sets, b or u for a lean queue's hashes and
--- x for its runs, k, v, y, z and c for options; now_ms, most characters of a status; '1' if the keys of
--- new jobs are known to be free; how many queues there are with new jobs that have options, and of
--- each its name, which of the jobs that are enqueued to it has the first, and how many runs: of a
+-- x for its runs, k, v, y, z and c for options; now_ms, most characters of a status; '1' if the keys
+-- of new jobs are known to be free; how many queues there are with new jobs that have options, and
+-- of each its name, which of the jobs that are enqueued to it has the first, and how many runs: of a
 -- run how many jobs, their priority, '=' if they have keys, '*' if keys of all queues, '' if none,
--- their expiry in ms or '', their times in microseconds as plz_ has them or '', and the keys; how many queues it enqueues to, and of each how many jobs;
--- then of each kind how many, and each as it is read below. Returns OK and of each kind a table of
--- results; or DAMAGED, or OK and HELD if a key may be held, and then no job has changed. Positions
--- count from 1.
+-- their expiry in ms or '', their times in microseconds as plz_ has them or '', and the keys; how
+-- many queues it enqueues to, and of each how many jobs; then of each kind how many, and each as it
+-- is read below. Returns OK and of each kind a table of results; or DAMAGED, or OK and HELD if a key
+-- may be held, and then no job has changed. Positions count from 1.
 
 local problem = begin_write(ARGV[5] == '1')
 if problem then
@@ -312,7 +312,9 @@ for _, of_queue in ipairs(optional) do
         expiries[at - 1], expiries[at] = id, run.expiry
         checks[at - 1], checks[at] = run.expiry, place .. id
       end
-      exact[at - 1], exact[at] = id, run.exact
+      if run.exact ~= '' then
+        exact[at - 1], exact[at] = id, run.exact
+      end
     end
     if keys then
       redis.call('HSET', run.holders, unpack(holders))

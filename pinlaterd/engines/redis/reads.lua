@@ -210,8 +210,8 @@ end
 
 -- Whole jobs. Arguments: queue, the state they have to be in (or ''), whether with body ('1'), then
 -- of each job priority and id. Returns OK, then for each a table of state, the ms of its score,
--- attempts allowed and remaining, status, created, run-after and updated in ms, claim, body, key, what ply_ holds; or
--- 0 if there is no such job; or -1 if it was evicted.
+-- attempts allowed and remaining, status, created, run-after and updated in ms, claim, body, key,
+-- what ply_ holds, what plz_ holds; or 0 if there is no such job; or -1 if it was evicted.
 function scripts.lookup()
   local queue, wanted_state, with_body = take(), take(), take() == '1'
   local states = { PENDING, IN_PROGRESS, SUCCEEDED, FAILED }
