@@ -218,7 +218,10 @@ def test_a_folder_of_any_name(operator, name, wait_until):
     admin = Program("admin", "--dir", operator.folder)
     admin.output("restart router")
     admin.output("restart shard all")
+    before = operator.pids()["coordinator"]
     assert "Restarted supervisord" in supervisorctl(operator, "reload")
+    # The one that ends may still answer that all is well; `down` would meet a reload halfway.
+    wait_until(lambda: operator.pids().get("coordinator", before) != before)
     wait_until(operator.is_healthy)
 
     assert operator.down().stdout == "stopped\n"
