@@ -142,23 +142,29 @@ class Run:
 
     @contextmanager
     def fault(
-        self, kind: str, *, holds: bool = False, over_seconds: float = 0.0
+        self,
+        kind: str,
+        *,
+        places: Sequence[str] = (),
+        holds: bool = False,
+        over_seconds: float = 0.0,
     ) -> Iterator[float]:
-        """What happens meanwhile may make calls fail; `holds`: it may delay some, too. If it takes
-        no longer than `over_seconds`, no call may fail."""
+        """Let calls to `places`, or to all, fail during the block; with `holds`, let it delay some,
+        too. No call may fail if the block takes at most `over_seconds`."""
         began = time.monotonic()
         yield began
         if time.monotonic() - began <= over_seconds:
             return
-        places = ["router", *self._shards_hurt()]
-        arguments = {"kind": kind, "places": places, "holds": "calls" if holds else ""}
+        hurt = places or ["router", *self._shards_hurt()]
+        arguments = {"kind": kind, "places": hurt, "holds": "calls" if holds else ""}
         self._faults.add(Record(began, time.monotonic(), "test", "fault", arguments))
 
     def _shards_hurt(self) -> Sequence[str]:
         return [f"shard-{shard}" for shard in self.site.shards]
 
     def follower(self, *, all_move: bool = False) -> Server:
-        """With shards of each kind of store; `all_move`: that others can own, too."""
+        """Choose a server that does not lead, and give it shards of each kind of store; with
+        `all_move`, one whose shards others can all own."""
         return self._with_shards(self.site.follower(all_move=all_move))
 
     def leader(self) -> Server:

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.faults import AWAITED_SECONDS, owns_nothing
 from tests.cluster.releases import next_release, release_of
 from tests.cluster.run import Run
-from tests.cluster.site import MOVABLE_SHARDS, Server, Site
+from tests.cluster.site import MOVABLE_SHARDS, SQLITE_SHARDS, Server, Site
 
 pytestmark = [pytest.mark.service, pytest.mark.rounds, pytest.mark.timeout(900)]
 
@@ -44,12 +44,13 @@ def change(run: Run, server: Server, release: Path | None) -> None:
     server.admin("server", "maintenance", server.name, "on", "--wait")
     assert owns_nothing(site, server)
     awaited_seconds = math.inf if site.all_move(server) else AWAITED_SECONDS
-    with run.fault("a shard waits for its server", over_seconds=awaited_seconds):
+    places = [f"shard-{shard}" for shard in SQLITE_SHARDS]
+    with run.fault("a shard waits for its server", places=places, over_seconds=awaited_seconds):
         server.down()
         server.release = release
         server.up()
-    server.admin("server", "maintenance", server.name, "off")
-    site.wait_until_serving()
+        server.admin("server", "maintenance", server.name, "off")
+        site.wait_until_serving()
     assert (str(release) in environment_of(server)) == (release is not None)
     run.use(site.servers)
     run.wait_until_served(time.monotonic())
