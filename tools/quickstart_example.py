@@ -29,7 +29,7 @@ READY_IMAGES, SCHEDULED_INVOICES, PAUSED_REPORTS = 1_200, 96, 30
 MAIL_WORKERS = tuple(f"mailer:web{number}" for number in range(1, 8))
 _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
 _MAILS_A_CALL = 20
-_MOST_SECONDS = 60  # of waiting for mails that a shard holds back: it is an example only
+_MOST_SECONDS = 180  # of each wait for mails that a shard holds back: it is an example only
 _FIRST_ORDER = 10**16  # beyond what a browser's own numbers can hold
 _TEMPLATES = ("order-shipped", "order-received", "password-reset")
 
@@ -82,6 +82,7 @@ def _fill_mail(client: Client, client_of: Callable[[str], Client]) -> None:
         if time.monotonic() > until or not client.count(MAIL, JobState.PENDING):
             break
     _enqueue_mails(client, range(MAILS, MAILS + RUNNING_MAILS))
+    until = time.monotonic() + _MOST_SECONDS
     for worker in workers[:RUNNING_MAILS]:
         while not worker.dequeue(MAIL, limit=1, max_wait_ms=1_000) and time.monotonic() < until:
             pass
