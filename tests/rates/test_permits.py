@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from pinlaterd.client import Client, JobState, PinLaterError
+from pinlaterd.errors import Overloaded
 from tests.conftest import WaitUntil
 from tests.deployment import PATIENT, Deployment, claim, serving
 from tests.rates.limited_workers import LimitedWorkers
@@ -57,7 +58,7 @@ def enqueue_until_rejected(client: Client, queue: str, jobs: int) -> tuple[int, 
     while True:
         try:
             stored += len(client.enqueue(queue, [b"job"] * jobs))
-        except PinLaterError as error:
+        except Overloaded as error:
             return stored, error.message
 
 
