@@ -74,6 +74,7 @@ QUEUES: Mapping[str, Mapping[str, object]] = {
     "success_forgotten": {"job_succeeded_ttl_hours": BRIEF_TTL_HOURS},
     "failure_forgotten": {"job_failed_ttl_hours": BRIEF_TTL_HOURS},
     PAUSED_QUEUE: {"max_jobs_per_second": 0},
+    "two_in_progress": {"max_in_progress": 2},
     "ended_in_progress": {"max_in_progress": 1, "job_claimed_timeout_seconds": 0.3},
     "other_defaults": {"default_attempts": 5, "default_priority": 2},
 }

@@ -5,8 +5,24 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance.api import IN_PROGRESS, Client, one_engine
+from tests.conftest import WaitUntil
 
 pytestmark = pytest.mark.service
+
+
+def test_no_more_jobs_are_in_progress_than_may_be(client: Client, wait_until: WaitUntil):
+    queue = "two_in_progress"
+    client.create(queue)
+    for number in range(6):
+        client.enqueue(queue, b"%d" % number)
+    taken: list[str] = []
+
+    def take() -> int:
+        taken.extend(client.dequeue(queue, 6, maxWaitMillis=100))
+        return len(taken)
+
+    wait_until(lambda: take() == 2)
+    assert client.dequeue(queue, 6) == {}
 
 
 def test_claims_that_end_let_others_be_made(client: Client):
