@@ -158,6 +158,22 @@ def test_a_list_stays_as_it_was_read_and_offers_what_has_come_since(
     assert page.locator("table.jobs tbody tr").count() == 7
 
 
+def test_deleted_jobs_are_put_back(open_tab: OpenTab, client: Client, wait_until: WaitUntil):
+    fail_all(client, "stamps", [b"%d" % n for n in range(8)], "KeyError: 'x' (a.py:3 in c)")
+    page = open_tab().open("/mend?action=delete&queue=stamps&state=failed")
+    reload_until_counted(page, wait_until)
+    page.check("input[name=mode][value=all]")
+    page.locator("form.mend button.primary").click()
+    page.wait_for_url("**/op/*")
+    put_back = page.get_by_role("button", name="Put back")
+    wait_until(lambda: page.goto(page.url) and put_back.count())
+    assert client.count("stamps", JobState.FAILED) == 0
+
+    put_back.click()
+
+    wait_until(lambda: client.count("stamps", JobState.PENDING) == 8)
+
+
 def test_a_hidden_tab_closes_its_stream(open_tab: OpenTab):
     page = open_tab().open("/")
     wait_for(page, "document.getElementById('age').innerText.startsWith('live')")
