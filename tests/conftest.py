@@ -27,7 +27,7 @@ pytest_plugins = ["tests.shared_service"]
 
 # Else every process with aiohttp reads all certificates that the machine trusts, twice, and PyMySQL
 # once a connection, which takes longer than most of what tests ask of a server. Those of a folder,
-# SSL_CERT_DIR, are read once they are needed.
+# SSL_CERT_DIR, are read once they are needed. All processes that tests start inherit this.
 os.environ["SSL_CERT_FILE"] = os.devnull
 
 # Machines that run tests are slow and shared: an example's time says nothing.

@@ -68,7 +68,7 @@ class Bystander:
 
 
 # What a fuzzed dequeue claims comes back, for the next one.
-QUEUES = {name: {"job_claimed_timeout_seconds": 1} for name in (QUEUE, "hung_up", "claimed")}
+QUEUES = {name: {"job_claimed_timeout_seconds": 1} for name in (QUEUE, "claimed")}
 
 
 @contextmanager
