@@ -224,7 +224,7 @@ class Site:
         return next(server for server in self.servers if [server.name] == leads)
 
     def all_move(self, server: Server) -> bool:
-        """Whether others can own all that it owns: SQLite shards wait until it is back."""
+        """Return whether others can own all that it owns; SQLite shards wait until it is back."""
         owners = self.owners()
         return server not in [owners[shard] for shard in SQLITE_SHARDS]
 

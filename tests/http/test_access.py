@@ -202,7 +202,8 @@ def test_a_password_is_what_bytes_it_is():
 
 @pytest.mark.parametrize(("most_remembered", "is_served"), [(10, True), (0, False)])
 def test_a_password_that_is_remembered_can_be_guessed_no_faster(most_remembered, is_served):
-    """A client of the same address may go on, where it has been right; a login is checked."""
+    """Credentials that were right from an address still work there after failures; those that must
+    be checked do not."""
     user = UserSettings("ada", ("view",), password_hash=hash_password(SECRET))
     access = Access({"ada": user}, FakeClock(), most_remembered=most_remembered)
 

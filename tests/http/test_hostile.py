@@ -262,14 +262,14 @@ def test_a_body_that_cannot_be_inflated_says_so(api, mail, encoding):
     assert not any(alien in answer.body["detail"] for alien in ("\n", "install", "message:"))
 
 
-def test_half_a_surrogate_pair_is_not_told_as_a_cut_body(api, mail):
+def test_half_a_surrogate_pair_is_not_reported_as_a_cut_body(api, mail):
     answer = api.post(f"{mail}/jobs", b'{"data": "\\ud800"}')
 
     assert answer.status == 400
     assert "surrogate" in answer.body["detail"]
 
 
-def test_limits_that_cannot_be_kept_leave_a_queue_that_is_told(tmp_path):
+def test_limits_that_cannot_be_kept_leave_a_queue_that_is_reported(tmp_path):
     with serving_http(tmp_path) as deployment:
         api = http_of(deployment)
         (tmp_path / "etc" / "queues.yaml").write_text("queues: 3\n")

@@ -972,14 +972,14 @@ async def test_a_dequeue_whose_time_ran_out_names_the_shard_that_took_it(site: S
 
 
 def go(shard: LocalShard) -> None:
-    """As a shard that is moved to another server, or restarted in order."""
+    """Have a shard leave in order, as when it is moved or restarted."""
     shard.is_returning = True
     shard.serves(serves=False)
 
 
 def go_when_asked(site: Site, most: int, *, lost: int = 0) -> list[str]:
-    """Have the first shards that a part of a dequeue comes to go, so many at most; the first of
-    them, if `lost`, without an order. Returns their names, which come in."""
+    """Have the first `most` shards that get a part of a dequeue leave, the first `lost` of them by
+    a crash. Return the list to which their names are added."""
     gone: list[str] = []
 
     def intercept(shard: LocalShard, call: ShardCall, tell: Tell) -> bool:
