@@ -49,6 +49,7 @@ _PAGE = 50
 _PATIENCE_SECONDS = 0.7  # in which a short search ends before its page is shown
 _UNSEEN_SECONDS = 30.0  # after which a search ends that nobody looks at
 _KEPT_SECONDS = 60.0
+_PARTIAL_KEPT_SECONDS = 10.0  # the shards that it lacks may be back
 _MOST_KEPT = 100
 
 
@@ -105,7 +106,7 @@ class JobSearch:
         self.problem = ""
         self.task: asyncio.Task[None] | None = None
         self._looked_at = 0
-        self._missing_shards: set[str] = set()  # of any page
+        self.missing_shards: set[str] = set()  # of any page
         self._queues_done = 0
 
     async def run(self, client: RouterClient, clock: Clock) -> None:
@@ -134,7 +135,7 @@ class JobSearch:
             page = await client.run(call)
             self.found += page.jobs
             self._looked_at += page.looked_at
-            self._missing_shards.update(page.missing_shards or ())
+            self.missing_shards.update(page.missing_shards or ())
             if len(self.found) >= MOST_FOUND:
                 self.problem = f"More than {MOST_FOUND} match: say more of what you look for."
             elif clock.monotonic() - self.seen_at > _UNSEEN_SECONDS:
@@ -144,7 +145,7 @@ class JobSearch:
     def progress(self, now: float) -> Mapping[str, Any]:
         """Return how far it is, for a viewer, who has seen it now."""
         self.seen_at = now
-        without = without_shards(sorted(self._missing_shards))
+        without = without_shards(sorted(self.missing_shards))
         return {
             "found": len(self.found),
             "looked_at": self._looked_at,
@@ -170,7 +171,8 @@ class Searches:
         user = _user_name(request)
         now = self._site.clock.monotonic()
         for key, search in list(self._kept.items()):
-            if search.ended_at and now - search.ended_at > _KEPT_SECONDS:
+            kept = _PARTIAL_KEPT_SECONDS if search.missing_shards else _KEPT_SECONDS
+            if search.ended_at and now - search.ended_at > kept:
                 del self._kept[key]
         if (user, query) not in self._kept:
             queues = await _queues_of(self._site, request, query)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from unittest.mock import AsyncMock
 from urllib.parse import quote, urlencode
 
@@ -16,9 +16,10 @@ from aiohttp.test_utils import make_mocked_request
 from pinlaterd.client import Job
 from pinlaterd.clock import Clock
 from pinlaterd.errors import ConnectionFailed
-from pinlaterd.model import JobOptions
+from pinlaterd.model import JobOptions, Method, ScanResult
 from pinlaterd.web.find import Searches, SearchQuery
 from pinlaterd.web.site import Site
+from tests.clocks import FakeClock
 from tests.deployment import Deployment, claim
 from tests.web.conftest import LoadUntil, Visitor
 
@@ -145,6 +146,30 @@ def test_requests_at_the_same_time_begin_one_search():
         assert one is two
 
     asyncio.run(both())
+
+
+def test_a_search_that_lacks_a_shard_runs_again_sooner():
+    clock = FakeClock()
+
+    async def run(call: Any) -> Any:
+        if call.method is Method.QUEUE_NAMES:
+            return {"mail"}
+        return ScanResult([], missing_shards=["2"])
+
+    async def search() -> None:
+        frames = SimpleNamespace(now=AsyncMock(side_effect=ConnectionFailed("away")))
+        site = SimpleNamespace(clock=clock, client=SimpleNamespace(run=run), frames=frames)
+        searches, query = Searches(cast("Site", site)), SearchQuery("x", False, ("failed",))
+        request = make_mocked_request("GET", "/find?q=x")
+        first = await searches.get(request, query)
+        assert first.task is not None
+        await first.task
+        clock.advance(9)
+        assert await searches.get(request, query) is first
+        clock.advance(2)
+        assert await searches.get(request, query) is not first
+
+    asyncio.run(search())
 
 
 def test_without_a_question_the_page_explains_itself(visitor):
