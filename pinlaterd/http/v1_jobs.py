@@ -94,7 +94,8 @@ class JobHandlers:
             raise _archived_already() if is_archived else zero
         run_after_ms, run_after_us = exact_time(run_after)
         expires_at_ms, expires_at_us = exact_time(expires_at)
-        options = JobOptions(job_id, expires_at_ms, True, run_after_us, expires_at_us)
+        options = JobOptions(job_id, expires_at_ms, key_of_all_queues=True)
+        options = options._replace(run_after_us=run_after_us, expires_at_us=expires_at_us)
         record = await self._store(job_type, data, run_after_ms, options)
         if queue_of(record) != job_type.queue:  # it was there, under another type
             check(request, "view", queue_of(record))

@@ -123,16 +123,17 @@ class Rules:
         _check_range(f"{where}.numAttemptsAllowed", attempts, 1, _LARGEST_I32, InvalidEnqueue)
         run_after = f"{where}.runAfterTimestampMillis"
         _check_range(run_after, job.run_after_ms, 0, latest, InvalidEnqueue)
-        if job.options is not None:
-            expires_at = f"{where}.expiresAtTimestampMillis"
-            _check_range(expires_at, job.options.expires_at_ms, 0, latest, InvalidEnqueue)
-            for name in ("run_after", "expires_at"):
-                exact = f"{where}.{name.replace('_a', 'A')}TimestampMicros"
-                time_us = getattr(job.options, f"{name}_us")
-                _check_range(exact, time_us, 0, 1000 * latest + 999, InvalidEnqueue)
+        options = job.options
+        if options is not None:
+            expires_at, latest_us = f"{where}.expiresAtTimestampMillis", 1000 * latest + 999
+            _check_range(expires_at, options.expires_at_ms, 0, latest, InvalidEnqueue)
+            run_after_us = f"{where}.runAfterTimestampMicros"
+            _check_range(run_after_us, options.run_after_us, 0, latest_us, InvalidEnqueue)
+            expires_at_us = f"{where}.expiresAtTimestampMicros"
+            _check_range(expires_at_us, options.expires_at_us, 0, latest_us, InvalidEnqueue)
             if not self._has_right_options(job):
                 raise InvalidEnqueue(
-                    f"{where}.key has {len((job.options.key or '').encode())} bytes; "
+                    f"{where}.key has {len((options.key or '').encode())} bytes; "
                     f"a key has 1 to {MOST_KEY_BYTES}"
                 )
 
@@ -143,11 +144,13 @@ class Rules:
             if min(sizes) == 0 or max(sizes) > MOST_KEY_BYTES:
                 return False
             job = jobs[0]
-        if job.options is None:
+        options = job.options
+        if options is None:
             return True
-        key, expires_at_ms, of_all_queues, *exact = job.options
+        key, of_all_queues = options.key, options.key_of_all_queues
         is_key = not of_all_queues if key is None else 0 < len(key.encode()) <= MOST_KEY_BYTES
-        times_ms = [expires_at_ms or 0, *[(time_us or 0) // 1000 for time_us in exact]]
+        exact_us = (options.run_after_us or 0, options.expires_at_us or 0)
+        times_ms = [options.expires_at_ms or 0, *[time_us // 1000 for time_us in exact_us]]
         return is_key and min(times_ms) >= 0 and max(times_ms) <= self._limits.run_after_ms
 
     # --- dequeue, ack, checkpoint ------------------------------------------------------------

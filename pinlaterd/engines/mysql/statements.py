@@ -189,10 +189,12 @@ def stored_job(priority: int, row: tuple[Any, ...]) -> StoredJob:
     job = StoredJob(JobKey(priority, local_id), JobState(state), *rest)
     if texts is None:
         return job
-    expires_at, run_after_us, expires_at_us, end_reason, name = texts.split(b" ", 4)
+    expires_at, run_after, expires, end_reason, name = texts.split(b" ", 4)
     key = name.decode(errors="replace") or None
-    times = [int(each) if each else None for each in (expires_at[1:], run_after_us, expires_at_us)]
-    options = JobOptions(key, times[0], expires_at.startswith(b"1"), *times[1:])
+    numbers = [int(n) if n else None for n in (expires_at[1:], run_after, expires)]
+    expires_at_ms, run_after_us, expires_at_us = numbers
+    of_all_queues = expires_at.startswith(b"1")
+    options = JobOptions(key, expires_at_ms, of_all_queues, run_after_us, expires_at_us)
     return job._replace(options=options, end_reason=end_reason.decode() or None)
 
 

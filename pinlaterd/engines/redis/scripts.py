@@ -143,8 +143,12 @@ def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
     state, (claim, body, held, expiry, exact) = JobState(number), rest
     pending = state is JobState.PENDING
     expires_at, _, end_reason = (expiry or b"").decode(errors="replace").partition(" ")
-    times = (expires_at, *(exact or b" ").decode(errors="replace").split(" "))
-    options = _options(held, *[int(each) if _NUMBER.match(each) else None for each in times])
+    run_after, _, expires = (exact or b"").decode(errors="replace").partition(" ")
+    numbers = [int(n) if _NUMBER.match(n) else None for n in (expires_at, run_after, expires)]
+    expires_at_ms, run_after_us, expires_at_us = numbers
+    name = None if held is None else held[1:].decode(errors="replace")
+    of_all_queues = held is not None and held.startswith(b"*")  # else it stands behind '='
+    options = JobOptions(name, expires_at_ms, of_all_queues, run_after_us, expires_at_us)
     return StoredJob(
         key,
         state,
@@ -159,14 +163,6 @@ def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
         None if options == JobOptions() else options,
         end_reason or None,
     )
-
-
-def _options(held: bytes | None, expires_at_ms: int | None, *exact: int | None) -> JobOptions:
-    """Return the options of a job whose key stands behind '=', or '*' if it is of all queues."""
-    if held is None:
-        return JobOptions(None, expires_at_ms, False, *exact[:2])
-    key, of_all = held[1:].decode(errors="replace"), held.startswith(b"*")
-    return JobOptions(key, expires_at_ms, of_all, *exact[:2])
 
 
 def local_id(member: bytes) -> int | None:
