@@ -107,7 +107,7 @@ def never_committed(fault: BaseException) -> bool:
     return _code(fault) in _NEVER_COMMITTED
 
 
-_UNREACHED = "give this user its folder, and the rights to read and write both"
+_UNREACHED = "; check that the folder exists, and that this user may read and write both"
 
 
 def storage_error(fault: BaseException, path: Path, *, undone: bool) -> StorageError:
@@ -119,8 +119,12 @@ def storage_error(fault: BaseException, path: Path, *, undone: bool) -> StorageE
     if undone and _code(fault) == sqlite3.SQLITE_FULL:
         return StorageFull(f"{message}; make room on that disk")
     if undone and _code(fault) == sqlite3.SQLITE_CANTOPEN:
-        why = "it is no file" if path.exists() and not path.is_file() else _UNREACHED
-        return StorageNotCommitted(f"{message}; {why}")
+        reaches = os.access(path.parent, os.R_OK | os.W_OK | os.X_OK)
+        if reaches and path.exists() and not path.is_file():
+            message += "; it is no file"
+        elif not reaches or (path.exists() and not os.access(path, os.R_OK | os.W_OK)):
+            message += _UNREACHED
+        return StorageNotCommitted(message)
     if undone:
         return StorageNotCommitted(message)
     return StorageError(f"{message}; whether the last commit was kept is not known")

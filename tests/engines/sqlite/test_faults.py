@@ -76,8 +76,10 @@ def test_no_search_lets_a_foreign_exception_through(
 
 
 def test_a_searcher_without_a_file_is_a_storage_error(tmp_path: Path):
-    with pytest.raises(StorageError, match="unable to open"):
+    with pytest.raises(StorageError, match=r"unable to open database file \(SQLITE_CANTOPEN\)$"):
         SqliteEngine(tmp_path / "absent.sqlite").searcher()()
+    with pytest.raises(StorageError, match="check that the folder exists"):
+        SqliteEngine(tmp_path / "nowhere" / "absent.sqlite").searcher()()
 
 
 @pytest.mark.parametrize(
