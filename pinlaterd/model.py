@@ -171,7 +171,8 @@ body_of: Final[Callable[[Payload], bytes]] = itemgetter(Payload._fields.index("b
 
 
 class PayloadColumns(NamedTuple):
-    """Payloads as columns, one for each field: a field of many costs less so."""
+    """Payloads as columns, one for each field. Reading one field of many payloads is cheaper this
+    way."""
 
     bodies: Sequence[bytes]
     attempts_allowed: Sequence[int]

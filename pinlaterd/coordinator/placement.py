@@ -243,8 +243,8 @@ class Placement:
                 self._prepare(name, to)
 
     def _choose(self, name: str, candidates: Sequence[str]) -> str:
-        """The least loaded, of those that were tried least often, and longest ago: one that has
-        just lost its store comes after one that was once too slow."""
+        """Return the server that failed this shard least often; of equals the one that failed
+        longest ago, then the least loaded."""
         tries = Counter(server for server, _ in self._tried[name])
         tried_at = {server: at for (server, _), at in self._tried[name].items()}
         prepared = self._entries[name].next if name in self._entries else ""
