@@ -170,20 +170,6 @@ class Payload(NamedTuple):
 body_of: Final[Callable[[Payload], bytes]] = itemgetter(Payload._fields.index("body"))
 
 
-class PayloadColumns(NamedTuple):
-    """Payloads as columns, one for each field. Reading one field of many payloads is cheaper this
-    way."""
-
-    bodies: Sequence[bytes]
-    attempts_allowed: Sequence[int]
-    attempts_remaining: Sequence[int]
-
-
-def columns_of(payloads: Sequence[Payload]) -> PayloadColumns:
-    """Return the columns of payloads, of one at least."""
-    return new_record(PayloadColumns, zip(*payloads, strict=True))
-
-
 class ClaimedJob(NamedTuple):
     """A job that a dequeue hands out. On a dry run `claim_descriptor` is empty."""
 

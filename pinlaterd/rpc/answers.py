@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from pinlaterd.model import ClaimedJob, DequeueResult, PayloadColumns, defaults_behind, new_record
+from pinlaterd.model import ClaimedJob, DequeueResult, Payload, defaults_behind, new_record
 from pinlaterd.rpc.interface import U32, headers, pack_u32
 from pinlaterd.rpc.peek import Unusual
 from pinlaterd.rpc.structs import SHORT_TEXT, sized
@@ -64,6 +64,20 @@ def join_enqueued(cut: CutEnqueued) -> bytes:
     """Write the result struct of enqueueJobs of jobs of which some have keys."""
     count = pack_u32(len(cut.descriptors))
     return b"".join((DESCRIPTORS, count, *cut.descriptors, _EXISTED, count, cut.existed, _END_ALL))
+
+
+class PayloadColumns(NamedTuple):
+    """Payloads as columns, one for each field. Reading one field of many payloads is cheaper this
+    way."""
+
+    bodies: Sequence[bytes]
+    attempts_allowed: Sequence[int]
+    attempts_remaining: Sequence[int]
+
+
+def columns_of(payloads: Sequence[Payload]) -> PayloadColumns:
+    """Return the columns of payloads, of one at least."""
+    return new_record(PayloadColumns, zip(*payloads, strict=True))
 
 
 class DequeueAnswer:

@@ -54,7 +54,6 @@ from pinlaterd.model import (
     Payload,
     Request,
     Result,
-    columns_of,
     new_record,
 )
 from pinlaterd.rpc import tuned
@@ -62,6 +61,7 @@ from pinlaterd.rpc.answers import (
     DESCRIPTORS,
     CutEnqueued,
     DequeueAnswer,
+    columns_of,
     count_dequeued,
     counted_text,
     cut_enqueued,

@@ -20,8 +20,9 @@ from typing import cast
 
 from pinlaterd.engines.base import ClaimOp, Claims
 from pinlaterd.errors import PinLaterError, RequestError
-from pinlaterd.model import DequeueRequest, Payload, PendingKey, columns_of, new_record
+from pinlaterd.model import DequeueRequest, Payload, PendingKey, new_record
 from pinlaterd.rpc import codec
+from pinlaterd.rpc.answers import columns_of
 from pinlaterd.rpc.codec import Call, DequeueAnswer
 from pinlaterd.shard.operations import Acking, Commit, ForeignError
 from pinlaterd.shard.ready import Key, Taken

@@ -31,7 +31,6 @@ from pinlaterd.model import (
     JobKey,
     JobState,
     Payload,
-    PayloadColumns,
     PendingKey,
     defaults_behind,
     new_record,
@@ -39,6 +38,7 @@ from pinlaterd.model import (
     usual_fields,
 )
 from pinlaterd.rpc import codec
+from pinlaterd.rpc.answers import PayloadColumns
 from pinlaterd.rpc.codec import Head
 from pinlaterd.shard.failures import Failures
 from pinlaterd.shard.health import QueueLocks, StoreHealth

@@ -24,12 +24,11 @@ from pinlaterd.model import (
     Method,
     Payload,
     Request,
-    columns_of,
     joined,
     runs_of,
 )
 from pinlaterd.rpc import codec, tuned
-from pinlaterd.rpc.answers import DequeueAnswer, read_dequeue_result
+from pinlaterd.rpc.answers import DequeueAnswer, columns_of, read_dequeue_result
 from pinlaterd.rpc.interface import (
     METHODS,
     CallArguments,
