@@ -24,7 +24,7 @@ INTERFACE: Final = REPOSITORY / "thrift" / "pinlater.thrift"
 OUR_FIELD: Final = re.compile(r"^ *1\d\d: .*\n", re.MULTILINE)
 NODE_MODULES: Final = REPOSITORY / "build" / "clients" / "nodejs" / "node_modules"
 JAVA_LIBRARIES: Final = Path("/usr/share/java")
-MAKE_SECONDS: Final = 100.0
+MAKE_SECONDS: Final = 250.0
 RUN_SECONDS: Final = 60.0
 
 

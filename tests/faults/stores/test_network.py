@@ -66,7 +66,7 @@ def test_a_slow_network(
         wait_until(lambda: not health_warning())
 
     load.check()
-    assert load.errors == []
+    check_calls(load, disturbed=[store])  # on a busy machine a call may wait for too many commits
 
 
 def test_connections_that_are_cut_in_the_middle_of_commits(
