@@ -249,7 +249,8 @@ I32 = st.integers(-(2**31), 2**31 - 1)
 I64 = st.integers(-(2**63), 2**63 - 1)
 CONTEXTS = st.builds(CallContext, TEXT, TEXT)
 FEW_TEXTS = st.sampled_from(["", "é", "x" * 130])
-OPTIONS = st.none() | st.builds(JobOptions, TEXT, st.none() | I64, st.booleans())
+TIMES = st.none() | I64
+OPTIONS = st.none() | st.builds(JobOptions, TEXT, TIMES, st.booleans(), TIMES, TIMES)
 # Neighbours in a list are often alike, but for what differs from job to job.
 JOBS = st.one_of(
     st.builds(Job, st.binary(max_size=20), I8, st.none() | I64, I32, TEXT, OPTIONS),
