@@ -44,7 +44,6 @@ def make_tables(db: sqlite3.Connection) -> None:
     script = resources.files(__package__).joinpath("options.sql").read_text("utf-8")
     for statement in script.split(";\n"):
         db.execute(statement)
-    add_columns(db)
 
 
 def add_columns(db: sqlite3.Connection) -> None:
