@@ -1,10 +1,10 @@
 """Calls that several shards answer together: split by shard, sent to all at once, merged.
 
 createQueue and getQueueNames go round a shard that is down; deleteQueue, counts, scans, retries
-and deletes over all shards need every one of them, and name those that are missing, which only a
-scan that accepts a part leaves out. Acks,
-checkpoints and look-ups need only the shards that their descriptors name. A call that
-needs a shard that has gone a moment ago waits for it, so nothing fails while a shard is restarted.
+and deletes over all shards need every one of them, and name those that are missing; only a scan
+that accepts a part leaves these out. Acks, checkpoints and look-ups need only the shards that their
+descriptors name. A call that needs a shard that has gone a moment ago waits for it, so nothing
+fails while a shard is restarted.
 
 Splitting and merging is pure. Relies on `rpc` for bytes, on `shards` for whom to ask.
 """

@@ -192,8 +192,8 @@ class ShardLink:
 
         While the shard is returning, and if it goes without having carried out the call, a
         patient one waits for its successor (a part of a dequeue, until others can serve); else the
-        reply is REFUSED. If the shard falls silent
-        while others can serve, the reply is SILENT as soon as `call.give_up` allows."""
+        reply is REFUSED. If the shard falls silent while others can serve, the reply is SILENT as
+        soon as `call.give_up` allows."""
         if self._unused_sweeps:
             self._sweep_often()
         size = call.size = len(call.message)
