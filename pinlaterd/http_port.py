@@ -24,6 +24,8 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from pinlaterd.hosts import is_ours, name_in, names_of_machine
+
 STEP_SECONDS = 10.0
 _MOST_CONNECTIONS = 200
 _STOP_SECONDS = 2.0  # for requests in flight
@@ -269,10 +271,8 @@ class HttpPort:
     async def _check_host(self, request: web.Request, hosts: Callable[[], Collection[str]]) -> None:
         """Only browsers are led by names, and they always send one."""
         for host in request.headers.getall("Host", ()):
-            name = _name(host)
-            is_address = ":" in name or name.replace(".", "").isdigit()
-            known = is_address or name in {"localhost", *map(_name, hosts())}
-            if not (known or name in await self._names()):
+            name = name_in(host)
+            if not (is_ours(host, hosts()) or name in await self._names()):
                 raise _error(
                     web.HTTPMisdirectedRequest,
                     f"this server has no name {name[:255]!r}: add it to http_hosts in "
@@ -284,7 +284,7 @@ class HttpPort:
         now = time.monotonic()
         if self._machine_names is None or now >= self._names_until:
             self._names_until = now + _NAMES_SECONDS
-            self._machine_names = asyncio.ensure_future(asyncio.to_thread(_names_of_machine))
+            self._machine_names = asyncio.ensure_future(asyncio.to_thread(names_of_machine))
         return await asyncio.shield(self._machine_names)
 
 
@@ -415,18 +415,3 @@ def _error(
 ) -> web.HTTPException:
     text = json.dumps({"error": what})
     return kind(text=text, content_type="application/json", headers=headers)
-
-
-def _name(host: str) -> str:
-    """The name or address in a Host header, without its port."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return name.strip().rstrip(".").lower()
-
-
-def _names_of_machine() -> Collection[str]:
-    own = socket.gethostname()
-    try:
-        name, aliases, _ = socket.gethostbyaddr(own)
-    except OSError:
-        return {own.lower()}
-    return {found.lower() for found in (own, name, *aliases)}

@@ -74,6 +74,13 @@ logger = logging.getLogger(__name__)
     help="Serve Prometheus metrics on this port; 0: on any free one.",
 )
 @command.option("--metrics-host", default="127.0.0.1", help="Where --metrics-port listens.")
+@command.option(
+    "--metrics-name",
+    "metrics_names",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which scrapers call this machine, unless it has that itself; repeatable.",
+)
 @command.option("--log-level", type=click.Choice(LOG_LEVELS), default="info")
 @command.server_options
 def worker(  # noqa: PLR0913  one parameter for each option
@@ -87,6 +94,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
     reload_parent: int | None,
     metrics_port: int | None,
     metrics_host: str,
+    metrics_names: tuple[str, ...],
     log_level: str,
 ) -> None:
     """Run the handlers of a module until SIGTERM or Ctrl-C.
@@ -127,7 +135,7 @@ def worker(  # noqa: PLR0913  one parameter for each option
             )
         except ValueError as error:
             command.fail(f"{module}: {error}")
-        with _metrics_served(made, metrics_host, metrics_port):
+        with _metrics_served(made, metrics_host, metrics_port, metrics_names):
             if not _queues_are_there(client, names, create=create_queues):
                 return  # stopped before there was a service
             logger.info("working on %s of %s", ", ".join(names), client.address)
@@ -153,7 +161,9 @@ def _leave_threads_behind() -> None:
 
 
 @contextmanager
-def _metrics_served(made: Worker, host: str, port: int | None) -> Iterator[None]:
+def _metrics_served(
+    made: Worker, host: str, port: int | None, names: Sequence[str]
+) -> Iterator[None]:
     if port is None:
         yield
         return
@@ -161,7 +171,7 @@ def _metrics_served(made: Worker, host: str, port: int | None) -> Iterator[None]
 
     with ExitStack() as stack:
         try:
-            url = stack.enter_context(WorkerMetrics(made).served(port, host=host))
+            url = stack.enter_context(WorkerMetrics(made).served(port, host=host, names=names))
         except OSError as error:
             command.fail(
                 f"cannot serve metrics at {host}:{port}: {error.strerror}; "

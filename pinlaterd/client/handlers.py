@@ -34,7 +34,9 @@ from pinlaterd.client.running_job import (
     Redact,
     Retries,
     RunningJob,
+    check_has_begun,
     handlers_frames,
+    log_guarded,
     raised,
     returned,
     unfinished,
@@ -66,8 +68,8 @@ log = logging.getLogger(__name__)
 
 
 class Hooks:
-    """Functions to be called around each job, in the worker's process. One that raises is logged;
-    it changes nothing about the job."""
+    """Plain functions to be called around each job, in the worker's process. One that raises is
+    logged; it changes nothing about the job. Raises ValueError (TypeError) for other functions."""
 
     def __init__(self, redact: Redact | None = None) -> None:
         self.redact = redact
@@ -77,17 +79,20 @@ class Hooks:
 
     def before(self, hook: _Before) -> _Before:
         """Decorate a function to be called with each job before its handler is."""
+        check_plain("before", hook)
         self._before.append(hook)
         return hook
 
     def after(self, hook: _After) -> _After:
         """Decorate a function to be called with each job and its Outcome after its handler was."""
+        check_plain("after", hook)
         self._after.append(hook)
         return hook
 
     def on_error(self, hook: _OnError) -> _OnError:
         """Decorate a function to be called, before those of `after`, with each job whose handler
         failed, and with what it raised, unless that was Retry, Discard or Later."""
+        check_plain("on_error", hook)
         self._on_error.append(hook)
         return hook
 
@@ -136,7 +141,8 @@ class QueueHandler:
         try:
             outcome = raised(error, job, self.retries, summary, redact)
         except BaseException as mistake:  # as in a subclass of Retry that forgets its base
-            log.exception("job %s: what its handler raised makes no outcome", job.descriptor)
+            text = "job %s: what its handler raised makes no outcome"
+            log_guarded(log.exception, text, job.descriptor)
             outcome = raised(mistake, job, self.retries, redact=redact)
         self._log(job, error, outcome)
         return outcome
@@ -146,11 +152,13 @@ class QueueHandler:
         about = (type(error), error, handlers_frames(error))
         if outcome.ending is Ending.RETRIED:
             why = outcome.status.rstrip("; ")
-            log.warning("job %s: attempt %d failed: %s", job.descriptor, job.attempt, why)
-            log.debug("job %s failed", job.descriptor, exc_info=about)
+            text = "job %s: attempt %d failed: %s"
+            log_guarded(log.warning, text, job.descriptor, job.attempt, why)
+            log_guarded(log.debug, "job %s failed", job.descriptor, exc_info=about)
         elif outcome.ending in (Ending.FAILED, Ending.DISCARDED):
             only = ", at the only attempt that it was enqueued with" * (job.attempts_allowed == 1)
-            log.error("job %s has failed for good%s", job.descriptor, only, exc_info=about)
+            text = "job %s has failed for good%s"
+            log_guarded(log.error, text, job.descriptor, only, exc_info=about)
 
 
 class Handlers(Hooks):
@@ -158,9 +166,9 @@ class Handlers(Hooks):
 
     def __init__(self, *, redact: Redact | None = None) -> None:
         """`redact`: returns what a custom status may say of the text of an exception. Raises
-        TypeError if it can't be called."""
-        if redact is not None and not callable(redact):
-            raise TypeError(f"redact: expected a function of a text, got {redact!r}")
+        TypeError if it can't be called, ValueError if a call runs nothing of it."""
+        if redact is not None:
+            check_plain("redact", redact)
         super().__init__(redact)
         self._of_queues: dict[str, QueueHandler] = {}
 
@@ -187,6 +195,8 @@ class Handlers(Hooks):
         `time_limit_seconds`: how long a run may take, in tasks and processes. Raises ValueError
         (TypeError) for what makes no sense, and for a queue that has a handler already.
         """
+        if not isinstance(name, str):  # as where the brackets are missing: nothing is registered
+            raise TypeError(f'expected @handlers.queue("NAME"), got {name!r} for a name')
 
         def register(function: _Function) -> _Function:
             place = run_in or ("tasks" if _is(inspect.iscoroutinefunction, function) else "threads")
@@ -226,15 +236,19 @@ def _check(handler: QueueHandler) -> None:
                 f"{what}: retry: {policy!r} is no policy; expected one like exponential(1), or "
                 "{ExceptionClass: policy}"
             )
+        check_plain(f"{what}: retry", policy)
 
 
 def _check_run_in(what: str, handler: QueueHandler) -> None:
     if handler.run_in not in get_args(RunIn):
         raise ValueError(f"{what}: expected one of {', '.join(map(repr, get_args(RunIn)))}")
+    if not callable(handler.function) or inspect.isclass(handler.function):
+        raise TypeError(
+            f"{what}: expected a function, or an object whose class has `__call__`, got "
+            f"{handler.function!r}"
+        )
     is_async = _is(inspect.iscoroutinefunction, handler.function)
-    if _is(inspect.isgeneratorfunction, handler.function) or _is(
-        inspect.isasyncgenfunction, handler.function
-    ):
+    if _is(_yields, handler.function):
         raise ValueError(f"{what}: it has a `yield`, so a call runs nothing of it; return instead")
     if is_async and handler.run_in != "tasks":
         raise ValueError(
@@ -249,9 +263,37 @@ def _check_run_in(what: str, handler: QueueHandler) -> None:
 
 def _is(kind: Callable[[object], bool], function: Callable[..., object]) -> bool:
     """Return whether a function, or the call of an object, is of a kind that `inspect` knows."""
-    while isinstance(function, partial):
-        function = function.func
-    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004 - its own
+    while isinstance(function, partial | staticmethod):
+        function = function.func if isinstance(function, partial) else function.__func__
+    if kind(function):
+        return True
+    # The call of a class makes an object, whatever the call of that does.
+    return not inspect.isclass(function) and kind(getattr(function, "__call__", None))  # noqa: B004
+
+
+# The code of all functions that `contextlib` makes of one with `yield`, of which a call runs nothing.
+_CONTEXT_MANAGERS = tuple(
+    getattr(contextlib, name)(iter).__code__ for name in ("contextmanager", "asynccontextmanager")
+)
+
+
+def _yields(function: object) -> bool:
+    return (
+        inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+        or getattr(function, "__code__", None) in _CONTEXT_MANAGERS
+    )
+
+
+def check_plain(what: str, function: Callable[..., object]) -> None:
+    """Raise TypeError for what can't be called, and ValueError if a call runs nothing of it."""
+    if not callable(function):
+        raise TypeError(f"{what}: expected a function, got {function!r}")
+    if _is(inspect.iscoroutinefunction, function) or _is(_yields, function):
+        raise ValueError(
+            f"{what}: {_name(function)} is `async def` or has a `yield`, so a call runs nothing of "
+            "it; expected a plain function"
+        )
 
 
 def _name(function: Callable[..., object]) -> str:
@@ -260,9 +302,10 @@ def _name(function: Callable[..., object]) -> str:
 
 def _call(hook: Callable[..., object], job: RunningJob, *more: object) -> None:
     try:
-        hook(job, *more)
-    except BaseException:
-        log.exception("a hook failed: %s, for job %s", _name(hook), job.descriptor)
+        check_has_begun(hook(job, *more))
+    except BaseException:  # noqa: BLE001 - a user's code
+        text = "a hook failed: %s, for job %s"
+        log_guarded(log.exception, text, _name(hook), job.descriptor)
 
 
 # --- executors --------------------------------------------------------------------------------
@@ -525,8 +568,11 @@ class LoopExecutor(TaskExecutor):
             while self._tasks or not self._closing:
                 try:
                     self._loop.run_forever()  # a handler may stop it, too
-                except (SystemExit, KeyboardInterrupt):
-                    log.exception("queue %s: the event loop was stopped", self._handler.queue)
+                except Exception:
+                    raise
+                except BaseException:  # noqa: BLE001 - of a task's, or of what logs that
+                    text = "queue %s: the event loop was stopped"
+                    log_guarded(log.exception, text, self._handler.queue)
             self._loop.run_until_complete(self._work.client.leave_loop())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()

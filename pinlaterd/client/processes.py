@@ -33,8 +33,14 @@ from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any, NamedTuple, NoReturn, cast
 
 from pinlaterd.client.client import Client
-from pinlaterd.client.running_job import ClaimLost, ErrorSummary, RunningJob, returned
-from pinlaterd.lifecycle import STOP_SIGNALS, begin_process, end_with_parent
+from pinlaterd.client.running_job import (
+    ClaimLost,
+    ErrorSummary,
+    RunningJob,
+    check_has_begun,
+    returned,
+)
+from pinlaterd.lifecycle import STOP_SIGNALS, begin_process, end_with_parent, prepare_streams
 from pinlaterd.model import ClaimedJob
 
 # SIGHUP comes when a terminal is closed, SIGQUIT from a key of it.
@@ -290,13 +296,14 @@ def _serve(
     plan: ChildPlan, connection: Connection, is_lost: ctypes.c_bool, parent_pid: int
 ) -> None:
     end_with_parent(parent_pid, signal.SIGKILL)
+    prepare_streams()
     begin_process(f"worker {multiprocessing.current_process().name}")
     _leave_signals_to_parent()
     os.register_at_fork(after_in_child=partial(_leave_child, connection))
     try:
         run = _handler_of(plan, is_lost)
-    except BaseException:  # noqa: BLE001 - the parent is told, and raises
-        connection.send(traceback.format_exc().rstrip())
+    except BaseException as error:  # noqa: BLE001 - the parent is told, and raises
+        connection.send(_traceback_of(error).rstrip())
         return
     with contextlib.suppress(EOFError, OSError):  # the parent wants no more of us
         connection.send(_READY)
@@ -325,7 +332,7 @@ def _handler_of(plan: ChildPlan, is_lost: ctypes.c_bool) -> Callable[[ClaimedJob
     """Set the process up, and return the function that runs a job in it."""
     set_up: Callable[[], object] | None = pickle.loads(plan.set_up)  # noqa: S301 - this program's
     if set_up is not None:
-        set_up()
+        check_has_begun(set_up())
     function: Callable[[RunningJob], object] = pickle.loads(plan.function)  # noqa: S301
     client: Any = _NoClient(plan.no_client)
     if plan.client:
@@ -385,7 +392,7 @@ class CarriedError(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> CarriedError:
-        text = "".join(traceback.format_exception(error))
+        text = _traceback_of(error)
         for candidate in _candidates(error):
             with contextlib.suppress(BaseException):  # a user's class may do anything when pickled
                 pickled = pickle.dumps(candidate)
@@ -397,10 +404,20 @@ class CarriedError(NamedTuple):
         """The exception, with a RemoteTraceback as its cause."""
         try:
             error = _unpickled(self.pickled)
-        except Exception as unknown:  # noqa: BLE001 - its module can't be imported here
-            error = RuntimeError(f"an error whose class is unknown in this process: {unknown}")
-        error.__cause__ = RemoteTraceback(f'\n"""\n{self.traceback_text}"""')
+        except BaseException as unknown:  # noqa: BLE001 - its module can't be imported here
+            why = ErrorSummary.of(unknown).text()
+            error = RuntimeError(f"an error whose class is unknown in this process: {why}")
+        cause = RemoteTraceback(f'\n"""\n{self.traceback_text}"""')
+        # Its class may have a property of this name.
+        vars(BaseException)["__cause__"].__set__(error, cause)
         return error
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException:  # noqa: BLE001 - a user's class may run any code when it is formatted
+        return f"{type(error).__name__}, whose traceback can't be shown\n"
 
 
 def _candidates(error: BaseException) -> Iterator[object]:

@@ -7,17 +7,33 @@ remain. Nothing here does I/O but what a handler asks of its job.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 import math
 import random
+import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    MappingView,
+)
 from concurrent.futures import Future
+from contextlib import AsyncContextDecorator, ContextDecorator
 from dataclasses import dataclass
 from enum import StrEnum
+from multiprocessing.pool import AsyncResult
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -36,8 +52,15 @@ _MAX_PLACES = 3
 # A claim is renewed when this part of its time-out is over, so that two renewals may fail.
 _RENEW_AFTER = 1 / 3
 
-# What a handler may return by mistake: of a coroutine, generator, `map` nothing has run yet.
-_TO_BE_RUN = (Awaitable, AsyncIterator, Iterator, Future, functools.partial)
+# Nothing of these has run when a call returns them. Not every context manager is one of them: the
+# answer to an HTTP request is a result. What `contextlib` makes of a function with `yield` is not.
+_NOT_BEGUN = (Coroutine, Generator, AsyncGenerator, ContextDecorator, AsyncContextDecorator)
+# What a handler may return by mistake.
+_TO_BE_RUN = (
+    *(*_NOT_BEGUN, Awaitable, AsyncIterable, Iterator),
+    *(Future, AsyncResult, functools.partial),
+)
+_HOLDERS = (dict, list, tuple, set, frozenset, deque, MappingView)
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +262,8 @@ def delay_after(error: BaseException, attempt: int, retries: Retries) -> float |
             return None
         _check("delay", seconds)
     except BaseException:
-        log.exception("the retry policy for %s failed; the default is used", type(error).__name__)
+        text = "the retry policy for %s failed; the default is used"
+        log_guarded(log.exception, text, type(error).__name__)
         seconds = DEFAULT_POLICY(attempt, error)
         assert seconds is not None
     return min(seconds, LONGEST_DELAY_SECONDS)
@@ -365,14 +389,37 @@ def returned(value: object) -> Outcome:
 
 def _check_has_run(value: object, levels: int = 3) -> None:
     """Raise TypeError if `value`, or what it holds down to some `levels`, has still to be run."""
-    if isinstance(value, _TO_BE_RUN) or inspect.isroutine(value):
+    if isinstance(value, _TO_BE_RUN) or inspect.isroutine(value) or _is_not_started(value):
         raise TypeError(
             f"the handler returned a {type(value).__name__}, which nobody runs: await or call it "
             "in the handler, or make that `async def`"
         )
-    if levels and isinstance(value, dict | list | tuple | set | frozenset):
+    if levels and isinstance(value, _HOLDERS):
         for part in value.values() if isinstance(value, dict) else value:
             _check_has_run(part, levels - 1)
+
+
+def _is_not_started(value: object) -> bool:
+    """Return whether a thread or a process, of the kind that only `start` begins, is not begun."""
+    with contextlib.suppress(ValueError):  # of a process that was closed, as one that has ended is
+        return isinstance(value, threading.Thread | BaseProcess) and value.ident is None
+    return False
+
+
+def check_has_begun(value: object) -> None:
+    """Raise TypeError if `value` is what a hook's call has made instead of running the hook."""
+    if value is not None and isinstance(value, _NOT_BEGUN):
+        raise TypeError(f"it returned a {type(value).__name__}, which nobody runs")
+
+
+def log_guarded(write: Callable[..., None], message: str, *values: object, **about: object) -> None:
+    """Log with `write`, and never raise. An exception of a user's class may run any code when its
+    traceback is formatted, and so may a filter of a log: that ends no thread of ours."""
+    try:
+        write(message, *values, **about)
+    except BaseException:  # noqa: BLE001 - a user's code
+        with contextlib.suppress(BaseException):
+            log.error("%s (what was raised can't be shown)", message % values)  # noqa: TRY400
 
 
 def raised(
@@ -448,7 +495,8 @@ class ErrorSummary(NamedTuple):
                 message = redact(message)
                 _check_type("what redact returns", message, str)
             except BaseException:
-                log.exception("redact failed; the text of a %s is left out", self.class_name)
+                text = "redact failed; the text of a %s is left out"
+                log_guarded(log.exception, text, self.class_name)
                 message = None
         said = self.class_name if message is None else f"{self.class_name}: {message}"
         return sayable(said[: MAX_ERROR_CHARS - len(self.where)] + self.where)
@@ -456,7 +504,8 @@ class ErrorSummary(NamedTuple):
 
 def handlers_frames(error: BaseException) -> TracebackType | None:
     """Return the traceback of an error from the handler's first frame on: without our own."""
-    frames = error.__traceback__
+    # A user's class may have a property of this name.
+    frames: TracebackType | None = vars(BaseException)["__traceback__"].__get__(error)
     while frames and Path(frames.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
         frames = frames.tb_next
     return frames

@@ -18,7 +18,13 @@ from types import FrameType
 
 from pinlaterd.client.client import Client
 from pinlaterd.client.consumer import Consumer
-from pinlaterd.client.handlers import Handlers, QueueHandler, executor_of, start_thread
+from pinlaterd.client.handlers import (
+    Handlers,
+    QueueHandler,
+    check_plain,
+    executor_of,
+    start_thread,
+)
 from pinlaterd.client.in_flight import InFlight, QueueFigures
 from pinlaterd.client.processes import WORKER_STOP_SIGNALS
 
@@ -71,6 +77,8 @@ class Worker:
         ):
             if not value >= least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        if set_up_process is not None:
+            check_plain("set_up_process", set_up_process)
         self._client = client
         self._max_wait_ms = max_wait_ms
         self._grace_seconds = grace_seconds
@@ -157,7 +165,7 @@ class Worker:
                 message = self._inbox.get(timeout=_SIGNAL_SECONDS)
                 break
         if isinstance(message, BaseException):
-            self._error = self._error or message
+            self._error = message if self._error is None else self._error
         self._has_ended |= message is _Message.ENDED
         return message
 

@@ -150,14 +150,16 @@ handlers = Handlers()
 
 @handlers.queue("{queue}", run_in="processes", concurrency=1)
 def work(job):
+    print("\u20ac", flush=True)
     logging.getLogger("tasks").info("at work on %s", job.body.decode())
     return str(os.getpid())
 """
 
 
-def test_handlers_in_processes_log_as_the_worker_does_and_are_counted(
-    shell, client, queue, wait_until, status_of
+def test_handlers_in_processes_print_and_log_as_the_worker_does_and_are_counted(
+    shell, client, queue, wait_until, status_of, monkeypatch
 ):
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
     shell.write("tasks.py", IN_PROCESSES.format(queue=queue))
     process = shell.start("worker tasks --metrics-port 0")
     descriptors = client.enqueue(queue, [b"one", b"two"])
@@ -175,6 +177,8 @@ def test_handlers_in_processes_log_as_the_worker_does_and_are_counted(
     wait_until(lambda: said.search(shell.errors()))
     process.send_signal(signal.SIGTERM)
     assert process.wait(90) == 0
+    assert process.stdout is not None
+    assert process.stdout.read() == b"\\u20ac\n" * 2
 
 
 LOCAL = """

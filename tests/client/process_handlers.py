@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -20,6 +21,15 @@ class Unpicklable(Exception):
     def __init__(self, code: int, why: str) -> None:
         super().__init__(f"{why} ({code})")
         self.hook = lambda: code
+
+
+class Evil(Exception):
+    """Every way in which it can be looked at ends the program."""
+
+    __notes__ = __cause__ = __traceback__ = property(lambda self: sys.exit(1))  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        sys.exit(1)
 
 
 def handle(job: RunningJob) -> object:
@@ -47,6 +57,10 @@ def do_later(job: RunningJob, argument: str) -> None:
 
 def do_raise(job: RunningJob, argument: str) -> None:
     raise Unpicklable(7, argument)
+
+
+def do_raise_evil(job: RunningJob, argument: str) -> None:
+    raise Evil
 
 
 def do_save(job: RunningJob, argument: str) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import pickle
 import sys
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
+from functools import partial, wraps
 
 import pytest
 
 from pinlaterd.client import (
     ClaimedJob,
     Client,
+    Ending,
     Handlers,
     RunningJob,
     Worker,
@@ -34,6 +37,34 @@ class Waits:
     async def __call__(self, job: object) -> None: ...
 
 
+def consumed(function):
+    """A decorator that runs what has a `yield`."""
+
+    @wraps(function)
+    def run(job: object) -> int:
+        return len([*function(job)])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("function", "run_in"),
+    [
+        (partial(Waits()), "tasks"),
+        (Waits().__call__, "tasks"),
+        (staticmethod(waits), "tasks"),
+        (partial(staticmethod(waits)), "tasks"),
+        (staticmethod(plain), "threads"),
+        (consumed(yields), "threads"),
+    ],
+)
+def test_what_is_called_decides_where_it_runs(function, run_in):
+    handlers = Handlers()
+    handlers.queue("mail")(function)
+
+    assert handlers.by_queue["mail"].run_in == run_in
+
+
 def test_functions_stay_what_they_are():
     assert Handlers().queue("mail")(plain) is plain
     assert pickle.loads(pickle.dumps(plain)) is plain
@@ -52,6 +83,12 @@ def test_functions_stay_what_they_are():
         (waits, {"time_limit_seconds": 0}, "above 0"),
         (yields, {}, "it has a `yield`"),
         (partial(yields_async), {}, "it has a `yield`"),
+        (contextlib.contextmanager(yields), {}, "it has a `yield`"),
+        (contextlib.asynccontextmanager(yields_async), {}, "it has a `yield`"),
+        (Waits, {}, "expected a function, or an object whose class has `__call__`"),
+        (5, {}, "expected a function"),
+        (plain, {"name": plain}, "expected @handlers.queue"),
+        (plain, {"retry": waits}, "waits is `async def` or has a `yield`"),
         (partial(Waits()), {"run_in": "threads"}, "an `async def` runs in tasks"),
         (plain, {"retry": 5}, "5 is no policy"),
         (plain, {"retry": {OSError: constant(1), ValueError: 5}}, "5 is no policy"),
@@ -116,5 +153,79 @@ def test_texts_of_exceptions_are_redacted_before_they_are_cut(redact, said, capl
 
 
 def test_what_can_redact_no_text_is_refused():
-    with pytest.raises(TypeError, match="redact: expected a function of a text, got 'card'"):
+    with pytest.raises(TypeError, match="redact: expected a function, got 'card'"):
         Handlers(redact="card")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hook", [waits, Waits(), yields, contextlib.contextmanager(yields)])
+@pytest.mark.parametrize("kind", ["before", "after", "on_error", "redact", "set_up_process"])
+def test_a_hook_of_which_a_call_runs_nothing_is_refused(kind, hook):
+    handlers = Handlers()
+    handlers.queue("mail")(plain)
+
+    with pytest.raises(ValueError, match=f"{kind}: .* is `async def` or has a `yield`"):
+        if kind == "redact":
+            Handlers(redact=hook)
+        elif kind == "set_up_process":
+            Worker(Client(), handlers, set_up_process=hook)
+        else:
+            getattr(handlers, kind)(hook)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_what_a_hook_has_only_made_is_logged(caplog):
+    handlers = Handlers()
+    handlers.before(lambda job: waits(job))
+    handlers.before(lambda job: [1])
+    handlers.begin(JOB)
+
+    assert len(caplog.records) == 1
+    assert "a hook failed: test_what_a_hook_has_only_made_is_logged" in caplog.text
+    assert "it returned a coroutine, which nobody runs" in caplog.text
+
+
+class Evil(Exception):
+    """Every way in which it can be looked at ends the program."""
+
+    __notes__ = __cause__ = __context__ = property(lambda self: sys.exit(1))  # type: ignore[assignment]
+    __traceback__ = __suppress_context__ = property(lambda self: sys.exit(1))  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        sys.exit(1)
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_an_exception_whose_traceback_can_not_be_shown_is_an_outcome(caplog, attempts):
+    caplog.set_level("DEBUG")
+    handlers = Handlers()
+
+    @handlers.queue("mail")
+    def handle(job: object) -> None:
+        raise Evil
+
+    @handlers.before
+    def fail(job: object) -> None:
+        raise Evil
+
+    job = RunningJob("mail", JOB.claimed._replace(attempts_remaining=attempts), JOB.client, now=0.0)
+    handlers.begin(job)
+    outcome = handlers.by_queue["mail"].run(job)
+
+    assert outcome.ending is (Ending.FAILED if attempts == 1 else Ending.RETRIED)
+    assert outcome.status.startswith("Evil (test_handlers.py:")
+    for said in ("a hook failed", "mail:s1:p1:1 "):
+        assert said in caplog.text
+    assert caplog.text.count("(what was raised can't be shown)") == 2
+
+
+def test_a_filter_of_a_log_that_ends_programs_changes_no_outcome():
+    log = logging.getLogger("pinlaterd.client.handlers")
+    log.addFilter(sys.exit)
+    try:
+        handlers = Handlers()
+        handlers.queue("mail")(lambda job: 1 / 0)
+        outcome = handlers.by_queue["mail"].run(JOB)
+    finally:
+        log.removeFilter(sys.exit)
+
+    assert outcome.status.startswith("ZeroDivisionError: division by zero (test_handlers.py:")

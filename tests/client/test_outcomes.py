@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import multiprocessing
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
+from multiprocessing.pool import ThreadPool
 
 import pytest
 
@@ -102,7 +110,36 @@ def test_what_is_returned_is_the_status():
     assert returned(endless).status == "[[...]]"
 
 
+def test_work_that_was_begun_is_a_result():
+    thread = threading.Thread(target=int)
+    thread.start()
+    process = multiprocessing.get_context("spawn").Process(target=int)
+    process.start()
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        for value in (thread, process, child, threading.Lock(), range(10**12)):
+            assert returned(value).ending is Ending.SUCCEEDED
+    thread.join()
+    process.join()
+    process.close()
+    assert returned(process).ending is Ending.SUCCEEDED
+
+
 async def waits() -> None: ...
+
+
+@contextlib.contextmanager
+def manages() -> Iterator[None]:
+    yield
+
+
+@contextlib.asynccontextmanager
+async def manages_async() -> AsyncIterator[None]:
+    yield
+
+
+class Stream:
+    def __aiter__(self) -> Stream:
+        return self
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -118,6 +155,15 @@ async def waits() -> None: ...
         lambda: functools.partial(print),
         lambda: print,
         Future,
+        manages,
+        manages_async,
+        Stream,
+        lambda: deque([waits()]),
+        lambda: {"a": waits()}.values(),
+        threading.Thread,
+        lambda: threading.Timer(1, print),
+        multiprocessing.Process,
+        lambda: ThreadPool(1).apply_async(int),
     ],
 )
 def test_what_has_still_to_be_run_is_no_result(make):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import struct
@@ -16,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinlaterd.client import Client, Discard, Job, Later, Retry, RunningJob, Worker
-from pinlaterd.client.metrics import WorkerMetrics
+from pinlaterd.client.metrics import WorkerMetrics, _MOST_CONNECTIONS
 from tests.client.working import handlers_of, have_ended, running
 
 
@@ -108,10 +109,63 @@ def test_single_metrics_can_be_asked_for(url):
     ]
 
 
-def test_a_connection_that_keeps_silent_is_ended(monkeypatch, request):
-    monkeypatch.setattr("pinlaterd.client.metrics._SILENT_SECONDS", 0.05)
+@pytest.mark.parametrize("sent", [b"", b"GET /metr"])
+def test_a_connection_without_a_whole_request_is_ended(monkeypatch, request, sent):
+    monkeypatch.setattr("pinlaterd.client.metrics._CONNECTION_SECONDS", 0.05)
+    peer = request.getfixturevalue("peer")
+    peer.sendall(sent)
 
-    assert request.getfixturevalue("peer").recv(1) == b""
+    with contextlib.suppress(ConnectionResetError):
+        assert peer.recv(1) == b""
+
+
+def test_a_request_that_comes_byte_by_byte_has_no_more_time(monkeypatch, request):
+    monkeypatch.setattr("pinlaterd.client.metrics._CONNECTION_SECONDS", 0.2)
+    peer = request.getfixturevalue("peer")
+    with pytest.raises(ConnectionError):  # noqa: PT012
+        while True:
+            peer.sendall(b"x")
+            time.sleep(0.02)
+
+
+def test_who_sends_half_a_request_keeps_nobody_out(url, monkeypatch):
+    place = urlsplit(url)
+    before = threading.active_count()
+    with contextlib.ExitStack() as peers:
+        for _ in range(5 * _MOST_CONNECTIONS):
+            peer = socket.create_connection((place.hostname, place.port), timeout=60)
+            peers.enter_context(peer).sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+        with urlopen(url) as answer:
+            assert b"pinlaterd_worker_concurrency" in answer.read()
+        assert threading.active_count() <= before + _MOST_CONNECTIONS
+
+
+@pytest.mark.parametrize(
+    ("hosts", "status"),
+    [
+        ([], b"200"),
+        (["127.0.0.1:9108"], b"200"),
+        (["[::1]:9108"], b"200"),
+        (["localhost"], b"200"),
+        ([f"{socket.gethostname()}:9108"], b"200"),
+        (["Worker.example.:9108"], b"200"),
+        (["evil.example"], b"421"),
+        (["localhost", "evil.example"], b"421"),
+        ([""], b"421"),
+    ],
+)
+def test_no_web_page_reads_the_figures_under_a_name_of_its_own(metrics, hosts, status):
+    head = "".join(f"Host: {host}\r\n" for host in hosts)
+    with (
+        metrics.served(0, names=["worker.example"]) as url,
+        socket.create_connection(("127.0.0.1", urlsplit(url).port), timeout=60) as peer,
+    ):
+        peer.sendall(f"GET /metrics HTTP/1.1\r\n{head}\r\n".encode())
+        answer = b"".join(iter(lambda: peer.recv(65536), b""))
+
+    assert answer.split()[1] == status
+    assert (b"pinlaterd_worker_" in answer) == (status == b"200")
+    assert (b"no name 'evil.example': add it as --metrics-name" in answer) == ("evil.example" in hosts)
 
 
 def test_one_that_breaks_off_leaves_one_line_for_who_looks_for_it(peer, caplog, capfd, wait_until):

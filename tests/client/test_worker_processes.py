@@ -34,7 +34,7 @@ from pinlaterd.client import (
     never,
 )
 from pinlaterd.client.handlers import ProcessPlace
-from tests.client.process_handlers import Unpicklable, handle
+from tests.client.process_handlers import Evil, Unpicklable, handle
 from tests.client.working import (
     books,
     handlers_of,
@@ -114,6 +114,20 @@ def test_the_life_of_jobs_in_a_process(client, queue, wait_until):
     assert {where for where, _, _ in seen} == {os.getpid()}
     # Hooks run in the worker, and see the body that the child has saved.
     assert (b"pid", Ending.RETRIED) in [(body, outcome.ending) for _, body, outcome in seen]
+
+
+def test_an_exception_whose_traceback_can_not_be_shown_fails_that_attempt_alone(
+    queue, work_until_ended
+):
+    seen: list[BaseException] = []
+    handlers = in_processes(queue, retry=never)
+    handlers.on_error(lambda job, error: seen.append(error))
+    evil, pid = work_until_ended(handlers, queue, [Job(b"raise_evil"), Job(b"pid")])
+
+    assert [type(error) for error in seen] == [Evil]
+    assert evil.state is JobState.FAILED
+    assert evil.custom_status.startswith("Evil (process_handlers.py:")
+    assert pid.state is JobState.SUCCEEDED
 
 
 def test_a_handler_that_ends_its_process_fails_that_attempt_alone(client, queue, work_until_ended):
