@@ -23,10 +23,13 @@ class Unpicklable(Exception):
         self.hook = lambda: code
 
 
-class Evil(Exception):
-    """Every way in which it can be looked at ends the program."""
+EXITS = property(lambda self: sys.exit(1))
 
-    __notes__ = __cause__ = __traceback__ = property(lambda self: sys.exit(1))  # type: ignore[assignment]
+
+class Evil(Exception):
+    """Every way in which it can be shown ends the program."""
+
+    __notes__ = __cause__ = __context__ = __traceback__ = EXITS  # type: ignore[assignment]
 
     def __str__(self) -> str:
         sys.exit(1)

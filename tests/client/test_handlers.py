@@ -21,6 +21,7 @@ from pinlaterd.client import (
     constant,
     never,
 )
+from tests.client.process_handlers import Evil
 
 
 def plain(job: object) -> None: ...
@@ -182,16 +183,6 @@ def test_what_a_hook_has_only_made_is_logged(caplog):
     assert len(caplog.records) == 1
     assert "a hook failed: test_what_a_hook_has_only_made_is_logged" in caplog.text
     assert "it returned a coroutine, which nobody runs" in caplog.text
-
-
-class Evil(Exception):
-    """Every way in which it can be looked at ends the program."""
-
-    __notes__ = __cause__ = __context__ = property(lambda self: sys.exit(1))  # type: ignore[assignment]
-    __traceback__ = __suppress_context__ = property(lambda self: sys.exit(1))  # type: ignore[assignment]
-
-    def __str__(self) -> str:
-        sys.exit(1)
 
 
 @pytest.mark.parametrize("attempts", [1, 2])

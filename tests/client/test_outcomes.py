@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from multiprocessing.pool import ThreadPool
+from multiprocessing.pool import AsyncResult
 
 import pytest
 
@@ -163,7 +163,7 @@ class Stream:
         threading.Thread,
         lambda: threading.Timer(1, print),
         multiprocessing.Process,
-        lambda: ThreadPool(1).apply_async(int),
+        lambda: object.__new__(AsyncResult),
     ],
 )
 def test_what_has_still_to_be_run_is_no_result(make):
