@@ -140,7 +140,7 @@ class QueueHandler:
         redact = self.hooks.redact
         try:
             outcome = raised(error, job, self.retries, summary, redact)
-        except BaseException as mistake:  # as in a subclass of Retry that forgets its base
+        except BaseException as mistake:  # noqa: BLE001 - as of a Retry that forgets its base
             text = "job %s: what its handler raised makes no outcome"
             log_guarded(log.exception, text, job.descriptor)
             outcome = raised(mistake, job, self.retries, redact=redact)
@@ -271,7 +271,7 @@ def _is(kind: Callable[[object], bool], function: Callable[..., object]) -> bool
     return not inspect.isclass(function) and kind(getattr(function, "__call__", None))  # noqa: B004
 
 
-# The code of all functions that `contextlib` makes of one with `yield`, of which a call runs nothing.
+# The code of all functions that `contextlib` makes of one with `yield`: a call runs nothing of it.
 _CONTEXT_MANAGERS = tuple(
     getattr(contextlib, name)(iter).__code__ for name in ("contextmanager", "asynccontextmanager")
 )

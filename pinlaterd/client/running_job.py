@@ -24,9 +24,10 @@ from collections.abc import (
     Callable,
     Coroutine,
     Generator,
+    ItemsView,
     Iterator,
     Mapping,
-    MappingView,
+    ValuesView,
 )
 from concurrent.futures import Future
 from contextlib import AsyncContextDecorator, ContextDecorator
@@ -60,7 +61,7 @@ _TO_BE_RUN = (
     *(*_NOT_BEGUN, Awaitable, AsyncIterable, Iterator),
     *(Future, AsyncResult, functools.partial),
 )
-_HOLDERS = (dict, list, tuple, set, frozenset, deque, MappingView)
+_HOLDERS = (dict, list, tuple, set, frozenset, deque, ValuesView, ItemsView)
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +262,7 @@ def delay_after(error: BaseException, attempt: int, retries: Retries) -> float |
         if seconds is None:
             return None
         _check("delay", seconds)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a user's code
         text = "the retry policy for %s failed; the default is used"
         log_guarded(log.exception, text, type(error).__name__)
         seconds = DEFAULT_POLICY(attempt, error)
@@ -419,7 +420,7 @@ def log_guarded(write: Callable[..., None], message: str, *values: object, **abo
         write(message, *values, **about)
     except BaseException:  # noqa: BLE001 - a user's code
         with contextlib.suppress(BaseException):
-            log.error("%s (what was raised can't be shown)", message % values)  # noqa: TRY400
+            log.error("%s (what was raised can't be shown)", message % values)
 
 
 def raised(
@@ -494,7 +495,7 @@ class ErrorSummary(NamedTuple):
             try:
                 message = redact(message)
                 _check_type("what redact returns", message, str)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - a user's code
                 text = "redact failed; the text of a %s is left out"
                 log_guarded(log.exception, text, self.class_name)
                 message = None

@@ -29,10 +29,10 @@ EXITS = property(lambda self: sys.exit(1))
 class Evil(Exception):
     """Every way in which it can be shown ends the program."""
 
-    __notes__ = __cause__ = __context__ = __traceback__ = EXITS  # type: ignore[assignment]
+    __notes__ = __cause__ = __context__ = __traceback__ = EXITS
 
     def __str__(self) -> str:
-        sys.exit(1)
+        raise SystemExit(1)
 
 
 def handle(job: RunningJob) -> object:

@@ -164,19 +164,19 @@ def test_a_hook_of_which_a_call_runs_nothing_is_refused(kind, hook):
     handlers = Handlers()
     handlers.queue("mail")(plain)
 
+    register = {
+        "redact": lambda: Handlers(redact=hook),
+        "set_up_process": lambda: Worker(Client(), handlers, set_up_process=hook),
+    }.get(kind, lambda: getattr(handlers, kind)(hook))
+
     with pytest.raises(ValueError, match=f"{kind}: .* is `async def` or has a `yield`"):
-        if kind == "redact":
-            Handlers(redact=hook)
-        elif kind == "set_up_process":
-            Worker(Client(), handlers, set_up_process=hook)
-        else:
-            getattr(handlers, kind)(hook)
+        register()
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_what_a_hook_has_only_made_is_logged(caplog):
     handlers = Handlers()
-    handlers.before(lambda job: waits(job))
+    handlers.before(lambda _: waits(None))
     handlers.before(lambda job: [1])
     handlers.begin(JOB)
 
@@ -210,13 +210,16 @@ def test_an_exception_whose_traceback_can_not_be_shown_is_an_outcome(caplog, att
 
 
 def test_a_filter_of_a_log_that_ends_programs_changes_no_outcome():
+    def stop(_record: logging.LogRecord) -> bool:
+        raise SystemExit
+
     log = logging.getLogger("pinlaterd.client.handlers")
-    log.addFilter(sys.exit)
+    log.addFilter(stop)
     try:
         handlers = Handlers()
         handlers.queue("mail")(lambda job: 1 / 0)
         outcome = handlers.by_queue["mail"].run(JOB)
     finally:
-        log.removeFilter(sys.exit)
+        log.removeFilter(stop)
 
     assert outcome.status.startswith("ZeroDivisionError: division by zero (test_handlers.py:")

@@ -159,7 +159,7 @@ class Stream:
         manages_async,
         Stream,
         lambda: deque([waits()]),
-        lambda: {"a": waits()}.values(),
+        {"a": print}.values,
         threading.Thread,
         lambda: threading.Timer(1, print),
         multiprocessing.Process,

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pinlaterd.client import Client, Discard, Job, Later, Retry, RunningJob, Worker
-from pinlaterd.client.metrics import WorkerMetrics, _MOST_CONNECTIONS
+from pinlaterd.client.metrics import _MOST_CONNECTIONS, WorkerMetrics
 from tests.client.working import handlers_of, have_ended, running
 
 
@@ -165,7 +165,9 @@ def test_no_web_page_reads_the_figures_under_a_name_of_its_own(metrics, hosts, s
 
     assert answer.split()[1] == status
     assert (b"pinlaterd_worker_" in answer) == (status == b"200")
-    assert (b"no name 'evil.example': add it as --metrics-name" in answer) == ("evil.example" in hosts)
+    assert (b"no name 'evil.example': add it as --metrics-name" in answer) == (
+        "evil.example" in hosts
+    )
 
 
 def test_one_that_breaks_off_leaves_one_line_for_who_looks_for_it(peer, caplog, capfd, wait_until):
