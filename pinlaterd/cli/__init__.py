@@ -8,6 +8,8 @@ pinlaterd         a deployment's life, and the processes that supervisord runs
 admin             pinlater-admin: queues, jobs, status, config check, hash-password, restart
 shards            its shards; the wait until the service follows an edit of etc/
 service_status    what the coordinator says of the service; pinlater-admin top
+record            what has happened: events, history
+job_find          jobs by name, or by what is in their bodies
 drain             empties a shard; moves its scheduled jobs
 failover          a replica becomes the master
 

@@ -55,6 +55,8 @@ _RATES = {
     "pinlater-admin",
     cls=command.CommandLine,
     modules={
+        "events": ["record"],
+        "history": ["record"],
         "job-type": ["job_types"],
         "server": ["servers"],
         "shard": ["shards", "drain", "failover"],
@@ -426,7 +428,7 @@ _regex_option = command.option(
 _PROGRESS_MS = 1_000  # after so long a search says how far it got
 
 
-@cli.group()
+@cli.group(modules={"find": ["job_find"]})
 def job() -> None:
     """Look at jobs, retry them, delete them."""
 
@@ -464,11 +466,7 @@ _COLUMNS: Sequence[command.Column] = (
 @_regex_option
 @command.choice_options
 @command.option("--limit", type=command.COUNT, default=100, help="At most so many jobs.")
-@command.option(
-    "--progress/--no-progress",
-    default=None,
-    help="Say each second on stderr how far the search got  [default: if that is a terminal]",
-)
+@command.progress_option
 @command.partial_option
 @command.admin_options
 def scan(
@@ -511,13 +509,12 @@ def scan(
     )
     records: list[JobRecord] = []
     looked_at, missing = 0, set[str]()
-    shows = sys.stderr.isatty() if progress is None else progress
     with command.connect() as client:
         for page in calls.pages(client.run, call):
             records += page.jobs
             looked_at += page.looked_at
             missing.update(page.missing_shards or ())
-            if shows:
+            if command.shows_progress(asked=progress):
                 about = "?" if page.in_state is None else f"{page.in_state:,}"
                 found = f"{len(records):,} found"
                 click.echo(f"looked at {looked_at:,} of about {about} jobs, {found}", err=True)

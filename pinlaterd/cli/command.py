@@ -68,23 +68,10 @@ class Command(click.Command):
 
 
 class Group(Command, click.Group):
-    command_class = Command
-
-
-# --- failures ---------------------------------------------------------------------------------
-
-
-# Arguments, variables and input that are not UTF-8 fail only as they are encoded again.
-_FAILURES = (ConfigError, DeploymentError, ConnectionFailed, PinLaterError, UnicodeEncodeError)
-
-
-class CommandLine(Group):
-    """A program. Its failures are one clear message on stderr and exit 1.
-
-    `modules`: for some of its commands those that are imported on first use, as all of them take
+    """`modules`: for some of its commands those that are imported on first use, as all of them take
     half a second. The first one has the command."""
 
-    group_class = Group
+    command_class = Command
 
     def __init__(
         self, *args: Any, modules: Mapping[str, Sequence[str]] | None = None, **attributes: Any
@@ -100,6 +87,19 @@ class CommandLine(Group):
             return super().get_command(ctx, cmd_name)
         module, *_ = [import_module(f"{__package__}.{name}") for name in self._modules[cmd_name]]
         return cast("click.Command", getattr(module, cmd_name.replace("-", "_")))
+
+
+# --- failures ---------------------------------------------------------------------------------
+
+
+# Arguments, variables and input that are not UTF-8 fail only as they are encoded again.
+_FAILURES = (ConfigError, DeploymentError, ConnectionFailed, PinLaterError, UnicodeEncodeError)
+
+
+class CommandLine(Group):
+    """A program. Its failures are one clear message on stderr and exit 1."""
+
+    group_class = Group
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the program; an input or output that fails is one line, for its help, too."""
@@ -353,6 +353,17 @@ partial_option = option(
     is_flag=True,
     help="Leave out shards that are unavailable; stderr names them.",
 )
+
+progress_option = option(
+    "--progress/--no-progress",
+    default=None,
+    help="Say each second on stderr how far the search got  [default: if that is a terminal]",
+)
+
+
+def shows_progress(*, asked: bool | None) -> bool:
+    """Tell whether a search says how far it got; None: if stderr is a terminal."""
+    return sys.stderr.isatty() if asked is None else asked
 
 
 def warn_without(shards: Collection[str]) -> None:

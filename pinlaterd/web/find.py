@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import re2
 from aiohttp import web
 
 from pinlaterd.access import may
-from pinlaterd.client import calls
+from pinlaterd.client import AsyncClient, calls
 from pinlaterd.clock import Clock
 from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.model import (
@@ -33,6 +34,7 @@ from pinlaterd.model import (
     claim_source,
 )
 from pinlaterd.router_client import RouterClient
+from pinlaterd.status import Facts
 from pinlaterd.verdict import without_shards
 from pinlaterd.web.bodies import visible_text
 from pinlaterd.web.job import hidden_pattern, last_said, look_of
@@ -61,6 +63,7 @@ _FIGURES = {
     "scheduled": "scheduled",
     "succeeded": "succeeded",
 }
+STATES = tuple(_FIGURES)
 
 
 class SearchQuery(NamedTuple):
@@ -79,6 +82,16 @@ class SearchQuery(NamedTuple):
             return None
         return self.text if self.is_regex else re2.escape(self.text)
 
+    @property
+    def command(self) -> str:
+        """The command that searches for the same."""
+        words = ["pinlater-admin", "job", "find", self.text]
+        words += ["--re2"] if self.is_regex else []
+        words += ["--queue", self.queue] if self.queue else []
+        if self.worker is None and self.states != STATES:
+            words += [word for state in self.states for word in ("--state", state)]
+        return shlex.join(words)
+
 
 class FoundJob(NamedTuple):
     """A job as the list shows it."""
@@ -94,10 +107,17 @@ class JobSearch:
     """A search under way, or what it came to; its task writes, requests read."""
 
     def __init__(
-        self, query: SearchQuery, queues: Sequence[str], about: int | None, now: float
+        self,
+        query: SearchQuery,
+        queues: Sequence[str],
+        about: int | None,
+        now: float,
+        most: int = MOST_FOUND,
     ) -> None:
-        """Begin none yet. `about`: how many jobs there are to look at, if that is known."""
+        """Begin none yet. `about`: how many jobs there are to look at, if that is known; `most`:
+        how many are enough."""
         self.query = query
+        self._most = most
         self._queues = queues
         self._about = about
         self.found: list[JobRecord] = []
@@ -109,7 +129,7 @@ class JobSearch:
         self.missing_shards: set[str] = set()  # of any page
         self._queues_done = 0
 
-    async def run(self, client: RouterClient, clock: Clock) -> None:
+    async def run(self, client: RouterClient | AsyncClient, clock: Clock) -> None:
         """Search until all is found, too much is, or nobody looks."""
         for queue in self._queues:
             for name in self.query.states:
@@ -118,7 +138,9 @@ class JobSearch:
                     return
             self._queues_done += 1
 
-    async def _scan(self, client: RouterClient, clock: Clock, queue: str, scope: Scope) -> None:
+    async def _scan(
+        self, client: RouterClient | AsyncClient, clock: Clock, queue: str, scope: Scope
+    ) -> None:
         worker = self.query.worker
         call: calls.PreparedCall[ScanResult] | None = calls.scan(
             queue,
@@ -136,8 +158,8 @@ class JobSearch:
             self.found += page.jobs
             self._looked_at += page.looked_at
             self.missing_shards.update(page.missing_shards or ())
-            if len(self.found) >= MOST_FOUND:
-                self.problem = f"More than {MOST_FOUND} match: say more of what you look for."
+            if len(self.found) >= self._most:
+                self.problem = f"More than {self._most} match: say more of what you look for."
             elif clock.monotonic() - self.seen_at > _UNSEEN_SECONDS:
                 self.problem = "It ended, as nobody looked at it."
             call = None if self.problem else calls.page_after(call, page)
@@ -257,7 +279,7 @@ def _read(site: Site, request: web.Request, fields: Mapping[str, str]) -> Search
         cure = f"Give up to {_MOST_TEXT_CHARS} characters."
         raise PageProblem(HTTPStatus.BAD_REQUEST, "There is nothing to search for.", cure)
     worker = claim_source(text)
-    states = ("running",) if worker is not None else (state,) if state in SCOPES else (*_FIGURES,)
+    states = ("running",) if worker is not None else (state,) if state in SCOPES else STATES
     if worker is None and hidden_pattern(site, request):
         cure = "Search for a descriptor or a key, or have an operator give you the role `bodies`."
         what = "Bodies have parts that you may not see, so you can't search them."
@@ -278,12 +300,15 @@ async def _queues_of(site: Site, request: web.Request, query: SearchQuery) -> Se
 
 
 async def _about(site: Site, query: SearchQuery, queues: Sequence[str]) -> int | None:
-    """Return how many jobs the last frame has in these queues; None if it lacks one of them."""
     try:
-        facts = (await site.frames.now()).facts["queues"]
+        return jobs_in((await site.frames.now()).facts, query, queues)
     except ConnectionFailed:  # of the coordinator, which a search does not need
         return None
-    known = {one["name"]: one for one in facts}
+
+
+def jobs_in(frame: Facts, query: SearchQuery, queues: Sequence[str]) -> int | None:
+    """Return how many jobs a frame has to look at in these queues; None if it lacks one of them."""
+    known = {one["name"]: one for one in frame["queues"]}
     numbers = [
         known.get(name, {}).get(_FIGURES[state]) for name in queues for state in query.states
     ]
@@ -291,16 +316,22 @@ async def _about(site: Site, query: SearchQuery, queues: Sequence[str]) -> int |
 
 
 async def _holders(site: Site, request: web.Request, key: str) -> list[str]:
-    """Return the jobs that hold a key, in the queues that the user may see."""
+    seen = await _queues_of(site, request, SearchQuery(key, is_regex=False, states=()))
+    return await holders_of(site.client, key, seen)
+
+
+async def holders_of(
+    client: RouterClient | AsyncClient, key: str, queues: Sequence[str]
+) -> list[str]:
+    """Return the jobs of these queues that hold a key."""
     if len(key.encode()) > MOST_KEY_BYTES:
         return []
-    seen = await _queues_of(site, request, SearchQuery(key, is_regex=False, states=()))
-    keys = [QueueKey(name, key) for name in (ALL_QUEUES, *seen)]
+    keys = [QueueKey(name, key) for name in (ALL_QUEUES, *queues)]
     call = calls.lookup_keys("", [])._replace(request=LookupRequest((), False, keys), result=dict)
     found: dict[str, JobRecord] = {}
     with contextlib.suppress(PinLaterError):  # some shard is down: the search says so
-        found = await site.client.run(call)
-    return [one for one in found if one.partition(":")[0] in seen]
+        found = await client.run(call)
+    return [one for one in found if one.partition(":")[0] in queues]
 
 
 def _shown(site: Site, request: web.Request, jobs: Sequence[JobRecord]) -> Sequence[FoundJob]:
@@ -328,6 +359,7 @@ def _render(site: Site, request: web.Request, search: JobSearch | None) -> web.R
         search=search,
         progress=progress,
         jobs=_shown(site, request, search.found) if search is not None else (),
-        states=list(_FIGURES),
+        states=STATES,
+        command=search.query.command if search is not None else "",
         address="/find.json?" + urlencode(fields),
     )

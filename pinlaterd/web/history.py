@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from aiohttp import web
 
+from pinlaterd.status import Facts
 from pinlaterd.web import text
 from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import Site
@@ -26,6 +28,12 @@ class Plot(NamedTuple):
     about: str
     unit: str  # rate, jobs or time
     lines: Mapping[str, str]
+
+    def column(self, label: str) -> str:
+        """Return the title of a line's column in a table without the plots' titles."""
+        if self.unit == "time":
+            return f"{self.title.partition(' ')[0].lower()} {label}"
+        return f"{label}/s" if self.unit == "rate" else label
 
 
 _RATES = {"in": "in", "out": "out", "failed_attempts": "failed"}
@@ -67,7 +75,7 @@ def routes(site: Site) -> list[web.RouteDef]:
     async def table(request: web.Request) -> web.StreamResponse:
         found, queue = await _fetch(site, request), request.match_info["queue"]
         values = values_of(request, queue)
-        row_ms = max(found["step_ms"], _ROW_MINUTES[values["range"]] * 60_000)
+        row_ms = row_ms_of(values["range"], found)
         return site.render(
             request,
             "history.html",
@@ -76,6 +84,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             row_ms=row_ms,
             marks=list(reversed(found["events"])),
             unanswered=found["unanswered"],
+            command=shlex.join(["pinlater-admin", "history", queue, "--range", values["range"]]),
             **values,
         )
 
@@ -83,24 +92,36 @@ def routes(site: Site) -> list[web.RouteDef]:
     return [site.page(f"{path}.json", figures), site.page(path, table)]
 
 
-async def _fetch(site: Site, request: web.Request) -> Any:
+async def _fetch(site: Site, request: web.Request) -> Facts:
     """Ask the coordinator for a queue's history. Raises ConnectionFailed, or PageProblem."""
     queue, asked = request.match_info["queue"], request.query.get("range", _USUAL_RANGE)
     if asked not in RANGES:
         cure = f"Choose from {', '.join(RANGES)}."
         raise PageProblem(HTTPStatus.BAD_REQUEST, f"There is no range {asked[:20]!r}.", cure)
-    path = f"/history.json?queue={quote(queue)}&since={asked}&servers=all"
-    found = await site.frames.fetch(path)
-    # What was done to other queues is no matter of this one.
-    found["events"] = [
+    return without_other_marks(await site.frames.fetch(page_of(queue, asked)), queue)
+
+
+def page_of(queue: str, asked: str) -> str:
+    """Return the coordinator's page of a queue's history over a range."""
+    return f"/history.json?queue={quote(queue)}&since={asked}&servers=all"
+
+
+def without_other_marks(found: Facts, queue: str) -> Facts:
+    """Return a history without what was done to other queues, which is no matter of this one."""
+    marks = [
         mark
         for mark in found["events"]
         if mark["kind"] not in ("config", "mend") or mark["about"] in ("", queue)
     ]
-    return found
+    return {**found, "events": marks}
 
 
-def table_rows(found: Any, row_ms: int) -> Sequence[tuple[int, Sequence[str]]]:
+def row_ms_of(asked: str, found: Facts) -> int:
+    """Return how long a row of the table is, of a history over a range."""
+    return max(int(found["step_ms"]), _ROW_MINUTES[asked] * 60_000)
+
+
+def table_rows(found: Facts, row_ms: int) -> Sequence[tuple[int, Sequence[str]]]:
     """Return a history as words, the newest first, in rows of so many milliseconds: of rates their
     mean, of all else the greatest."""
     series, step_ms = found["series"], found["step_ms"]

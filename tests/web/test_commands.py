@@ -1,0 +1,144 @@
+"""What the dashboard can, the command line can: commands show and do the same as its pages."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from pinlaterd.cli import EXIT_INTERRUPTED
+from pinlaterd.client import Client, Job
+from pinlaterd.model import JobOptions
+from tests.cli.program import SECONDS, Program, read_until
+from tests.deployment import Deployment, claim
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture
+def admin(dashboard: Deployment) -> Program:
+    return Program("admin", "--dir", dashboard.folder)
+
+
+@pytest.fixture(scope="module")
+def client(dashboard: Deployment) -> Iterator[Client]:
+    with dashboard.client("commander:web1") as client:
+        client.create_queue("coins")
+        client.create_queue("notes")
+        yield client
+
+
+def same_as(page: str) -> str:
+    """Return the command that a page names."""
+    found = re.search(r'id="same">Same as</h2>\s*<pre[^>]*>([^<]+)<', page)
+    assert found, page
+    return found[1].removeprefix("pinlater-admin ")
+
+
+# --- what happened ----------------------------------------------------------------------------
+
+
+def test_events_are_those_of_the_systems_page(admin, client, visitor, load_until):
+    admin.output("queue limit coins 7")
+    text = "coins: max_jobs_per_second 7"
+    page = load_until(visitor, "/system", lambda page: text in page.text)
+
+    found = admin.facts("events")
+    [event] = [one for one in found if one["text"] == text]
+    later = admin.facts("events --since", event["at_ms"] + 1)
+
+    assert found == sorted(found, key=lambda one: -one["at_ms"])
+    assert event not in later
+    assert len(admin.facts("events --limit 1")) == 1
+    assert f"\t{text}\n" in admin.output("events")
+    assert "<code>pinlater-admin events</code>" in page.body
+
+
+def test_history_is_the_table_of_the_page(admin, client, visitor, wait_until):
+    client.enqueue("coins", [b"x"] * 1500)
+    wait_until(lambda: 1500 in visitor.history("coins")["series"].get("ready", ()))
+
+    page = visitor.get("/q/coins/history?range=6h")
+    command = same_as(page.body)
+    titles, *rows = admin.output(command).partition("\n\n")[0].splitlines()
+
+    assert command == "history coins --range 6h"
+    assert titles.startswith("time\tin/s\tout/s\tfailed/s\tready\tscheduled\trunning\twait p50\t")
+    assert any(row.split("\t")[4] == "1,500" for row in rows)
+    assert 1500 in admin.facts("history coins")["series"]["ready"]
+    assert "choose from 1h, 6h, 24h, 7d" in admin.error("history coins --range 8d", code=2)
+
+
+# --- find -------------------------------------------------------------------------------------
+
+
+def test_a_descriptor_or_a_key_gives_the_job(admin, client):
+    [stored] = client.enqueue_keyed("coins", [Job(b"gold", options=JobOptions(key="a coin"))])
+
+    for text in (stored.descriptor, "a coin"):
+        [job] = admin.facts("job find", text)
+        assert (job["descriptor"], job["body"]) == (stored.descriptor, "gold")
+    assert "gold" in admin.output("job find", stored.descriptor)
+    assert "unknown: coins:s1:p1:99999999" in admin.error("job find coins:s1:p1:99999999")
+
+
+def test_a_claim_descriptor_gives_its_sources_jobs(admin, client, dashboard):
+    client.enqueue("notes", [b"1", b"2"])
+    mine = claim(client, "notes", 1)
+    with dashboard.client("commander:web2") as other:
+        claim(other, "notes", 1)
+
+    found = admin.facts("job find", mine[0].claim_descriptor)
+
+    assert [job["descriptor"] for job in found] == [mine[0].descriptor]
+
+
+def test_text_is_found_as_on_the_page(admin, client, visitor, load_until):
+    [ready] = client.enqueue("coins", [b"a.b of silver"])
+    [later] = client.enqueue("notes", [Job(b"a.b of silver", run_after_ms=4_000_000_000_000)])
+    client.enqueue("coins", [b"aXb of silver"])
+
+    def found(*arguments: str) -> set[str]:
+        return {job["descriptor"] for job in admin.facts("job find", *arguments)}
+
+    assert found("a.b of silver") == {ready, later}
+    assert found("a.b of silver", "--queue", "n*") == {later}
+    assert found("a.b of silver", "--state", "ready", "--state", "failed") == {ready}
+    assert len(found("a.b of silver", "--re2", "--limit", "2")) == 2
+    path = "/find?q=a.b+of+silver&as=re2&queue=coins&state=ready"
+    page = load_until(visitor, path, lambda page: "data-over" in page.body)
+    quoted = "&#39;a.b of silver&#39;"
+    assert same_as(page.body) == f"job find {quoted} --re2 --queue coins --state ready"
+
+
+def test_a_search_says_how_far_it_is_and_what_is_wrong(admin, client):
+    done = admin("job find --progress", "no such text anywhere")
+
+    assert done.returncode == 0
+    far = r"looked at [\d,]+ of about [\d,?]+ jobs, (\d+) of \1 queues, 0 found"
+    assert re.search(far, done.stderr)
+    assert "no RE2 pattern" in admin.error("job find --re2 (")
+    assert "no queue matches" in admin.error("job find x --queue nothing*")
+    assert "choose from failed, running" in admin.error("job find x --state gone", code=2)
+
+
+def test_ctrl_c_ends_a_search_and_shows_what_it_found(admin, client):
+    client.create_queue("heaps")
+    # A pattern that takes milliseconds for each of these.
+    client.enqueue("heaps", [bytes(random.choices(b"ab", k=4_000)) for _ in range(1_000)])
+    [needle] = client.enqueue("heaps", [b"needle"])
+    line = ("job find --progress --json --queue heaps --re2", "needle|a[ab]{100}c")
+    with admin.started(*line) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        read_until(process.stderr.fileno(), b" 1 found\n")
+        process.send_signal(signal.SIGINT)
+        output, said = process.communicate(timeout=SECONDS)
+
+    assert process.returncode == EXIT_INTERRUPTED
+    assert said.endswith(b"pinlater-admin: interrupted\n")
+    assert [job["descriptor"] for job in json.loads(output)] == [needle]
