@@ -9,7 +9,8 @@ At the end it says how many of each were imported.
 
 A job that was in progress is queued again, with the attempts that it had; one of an at_most_once
 type may have run, and so becomes failed. Ended jobs come in the order in which they were archived,
-without expires_at. Times of creation are those of the import.
+without expires_at: the last 10,000 of them one after the other, earlier ones 500 at a time. Times
+of creation are those of the import.
 
 It needs psycopg: .venv/bin/pip install psycopg[binary]
 """
@@ -24,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -36,10 +37,14 @@ from pinlaterd.config.load import load_config
 from pinlaterd.config.schema import JobType, queue_of_type
 from pinlaterd.errors import ConfigError, ConnectionFailed, PinLaterError
 from pinlaterd.http.v1_bodies import exact_time
-from pinlaterd.model import FinishInfo
+from pinlaterd.model import EXPIRED, FinishInfo
 
 _JOBS_A_CALL = 500
 _SHOWN_EVERY = 10_000
+# So many ended jobs, the latest, keep their order to the last: each is ended in a millisecond of its
+# own, since the archive shows jobs that ended in the same one by their shards and numbers.
+_IN_ORDER = 10_000
+_MILLISECOND = 0.001
 _HIDDEN_TYPE = "meta.shutdown"  # Rickover's own
 _MOST_ONCE = "at_most_once"
 # An ended job is pending for a moment, and must not be handed out then.
@@ -125,11 +130,14 @@ class Import:
         self._client = client
         self._etc = etc
         self._types: dict[str, JobType] = {}
+        self._archived_left = 0  # ended jobs that are still to be imported
 
     def run(self) -> None:
         """Import types, then queued jobs, then ended ones."""
         self._import_types()
         self._import_jobs("queued jobs", _QUEUED, self._queue)
+        count = "SELECT count(*) FROM archived_jobs WHERE name <> %s"
+        [self._archived_left] = self._database.execute(count, (_HIDDEN_TYPE,)).fetchone()
         self._import_jobs("archived jobs", _ARCHIVED, self._archive)
 
     def _import_types(self) -> None:
@@ -151,9 +159,7 @@ class Import:
         done: Counter[bool] = Counter()  # by whether the job was there already
         shown = 0
         for jobs in self._read(query):
-            for name, alike in groupby(sorted(jobs, key=attrgetter("name")), attrgetter("name")):
-                stored = store(self._types[name], list(alike))
-                done.update(job.existed for job in stored)
+            done.update(job.existed for job in store(jobs))
             if done.total() >= shown + _SHOWN_EVERY:
                 shown = done.total()
                 print(f"{what}: {shown:,} so far", flush=True)
@@ -165,53 +171,62 @@ class Import:
             while rows := cursor.fetchmany(_JOBS_A_CALL):
                 yield [RickoverJob(*row) for row in rows if row[1] != _HIDDEN_TYPE]
 
-    def _queue(self, job_type: JobType, jobs: Sequence[RickoverJob]) -> list[EnqueuedJob]:
-        has_run = [
-            job
-            for job in jobs
-            if job.status == "in-progress" and job_type.delivery_strategy == _MOST_ONCE
-        ]
-        waiting = [job for job in jobs if job not in has_run]
-        stored = self._client.enqueue_keyed(job_type.queue, [job.queued() for job in waiting])
+    def _queue(self, jobs: Sequence[RickoverJob]) -> list[EnqueuedJob]:
+        waiting: list[RickoverJob] = []
+        has_run: list[RickoverJob] = []
+        stored: list[EnqueuedJob] = []
+        for job in jobs:
+            is_once = self._types[job.name].delivery_strategy == _MOST_ONCE
+            (has_run if is_once and job.status == "in-progress" else waiting).append(job)
+        for job_type, alike in self._by_type(waiting):
+            stored += self._client.enqueue_keyed(job_type.queue, [job.queued() for job in alike])
         failed = [job._replace(attempts=0, status="failed") for job in has_run]
-        return [*stored, *self._archive(job_type, failed)]
+        return [*stored, *self._archive(failed)]
 
-    def _archive(self, job_type: JobType, jobs: Sequence[RickoverJob]) -> list[EnqueuedJob]:
-        if not jobs:
-            return []
-        expired = [job for job in jobs if job.status == "expired"]
-        ended = [job for job in jobs if job.status != "expired"]
+    def _archive(self, jobs: Sequence[RickoverJob]) -> list[EnqueuedJob]:
+        stored: dict[UUID, EnqueuedJob] = {}
         not_before_ms = round((time.time() + _NOT_BEFORE_SECONDS) * 1000)
-        stored = self._client.enqueue_keyed(
-            job_type.queue,
-            [
-                *(_ended(job, job_type, not_before_ms) for job in ended),
-                # The shard ends them as it does all that expire.
-                *(_ended(job, job_type, None, expires_at_ms=1) for job in expired),
-            ],
-        )
-        self._client.finish_jobs(
-            job_type.queue,
-            [
+        # Of those that end in one commit, the last one has the first number: it is shown first.
+        for job_type, alike in self._by_type(jobs[::-1]):
+            made = [_ended(job, job_type, not_before_ms) for job in alike]
+            enqueued = self._client.enqueue_keyed(job_type.queue, made)
+            stored |= zip([job.id for job in alike], enqueued, strict=True)
+        finishes = [
+            (
+                self._types[job.name].queue,
                 FinishInfo(
-                    one.descriptor,
+                    stored[job.id].descriptor,
                     JobState.SUCCEEDED if job.status == "succeeded" else JobState.FAILED,
                     job.attempts,
-                )
-                for one, job in zip(stored, ended, strict=False)
-            ],
-        )
-        return stored
+                ),
+            )
+            for job in jobs
+            if job.status != EXPIRED
+        ]
+        self._archived_left -= len(jobs)
+        if self._archived_left < _IN_ORDER:
+            for queue, finish in finishes:
+                self._client.finish_jobs(queue, [finish])
+                time.sleep(_MILLISECOND)
+        else:
+            for queue, some in groupby(sorted(finishes, key=itemgetter(0)), itemgetter(0)):
+                self._client.finish_jobs(queue, [finish for _, finish in some])
+        return list(stored.values())
+
+    def _by_type(self, jobs: Sequence[RickoverJob]) -> Iterator[tuple[JobType, list[RickoverJob]]]:
+        for name, alike in groupby(sorted(jobs, key=attrgetter("name")), attrgetter("name")):
+            yield self._types[name], list(alike)
 
 
-def _ended(
-    job: RickoverJob, job_type: JobType, run_after_ms: int | None, expires_at_ms: int | None = None
-) -> Job:
+def _ended(job: RickoverJob, job_type: JobType, not_before_ms: int) -> Job:
+    """Return a job that is to be ended; one that has expired is ended by its shard, as all that
+    expire, with the attempts that it is given here."""
+    is_expired = job.status == EXPIRED
     return Job(
         job.data.encode(),
-        run_after_ms=run_after_ms,
-        attempts_allowed=max(1, job_type.attempts, job.attempts),
-        options=job.key._replace(expires_at_ms=expires_at_ms),
+        run_after_ms=None if is_expired else not_before_ms,
+        attempts_allowed=max(1, job.attempts, 0 if is_expired else job_type.attempts),
+        options=job.key._replace(expires_at_ms=1 if is_expired else None),
     )
 
 

@@ -116,6 +116,7 @@ def test_types_and_jobs_of_all_states(rickover, deployment, wait_until: WaitUnti
     may_have_run = look_up("c", "charge.card")
     assert (may_have_run["status"], may_have_run["attempts"]) == ("failed", 0)
     wait_until(lambda: look_up("f")["status"] == "expired")
+    assert look_up("f")["attempts"] == 4
     archived = http.get("/v1/archived-jobs?name=send-mail").body
     found = {job["id"].removeprefix("job_"): (job["status"], job["data"]) for job in archived}
     assert found == {
@@ -130,6 +131,24 @@ def test_types_and_jobs_of_all_states(rickover, deployment, wait_until: WaitUnti
         "queued jobs: 0 imported, 3 there already\n"
         "archived jobs: 0 imported, 3 there already\n"
     )
+
+
+def test_ended_jobs_keep_their_order(rickover, deployment):
+    fill(
+        rickover,
+        f"""{TYPES}
+        INSERT INTO archived_jobs (id, name, attempts, status, created_at, data)
+        SELECT ('00000000-0000-0000-0000-' || lpad(n::text, 12, '0'))::uuid,
+            CASE WHEN n % 5 = 0 THEN 'charge.card' ELSE 'send-mail' END, 0,
+            CASE WHEN n % 3 = 0 THEN 'failed' ELSE 'succeeded' END::archived_job_status,
+            '2020-02-01T00:00:00Z'::timestamptz + n * interval '1 microsecond', to_json(n)
+        FROM generate_series(1, 100) AS n""",
+    )
+
+    imported(rickover, deployment)
+
+    http = http_of(deployment)
+    assert [job["data"] for job in http.get("/v1/archived-jobs").body] == [*range(100, 0, -1)]
 
 
 def test_an_import_that_is_killed_goes_on(rickover, deployment, wait_until: WaitUntil):
