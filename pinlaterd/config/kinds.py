@@ -74,7 +74,9 @@ def _shards(config: Config) -> Mapping[str, object]:
 def _push_processes(config: Config) -> Mapping[str, object]:
     # Where nothing is to be pushed there is none.
     is_needed = bool(config.pushes or config.server.downstream_url)
-    return numbered(config.server.push_processes) if is_needed else {}
+    count = config.server.push_processes if is_needed else 0
+    # One alone has a number, too, so that the first is left as it is when others come.
+    return dict.fromkeys(map(str, range(1, count + 1)))
 
 
 KINDS = [

@@ -57,7 +57,7 @@ class Workshop:
 
 @pytest.mark.parametrize(
     ("victim", "is_killed"),
-    [("push", True), ("push", False), ("router", True), ("shard-1", True)],
+    [("push-1", True), ("push-1", False), ("router", True), ("shard-1", True)],
     ids=["push", "push is restarted", "router", "shard"],
 )
 def test_no_job_is_lost_and_none_of_one_attempt_is_sent_twice(
@@ -88,7 +88,7 @@ def test_no_job_is_lost_and_none_of_one_attempt_is_sent_twice(
                 if is_killed:
                     deployment.kill(victim)
                 else:
-                    deployment.admin("restart", victim)
+                    deployment.admin("restart", "push")
             for queue in queues:
                 wait_until(partial(_is_empty, client, queue), seconds=90)
 

@@ -30,12 +30,12 @@ def test_it_runs_where_a_queue_is_pushed(
     with deployment.running(), deployment.client() as client:
         for queue in ("mail", "news"):
             client.create_queue(queue)
-        assert "push" not in deployment.pids(), "nothing is to be pushed"
+        assert "push-1" not in deployment.pids(), "nothing is to be pushed"
 
         deployment.write("queues", {"mail": {"push": {"url": f"{there.url}/mail"}}})
         client.enqueue("mail", [b"1"])
         wait_until(lambda: [one.path for one in there.received] == ["/mail"])
-        pid = deployment.pid_of("push")
+        pid = deployment.pid_of("push-1")
 
         deployment.write("queues", {"news": {"push": {"url": f"{there.url}/news"}}})
         client.enqueue("news", [b"2"])
@@ -43,10 +43,10 @@ def test_it_runs_where_a_queue_is_pushed(
         client.enqueue("mail", [b"3"])
         left = client.dequeue("mail", limit=1, max_wait_ms=30_000)
         assert [job.body for job in left] == [b"3"], "it is left to workers now"
-        assert deployment.pid_of("push") == pid, "nothing was restarted"
+        assert deployment.pid_of("push-1") == pid, "nothing was restarted"
 
         deployment.write("queues", {})
-        wait_until(lambda: "push" not in deployment.pids())
+        wait_until(lambda: "push-1" not in deployment.pids())
 
 
 def test_the_environment_names_a_downstream(tmp_path: Path, wait_until: WaitUntil) -> None:
@@ -55,14 +55,14 @@ def test_the_environment_names_a_downstream(tmp_path: Path, wait_until: WaitUnti
     deployment = Deployment(tmp_path / "d", environment=environment)
     deployment.init(settings=MOST_PATIENT)
     with deployment.running():
-        first = deployment.pid_of("push")
+        first = deployment.pid_of("push-1")
         deployment.admin("restart", "push")
-        wait_until(lambda: deployment.pids().get("push", first) != first)
-        second = psutil.Process(deployment.pid_of("push"))
+        wait_until(lambda: deployment.pids().get("push-1", first) != first)
+        second = psutil.Process(deployment.pid_of("push-1"))
 
         assert second.environ()["DOWNSTREAM_WORKER_AUTH"] == secret
         Deployment.up(_in_another_shell(deployment))
-        assert deployment.pid_of("push") == second.pid, "that shell says nothing of a downstream"
+        assert deployment.pid_of("push-1") == second.pid, "that shell says nothing of a downstream"
         assert secret not in " ".join(second.cmdline())
         assert secret not in str(deployment.status())
         # Others are about to take the name of what they replace.
@@ -126,7 +126,7 @@ def test_an_unfit_secret_holds_up_no_other_queue(
         for queue in pushes:
             client.create_queue(queue)
         wait_until(lambda: all(is_sent(queue, "first") for queue in pushes))
-        first = deployment.pid_of("push")
+        first = deployment.pid_of("push-1")
 
         (deployment.folder / "etc/mail.auth").write_text("a token\nand a remark\n")
         (deployment.folder / "etc/news.auth").write_text("second\n")
@@ -142,7 +142,7 @@ def test_an_unfit_secret_holds_up_no_other_queue(
         wait_until(lambda: is_left_to_workers("old"))
 
         deployment.admin("restart", "push")
-        wait_until(lambda: deployment.pids().get("push", first) != first)
+        wait_until(lambda: deployment.pids().get("push-1", first) != first)
         there.received.clear()
         wait_until(lambda: is_sent("news", "second"))
         assert "/mail" not in [one.path for one in there.received]
@@ -158,11 +158,11 @@ def test_another_downstream_needs_processes_that_see_it(tmp_path: Path) -> None:
         other = Deployment(deployment.folder, environment={"DOWNSTREAM_URL": "http://127.0.0.1:1"})
         with pytest.raises(AssertionError, match="DOWNSTREAM_URL: not what supervisord was"):
             other.up()
-        assert "push" not in deployment.pids()
+        assert "push-1" not in deployment.pids()
 
         deployment.down()
         other.up()
-        assert "push" in deployment.pids()
+        assert "push-1" in deployment.pids()
 
 
 def _in_another_shell(deployment: Deployment) -> Deployment:

@@ -125,7 +125,7 @@ def test_a_successor_knows_what_a_killed_process_had_handed_over(
     [descriptor] = client.enqueue(queue, [Job(b"1", attempts_allowed=1)])
     wait_until(lambda: hastily_pushed.received() != [])
 
-    deployment.kill("push")
+    deployment.kill("push-1")
 
     wait_until(lambda: client.lookup([descriptor])[descriptor].state is JobState.FAILED)
     assert len(hastily_pushed.received()) == 1
