@@ -50,6 +50,7 @@ COUNTERS = (
     "failed_gc",
     "pushed",
     "push_failed",
+    "push_overdue",
 )
 GAUGES = (
     *("scheduled", "oldest_ready_age_ms", "rate_limit", "rate_share", "rate_demand"),

@@ -468,8 +468,11 @@ struct PinLaterJobInfo {
   4: required string customStatus
   5: required i64 createdAtTimestampMillis
   6: optional i64 runAfterTimestampMillis
+  /** When the job became what it is. IN_PROGRESS: when it was claimed, or its claim was renewed last;
+      SUCCEEDED, FAILED: when it ended. Of a job that has ended no time of its claim is kept. */
   7: optional i64 updatedAtTimestampMillis
-  /** Of a job that is IN_PROGRESS; or of the last claim, when SUCCEEDED or FAILED. */
+  /** Of a job that is IN_PROGRESS; or of the last claim, when SUCCEEDED or FAILED. It is
+      HOST:PORT:STARTMILLIS:SOURCE:COUNTER, where SOURCE is that of the client that holds it. */
   8: optional string claimDescriptor
   /** Look-ups with includeBody only. */
   9: optional binary body

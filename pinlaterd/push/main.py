@@ -134,7 +134,7 @@ class PushProcess(ReportingProcess):
 
     def _add(self, target: Target) -> None:
         queue = target.queue
-        overdue = Overdue(self._client, queue, lambda: pusher.target.timeout_seconds, self._looks)
+        overdue = Overdue(self._client, queue, lambda: pusher.target, self._looks, self._stats)
         downstreams = self._downstreams[target.is_trusted]
         pusher = Pusher(target, downstreams, self._stats, overdue.note_handed_over)
         in_flight = InFlight(

@@ -18,7 +18,6 @@ from pinlaterd.client.running_job import (
     RunningJob,
 )
 from pinlaterd.errors import ConnectionFailed, PinLaterError
-from pinlaterd.model import backoff_ms
 from pinlaterd.push.downstream import DownstreamAnswer, Downstreams
 from pinlaterd.push.targets import NotPushable, Target
 from pinlaterd.stats import Stats
@@ -143,7 +142,7 @@ class Pusher(Executor):
         return Outcome(
             Ending.FAILED if is_last else Ending.RETRIED,
             f"downstream {answer.failure}" + ("" if is_last else "; "),
-            backoff_ms(job.attempts_allowed, job.attempts_remaining - 1) / 1000,
+            target.backoff_ms(job.attempts_allowed, job.attempts_remaining - 1) / 1000,
         )
 
     def _note(self, answer: DownstreamAnswer) -> None:

@@ -25,6 +25,7 @@ from pinlaterd.config.schema import (
     PushSettings,
     ServerSettings,
 )
+from pinlaterd.model import backoff_ms
 from pinlaterd.push.downstream import USER_AGENT
 
 _USER = "jobs"  # Rickover's, at its downstream
@@ -53,7 +54,13 @@ class Target:
     timeout_seconds: float  # within which a job's end has to be reported
     headers: Mapping[str, str] = field(repr=False)
     claim_timeout_ms: int | None = None  # None: as the queue says
+    type_attempts: int | None = None  # of the queue's job type, if it has one
     is_trusted = False  # whether the URL may name any host
+
+    def backoff_ms(self, attempts_allowed: int, left: int) -> int:
+        """Return the pause before the next attempt of a job: by the attempts of its job type, as
+        where a callback has it tried again."""
+        return backoff_ms(self.type_attempts or attempts_allowed, left)
 
     async def request(self, job: RunningJob) -> PushRequest:
         """Make the request for a job. Raises NotPushable, and what a look-up raises."""
@@ -178,6 +185,7 @@ def _type_target(
         _requests_at_a_time(job_type.queue, config),
         config.server.push_timeout_seconds,
         headers,
+        type_attempts=job_type.attempts,
         ids=ids,
     )
 
@@ -203,7 +211,9 @@ def _target(queue: str, push: PushSettings, config: Config) -> Target:
     # Time-outs are looked for now and then; a claim that ends before that costs the backoff.
     claim_seconds = max(push.callback_seconds, timeout_seconds + _LATE_SECONDS)
     claim_ms = round(claim_seconds * 1000)
-    return Target(queue, push.url, requests, timeout_seconds, headers, claim_ms)
+    job_type = config.job_types.get(queue)
+    attempts = None if job_type is None else job_type.attempts
+    return Target(queue, push.url, requests, timeout_seconds, headers, claim_ms, attempts)
 
 
 def watched_secrets(config: Config) -> FileWatch[bool]:

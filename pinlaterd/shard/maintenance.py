@@ -20,9 +20,9 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 from random import Random
 
-from pinlaterd.engines.base import AckOp, Batch, Requeued
+from pinlaterd.engines.base import AckOp, Acks, Batch, Requeued
 from pinlaterd.errors import StorageError, StorageFull, StorageLocked
-from pinlaterd.model import JobState
+from pinlaterd.model import JobKey, JobState, backoff_ms
 from pinlaterd.shard.health import WHOLE_STORE
 from pinlaterd.shard.operations import PART_JOBS
 from pinlaterd.shard.state import ShardState
@@ -255,7 +255,7 @@ class Maintenance:
         queue, acks = due
         now_ms = self._clock.now_ms()
         try:
-            batch = Batch(acks=[AckOp(queue, (), acks)])
+            batch = Batch(acks=[AckOp(queue, (), self._with_backoff(queue, acks))])
             [result] = self._engine.apply(batch, now_ms).acks
         except StorageError as error:
             for each in acks:
@@ -266,6 +266,19 @@ class Maintenance:
         else:
             failed = result.failed - len(result.requeued)
             self._note_ended(queue, result.requeued, failed, now_ms)
+
+    def _with_backoff(self, queue: str, acks: Sequence[Acks]) -> Sequence[Acks]:
+        """Have the jobs of a job type wait for their next attempt, as after every failed one."""
+        job_type = self._state.config.job_types.get(queue)
+        if job_type is None:
+            return acks
+        keys = [JobKey(each.priority, each.local_ids[0]) for each in acks]
+        found = self._engine.lookup(queue, keys, include_body=False)
+        left = {job.key: job.attempts_remaining - 1 for job in found}
+        return [
+            each._replace(retry_delay_ms=backoff_ms(job_type.attempts, left.get(key, 0)))
+            for each, key in zip(acks, keys, strict=True)
+        ]
 
     # --- rounds --------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import uuid
 from collections.abc import Iterator
+from datetime import datetime
 from typing import NamedTuple
 
 import pytest
@@ -46,7 +47,7 @@ class Rickover(NamedTuple):
     def enqueue(self, queue: str, data: bytes, attempts: int, job_id: str = "") -> str:
         """Return the job's id."""
         job_id = job_id or f"job_{uuid.uuid4()}"
-        options = JobOptions(key=job_id)
+        options = JobOptions(key=job_id, key_of_all_queues=True)
         self.client.enqueue_keyed(queue, [Job(data, attempts_allowed=attempts, options=options)])
         return job_id
 
@@ -96,13 +97,13 @@ def test_an_id_names_nothing_else_at_the_downstream(
 
 
 def test_a_new_type_is_served_at_once(rickover: Rickover, wait_until: WaitUntil) -> None:
-    pid = rickover.deployment.pid_of("push")
+    pid = rickover.deployment.pid_of("push-1")
     queue = rickover.create("news")
     job_id = rickover.enqueue(queue, b"null", 3)
 
     wait_until(lambda: rickover.received(job_id) != [])
 
-    assert rickover.deployment.pid_of("push") == pid
+    assert rickover.deployment.pid_of("push-1") == pid
 
 
 def test_a_refused_attempt_is_repeated_with_rickovers_backoff(
@@ -119,6 +120,30 @@ def test_a_refused_attempt_is_repeated_with_rickovers_backoff(
     times = [one.at for one in rickover.received(job_id)]
     assert times[1] - times[0] > 1.9
     assert times[2] - times[1] > 3.9
+
+
+@pytest.mark.parametrize("way", ["refused", "reported", "overdue"])
+def test_the_pause_is_that_of_the_types_attempts(
+    rickover: Rickover, wait_until: WaitUntil, way: str
+) -> None:
+    """A job may have had fewer attempts from the beginning, as one that was imported."""
+
+    def act(received: Received) -> Reply | None:
+        if way == "reported":
+            rickover.api.post(received.path, {"status": "failed", "attempt": 2})
+        return Reply(500) if way == "refused" else None
+
+    rickover.there.act = act
+    queue = rickover.create(way, attempts=4)
+    path = f"/v1/jobs/{way}/{rickover.enqueue(queue, b'1', 2)}"
+
+    seen = [rickover.api.get(path).body]
+    wait_until(lambda: seen.append(rickover.api.get(path).body) or seen[-1]["attempts"] == 1)
+    rickover.there.act = lambda _: None
+    job = seen[-1]
+    assert job["status"] == "queued"
+    run_after, updated_at = map(datetime.fromisoformat, (job["run_after"], job["updated_at"]))
+    assert (run_after - updated_at).total_seconds() == pytest.approx(8, abs=0.05)
 
 
 def test_rickovers_example(rickover: Rickover, wait_until: WaitUntil) -> None:

@@ -79,14 +79,37 @@ def test_a_claim_that_bears_a_time_to_come_has_its_whole_time_out(make_shard, cl
         assert successor.state(job) is state
 
 
-def test_after_a_time_out_the_next_attempt_of_a_job_type_waits(shard):
-    made = JobType("mail", "mail", datetime(2026, 1, 1, tzinfo=UTC), "at_least_once", attempts=3)
+def _make_job_type(shard, *, attempts: int) -> None:
+    """Let the queue be a job type's, of which one job may be in progress."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    made = JobType("mail", "mail", at, "at_least_once", attempts=attempts)
     shards = {shard.service.name: ShardSettings(shard.service.name)}
     queues = {"mail": default_queue_settings(ServerSettings(), made)}
     shard.service.follow(Config(shards=shards, queues=queues, job_types={"mail": made}))
-    one = {"mail": GrantedPermits(1, 1, contested=False)}  # of the type's concurrency
+    one = {"mail": GrantedPermits(1, 1, contested=False)}
     name, incarnation = shard.service.name, shard.service.incarnation
     shard.service.grant(PermitGrant(name, incarnation, JobState.IN_PROGRESS, one))
+
+
+def test_after_a_lease_the_next_attempt_of_a_job_type_waits(shard):
+    _make_job_type(shard, attempts=4)
+    shard.enqueue(Job(b"a", attempts_allowed=3))
+    assert len(shard.dequeue(claim_timeout_ms=5_000)) == 1
+    for _ in range(6):
+        shard.clock.advance(1)
+        shard.service.tick()
+    assert shard.counters()["mail_timeout_retry"] == 1
+
+    shard.clock.advance(2.5)  # of 4 s, by the attempts of the type, and 2 that are left
+    at_once = shard.dequeue()
+    shard.clock.advance(1)
+
+    assert at_once == []
+    assert [job.attempts_remaining for job in shard.dequeue()] == [2]
+
+
+def test_after_a_time_out_the_next_attempt_of_a_job_type_waits(shard):
+    _make_job_type(shard, attempts=3)
     shard.enqueue(Job(b"a", attempts_allowed=3))
     assert len(shard.dequeue()) == 1
     shard.clock.advance(JOB_TYPE_TIMEOUT_SECONDS - INTERVAL + 0.1)
