@@ -137,8 +137,13 @@ def test_the_pause_is_that_of_the_types_attempts(
     queue = rickover.create(way, attempts=4)
     path = f"/v1/jobs/{way}/{rickover.enqueue(queue, b'1', 2)}"
 
-    seen = [rickover.api.get(path).body]
-    wait_until(lambda: seen.append(rickover.api.get(path).body) or seen[-1]["attempts"] == 1)
+    seen = []
+
+    def has_failed() -> bool:
+        seen.append(rickover.api.get(path).body)
+        return bool(seen[-1]["attempts"] == 1)
+
+    wait_until(has_failed)
     rickover.there.act = lambda _: None
     job = seen[-1]
     assert job["status"] == "queued"
