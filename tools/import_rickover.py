@@ -41,8 +41,8 @@ from pinlaterd.model import EXPIRED, FinishInfo
 
 _JOBS_A_CALL = 500
 _SHOWN_EVERY = 10_000
-# So many ended jobs, the latest, keep their order to the last: each is ended in a millisecond of its
-# own, since the archive shows jobs that ended in the same one by their shards and numbers.
+# So many ended jobs, the latest, keep their very order: each is ended in a millisecond of its own,
+# since the archive shows jobs that ended in the same one by their shards and numbers.
 _IN_ORDER = 10_000
 _MILLISECOND = 0.001
 _HIDDEN_TYPE = "meta.shutdown"  # Rickover's own

@@ -98,7 +98,8 @@ class Overdue:
 def _failure(job: JobRecord, target: Target) -> AckInfo:
     return AckInfo(
         job.descriptor,
-        f"no callback within {target.timeout_seconds:g} s" + ("; " if job.attempts_remaining > 1 else ""),
+        f"no callback within {target.timeout_seconds:g} s"
+        + ("; " if job.attempts_remaining > 1 else ""),
         target.backoff_ms(job.attempts_allowed, job.attempts_remaining - 1),
         job.claim_descriptor,
     )

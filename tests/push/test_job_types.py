@@ -134,8 +134,9 @@ def test_the_pause_is_that_of_the_types_attempts(
         return Reply(500) if way == "refused" else None
 
     rickover.there.act = act
-    queue = rickover.create(way, attempts=4)
-    path = f"/v1/jobs/{way}/{rickover.enqueue(queue, b'1', 2)}"
+    name = f"once-more-{way}"
+    queue = rickover.create(name, attempts=4)
+    path = f"/v1/jobs/{name}/{rickover.enqueue(queue, b'1', 2)}"
 
     seen = []
 
