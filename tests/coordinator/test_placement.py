@@ -362,7 +362,7 @@ def test_a_planned_owner_has_longer_for_its_first_start_only():
     cluster.run(20)
     cluster.failing = {(new, "*")}
 
-    assert cluster.run(6)[0][0] == 3
+    assert [at for at, _, entry in cluster.run(6) if not entry.next] == [3]
 
 
 def test_a_shard_goes_where_strictly_more_members_reach_it():
@@ -376,8 +376,33 @@ def test_a_shard_goes_where_strictly_more_members_reach_it():
     moves = [(at, name, e.server) for at, name, e in cluster.run(6) if e.planned]
     cluster.unreached = {}
 
-    assert moves == [(3.25, shard["A"], "C")]
+    assert moves == [(3.0, shard["A"], "C")]
     assert cluster.run(300) == []  # not at once the other way
+
+
+@pytest.mark.parametrize("fault", ["unreached", "failing"])
+def test_another_server_prepares_before_the_patience_ends_and_for_nothing_if_it_was_short(fault):
+    cluster = Cluster("ABC", 3)
+    cluster.run(60.0)
+    (name, owner) = next(iter(cluster.owners().items()))
+
+    def disturb() -> None:
+        if fault == "failing":
+            cluster.failing = {(owner, name)}
+        else:
+            cluster.unreached = {s: [name] for s in cluster.up if s != owner}
+
+    disturb()
+    ((at, _, entry),) = cluster.run(2.75)
+    assert (at, entry.server, entry.next != "") == (1.5, owner, True)
+    cluster.unreached.clear()
+    cluster.failing.clear()
+    assert [(e.server, e.next) for _, _, e in cluster.run(300)] == [(owner, "")]
+
+    disturb()
+    prepared, moved = cluster.run(6.0)
+    assert moved[0] == 3.0
+    assert moved[2].server == prepared[2].next
 
 
 @pytest.mark.parametrize("fault", ["unreached", "failing"])
@@ -390,7 +415,7 @@ def test_a_shard_that_serves_again_is_not_made_to_wait_for_what_failed_before(fa
             cluster.failing = {(owner, "*")}
         else:
             cluster.unreached = {s: [name] for s in cluster.up if s != owner}
-        ((at, _, _), *_) = cluster.run(6.0)
+        at = next(at for at, _, entry in cluster.run(6.0) if not entry.next)
         assert at < 3.0 + 2 * TICK_SECONDS
         assert cluster.owners()[name] != owner
         cluster.unreached.clear()
