@@ -166,19 +166,18 @@ class Placement:
         takes_over = entry.planned and not has_served
         impatient = lasted >= patience + (_HANDOVER_SECONDS if takes_over else 0)
         others = [candidate for candidate in candidates if candidate != server]
-        fit = self._better_reached(others, missed) if health == "unreached" else others
+        followers = self._followers(health, others, missed)
         if self._spares.get(name) != entry.next:
             self._spares.pop(name, None)
         is_spare = name in self._spares
+        needs_spare = has_served and min(lasted, next_lasted) >= patience - _SPARE_SECONDS
         if state.state == "superseded" and state.epoch >= entry.epoch:
             self._assign(name, server)
         elif health == "failing" and impatient and others:
             tried.setdefault((server, entry.epoch), self._now)
             self._assign(name, self._choose(name, others))
-        elif is_spare and health == "serving":
-            self._prepare(name, "")
         elif is_spare:
-            self._go_on(name, entry, fit, next_lasted, moves=impatient)
+            self._go_on(name, entry, followers, next_lasted, moves=impatient)
         elif entry.next:
             self._go_on(name, entry, others, next_lasted)
         elif server not in candidates:
@@ -186,10 +185,15 @@ class Placement:
             is_due = pause == _PATIENCE_SECONDS or next_lasted >= pause
             if is_due and others and self._moves() < _MOVES_AT_ONCE:
                 self._prepare(name, self._choose(name, others))
-        elif has_served and health != "serving" and fit and self._moves() < _MOVES_AT_ONCE:
-            if min(lasted, next_lasted) >= patience - _SPARE_SECONDS:
-                self._spares[name] = self._choose(name, fit)
-                self._prepare(name, self._spares[name])
+        elif followers and needs_spare and self._moves() < _MOVES_AT_ONCE:
+            self._spares[name] = self._choose(name, followers)
+            self._prepare(name, self._spares[name])
+
+    def _followers(self, health: str, others: Sequence[str], missed: int) -> Sequence[str]:
+        """Return the servers that may take over a shard of a server that is up."""
+        if health == "unreached":
+            return self._better_reached(others, missed)
+        return others if health == "failing" else ()
 
     def _remember_service(self, name: str, epoch: int, health: str, lasted: float) -> None:
         """Note that a shard serves, if it does, and has for `lasted` seconds without a move."""
