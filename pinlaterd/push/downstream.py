@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 USER_AGENT = f"pinlaterd/{__version__}"
 # Rickover's. A downstream that has not answered by then has taken the job.
 _ANSWER_SECONDS = 6.5
-_LONGEST_SECONDS = 8.0  # of a request: time limits of more than 5 s end on whole seconds
-# Shorter: nothing was sent to one that could not be connected to.
+_LONGEST_SECONDS = 8.0  # of a request, on a busy machine
+# Shorter: nothing was sent to one that could not be connected to, so it has not taken the job.
 _CONNECT_SECONDS = 5.0
 # Below what servers close idle connections after, mostly: a request must not meet that.
 _IDLE_SECONDS = 4.0
@@ -134,7 +134,11 @@ def _session(hosts: PushHosts | None, tls: ssl.SSLContext) -> aiohttp.ClientSess
     )
     return aiohttp.ClientSession(
         connector=connector,
-        timeout=aiohttp.ClientTimeout(total=_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
+        timeout=aiohttp.ClientTimeout(
+            total=_ANSWER_SECONDS,
+            connect=_CONNECT_SECONDS,
+            ceil_threshold=_LONGEST_SECONDS,  # longer limits end on whole seconds
+        ),
         cookie_jar=aiohttp.DummyCookieJar(),
         # A small answer could become gigabytes otherwise.
         auto_decompress=False,

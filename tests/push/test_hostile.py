@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -103,6 +104,40 @@ def test_an_answer_that_trickles_is_cut_by_time() -> None:
         answer = post(url)
 
         assert answer == DownstreamAnswer(is_down=True), "taken as received"
+
+
+def test_an_answer_has_just_so_long_as_rickover_gives_it() -> None:
+    """The client's own limits end on whole seconds otherwise."""
+    delays: list[float] = []
+
+    class Loop(asyncio.SelectorEventLoop):
+        def call_at(self, when: float, *arguments: Any, **named: Any) -> Any:  # type: ignore[override]
+            delays.append(when - self.time())
+            return super().call_at(when, *arguments, **named)
+
+    async def posted(url: str) -> DownstreamAnswer:
+        downstreams = Downstreams(None, ssl.create_default_context())
+        answer = await downstreams.post(url, b"{}", {})
+        await downstreams.close()
+        return answer
+
+    with downstream() as there, asyncio.Runner(loop_factory=Loop) as runner:
+        assert runner.run(posted(there.url)) == DownstreamAnswer()
+
+    assert 6.0 < max(delays) <= 6.5
+
+
+def test_a_downstream_that_takes_no_connection_has_not_taken_the_job() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as listener,
+        contextlib.ExitStack() as waiting,
+    ):
+        address = listener.getsockname()
+        # One more than the backlog: others get no answer.
+        waiting.enter_context(socket.create_connection(address))
+        answer = post(f"http://127.0.0.1:{address[1]}/")
+
+    assert answer == DownstreamAnswer("can't be connected to: no answer", is_down=True)
 
 
 @pytest.mark.parametrize("is_known", [False, True])
