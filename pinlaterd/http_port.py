@@ -17,11 +17,12 @@ import socket
 import sys
 import termios
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from pinlaterd.hosts import is_ours, name_in, names_of_machine
@@ -41,17 +42,21 @@ _PREFLIGHT = {
     "Access-Control-Max-Age": "600",
 }
 _EXPOSED = "ETag, Retry-After"
-_ENCODINGS = {"", "identity", "gzip", "deflate"}  # of bodies
+_PLAIN, _COMPRESSED = {"", "identity"}, {"gzip", "deflate"}  # encodings of bodies
+_INFLATED_BYTES = 64 * 1024  # at a time: a small part may become a thousand times as much
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PORT = web.AppKey["HttpPort"]("port")
 # Of an answer: called if the client can't have received all of it.
 UNDELIVERED = web.ResponseKey[Callable[[bool], None]]("undelivered")
+# Of a request: its body, once it was read as a whole.
+BODY = web.RequestKey("body", bytearray)
 
 
 async def body_of(request: web.Request) -> bytearray:
     """Read a request's body, within the bounds of its port. Raises web.HTTPException."""
-    return await request.config_dict[_PORT].read_body(request)
+    request[BODY] = body = await request.config_dict[_PORT].read_body(request)
+    return body
 
 
 async def part_of(request: web.Request, held_bytes: int) -> bytes:
@@ -93,6 +98,7 @@ class HttpPort:
         application.middlewares.append(self._check_sender)
         self._options: dict[str, Any] = {  # of each connection
             "access_log": None,
+            "auto_decompress": False,  # it takes a stream that was cut for a whole one
             "keepalive_timeout": step_seconds,
             "lingering_time": step_seconds,
         }
@@ -182,19 +188,16 @@ class HttpPort:
             if undelivered is not None:
                 connection.transport.abort()  # so that the client does not receive it after all
                 undelivered(may_have_left)
-            elif not request.content.is_eof() and "Content-Encoding" in request.headers:
-                request.protocol.force_close()  # else aiohttp would inflate the rest to skip it
 
     async def read_body(self, request: web.Request) -> bytearray:
         """Read a body in the time of a step. Raises web.HTTPException."""
-        _check_encoding(request)
-        most, content = request.client_max_size, request.content
+        content, most = _content_of(request), request.client_max_size
         self._check_room()
         body = bytearray()
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
-        if content.is_eof():  # mostly it came with its head, and needs no time
-            self._add(request, body, content.read_nowait())
+        if isinstance(content, StreamReader) and content.is_eof():
+            self._add(request, body, content.read_nowait())  # mostly it came with its head
             return body
         async with self._reading():
             while data := await content.readany():
@@ -213,13 +216,13 @@ class HttpPort:
 
     async def read_part(self, request: web.Request, held_bytes: int) -> bytes:
         """Read the next part of a body in the time of a step. Raises web.HTTPException."""
-        _check_encoding(request)
+        content = _content_of(request)
         connection = self.connections.get(request.protocol)
         if connection is not None:
             self._hold(connection, held_bytes)
-        self._check_room()
+        self._check_room(done="")  # the caller says what was done with the parts before
         async with self._reading():
-            return await request.content.readany()
+            return await content.readany()
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[None]:
@@ -240,9 +243,9 @@ class HttpPort:
         self._buffered_bytes += body_bytes - connection.body_bytes
         connection.body_bytes = body_bytes
 
-    def _check_room(self) -> None:
+    def _check_room(self, done: str = "; nothing was done") -> None:
         if self._buffered_bytes > self._most_buffered_bytes:
-            what = "the bodies of other requests and answers take all room; nothing was done"
+            what = f"the bodies of other requests and answers take all room{done}"
             raise _error(web.HTTPServiceUnavailable, what, {"Retry-After": "1"})
 
     @web.middleware
@@ -402,12 +405,59 @@ class _HttpConnection(asyncio.Protocol):
             self._timer = loop.call_later(seconds, self.transport.abort)
 
 
-def _check_encoding(request: web.Request) -> None:
-    """Raise web.HTTPException for a body that aiohttp would pass on as it is encoded."""
+class _Inflated:
+    """A body that is compressed, as it is inflated."""
+
+    def __init__(self, content: StreamReader, encoding: str) -> None:
+        self._content = content
+        self._encoding = encoding
+        self._left = b""  # of what was received
+        # It may consist of several streams, one after the other.
+        self._stream, self._is_between = zlib.decompressobj(), True
+
+    async def readany(self) -> bytes:
+        """Return the next part; b"" at its end. Raises web.HTTPException if it is cut or wrong."""
+        while True:
+            data = self._left or await self._content.readany()
+            if self._is_between and not data:
+                return b""
+            if self._is_between:
+                bits = zlib.MAX_WBITS
+                if self._encoding == "gzip":
+                    bits += 16
+                elif data[0] & 0xF != zlib.DEFLATED:  # some send deflate without its head
+                    bits = -bits
+                self._stream = zlib.decompressobj(bits)
+            try:
+                part = self._stream.decompress(data, _INFLATED_BYTES)
+            except zlib.error:
+                raise self._error("is wrong") from None
+            self._left = self._stream.unconsumed_tail or self._stream.unused_data
+            self._is_between = self._stream.eof
+            if part:
+                return part
+            if not (data or self._is_between):
+                raise self._error("ends too early")
+
+    def _error(self, what: str) -> web.HTTPException:
+        told = f"the body can't be read: its Content-Encoding {self._encoding} {what}"
+        return _error(web.HTTPBadRequest, told)
+
+
+_INFLATED = web.RequestKey("inflated", _Inflated)
+
+
+def _content_of(request: web.Request) -> StreamReader | _Inflated:
+    """Return what a request's body is read from. Raises web.HTTPException."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in _ENCODINGS:
+    if encoding in _PLAIN:
+        return request.content
+    if encoding not in _COMPRESSED:
         what = f"Content-Encoding {encoding[:40]!r} is not known; send gzip, deflate or neither"
         raise _error(web.HTTPBadRequest, what)
+    if _INFLATED not in request:
+        request[_INFLATED] = _Inflated(request.content, encoding)
+    return request[_INFLATED]
 
 
 def _error(

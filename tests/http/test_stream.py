@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import threading
+import zlib
 from collections.abc import Iterable, Iterator
 
 import psutil
@@ -124,6 +125,7 @@ def test_a_refusal_of_the_service_says_what_was_stored(api, mail, wait_until):
     unknown = _send(api, "/v2/queues/nowhere", _jobs(1))
 
     assert answers[-1].body[-1]["stored"] == len(answers[-1].body) - 1
+    assert ("which were stored" in answers[-1].body[-1]["detail"]) is (len(answers[-1].body) > 1)
     stored = [line for answer in answers for line in answer.body if "descriptor" in line]
     assert api.get(mail).body["counts"]["pending"] == len(stored)
     assert (unknown.status, unknown.body[0]["code"]) == (404, "QUEUE_NOT_FOUND")
@@ -136,6 +138,20 @@ def test_a_line_without_end_is_refused(api, mail):
         answer.begin()
 
         assert (answer.status, json.loads(answer.read())["code"]) == (413, "TOO_LARGE")
+
+
+@pytest.mark.parametrize("lines", [0, 2])
+def test_a_compressed_body_that_is_cut_at_the_end_of_a_line_is_refused(api, mail, lines):
+    packed = zlib.compressobj(wbits=31)
+    body = packed.compress(b'{"data": 1}\n' * lines) + packed.flush(zlib.Z_SYNC_FLUSH)
+
+    headers = {**LINES, "Content-Encoding": "gzip"}
+    answer = api.call("POST", f"{mail}/jobs", body, headers=headers, raw=True)
+
+    *stored, last = [json.loads(line) for line in answer.body.splitlines()]
+    assert answer.status == (201 if lines else 400)
+    assert (last["status"], last["code"], last["stored"]) == (400, "INVALID_REQUEST", lines)
+    assert len(stored) == lines == api.get(mail).body["counts"]["pending"]
 
 
 def test_a_restart_ends_the_stream_with_what_was_stored(tmp_path):
