@@ -20,6 +20,7 @@ from pinlaterd.errors import (
     PinLaterError,
     ProtocolError,
     RequestError,
+    how_many,
 )
 from pinlaterd.model import (
     CONTINUATION_END,
@@ -465,14 +466,23 @@ async def change_all(
     answered because the time for it was used up. Return how many jobs were changed.
 
     The server does not say so. But it uses at least half of its time: a call that was short, by
-    itself or beside the first one, has left nothing. So new jobs don't keep this going.
+    itself or beside the first one, has left nothing. So new jobs don't keep this going. Raises
+    OutcomeUnknown, for ConnectionFailed would mean that nothing was done, where a part was.
     """
     request = cast("RetryFailedRequest | DeleteJobsRequest", call.request)
     done = 0
     short_seconds = 0.0
     while True:
         began = clock()
-        changed = await run(call)
+        try:
+            changed = await run(call)
+        except OutcomeUnknown:
+            raise
+        except ConnectionFailed as error:
+            if not done:
+                raise
+            told = f"{how_many(done, 'job was', 'jobs were')} changed, and the rest was not"
+            raise OutcomeUnknown(f"{told}: {error}") from error
         seconds = clock() - began
         done += changed
         left = request.limit - done

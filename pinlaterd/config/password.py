@@ -6,11 +6,15 @@ slow to guess from; callers do it off their event loop.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
 import os
+from weakref import WeakValueDictionary
+
+from pinlaterd.errors import Overloaded, PasswordInvalid
 
 _N = 2**14
 _R = 8
@@ -18,6 +22,39 @@ _P = 1
 _SALT_BYTES = 16
 _HASH_BYTES = 32
 _MAX_COST = 2**20  # N * R * P: more would let a hash in a file take gigabytes
+_WRONG_PASSWORD_SECONDS = 1.0
+
+
+class AdminPasswords:
+    """Checks the admin passwords that one event loop is given, from whatever address."""
+
+    def __init__(self) -> None:
+        # By address, as long as somebody waits or has to.
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()
+
+    async def check(self, password: str, stored: str, address: str, seconds: float) -> None:
+        """Raise PasswordInvalid if it is not the one whose hash is `stored`; of an address, one a
+        second after that, and Overloaded if its turn does not come within `seconds`."""
+        if not stored:
+            raise PasswordInvalid(
+                "deleteQueue is refused: no admin password is set; make one with "
+                "`pinlater-admin hash-password` and set admin_password_hash"
+            )
+        turn = self._turns.setdefault(address, asyncio.Lock())
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(seconds):
+                await turn.acquire()
+        except TimeoutError:
+            raise Overloaded("a wrong password came from the same address before") from None
+        right = False
+        try:
+            # The hash is slow by design; it must not hold up the loop.
+            right = await loop.run_in_executor(None, verify_password, password, stored)
+        finally:
+            loop.call_later(0 if right else _WRONG_PASSWORD_SECONDS, turn.release)
+        if not right:
+            raise PasswordInvalid("the password is not the admin password")
 
 
 def hash_password(password: str) -> str:

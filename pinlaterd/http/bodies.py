@@ -131,6 +131,13 @@ class QueueBody(_Request, frozen=True, kw_only=True):
     limits: LimitsBody = LimitsBody()
 
 
+class QueuesQuery(_Request, frozen=True, kw_only=True):
+    """A page of the queues: `limit` of them, or all, behind the one that `cursor` names."""
+
+    limit: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    cursor: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]*$")] = ""
+
+
 class ClaimsBody(_Request, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 1
     wait_ms: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
@@ -305,7 +312,10 @@ class QueueNameAnswer(_Answer, kw_only=True):
 
 
 class QueuesAnswer(_Answer, kw_only=True):
+    """`cursor`: of the next page; null after the last."""
+
     queues: Sequence[QueueNameAnswer]
+    cursor: str | None
 
 
 # --- values -------------------------------------------------------------------------------

@@ -11,9 +11,11 @@ from msgspec import Meta, Struct
 from pinlaterd.client import calls
 from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config.schema import Config
+from pinlaterd.errors import ConnectionFailed, Overloaded, PinLaterError, how_many
 from pinlaterd.http.api import answer_json, read_body, read_query
 from pinlaterd.http.bodies import JobAnswer, Milliseconds, Time, milliseconds, since_1970
 from pinlaterd.http.pages import MOST_TEXT_CHARS, JobPages, literal
+from pinlaterd.http.problems import FailedLater
 from pinlaterd.model import ALL_PRIORITIES, JobChoice, JobState
 from pinlaterd.router_client import RouterClient
 
@@ -167,11 +169,20 @@ class ChangeHandlers:
             return answer_json(ChangedAnswer(preview=True, count=count, jobs=shown))
         if body.text is not None or body.choice is not None:
             priorities = (body.priority or ALL_PRIORITIES,)
-        changed = 0
-        for priority in priorities:
-            if changed < body.limit:
-                changed += await self._client.run(call_for(queue, priority, body.limit - changed))
-        return answer_json(ChangedAnswer(preview=False, count=changed))
+        changed: list[int] = []
+        try:
+            for priority in priorities:
+                if (left := body.limit - sum(changed)) > 0:
+                    await self._client.run(_noted(call_for(queue, priority, left), changed))
+        except (ConnectionFailed, PinLaterError) as error:
+            if sum(changed):
+                told = f"at least {how_many(sum(changed), 'job was', 'jobs were')} changed"
+            elif isinstance(error, Overloaded):  # as one shard of several may be
+                told = "some jobs may have been changed"
+            else:
+                raise
+            raise FailedLater(error, told) from error
+        return answer_json(ChangedAnswer(preview=False, count=sum(changed)))
 
     async def _shown(
         self,
@@ -190,3 +201,14 @@ class ChangeHandlers:
         there = [job for job in (await self._client.run(named)).values() if job.state is state]
         first = calls.lookup([job.descriptor for job in there[:limit]], include_body=True)
         return list(map(JobAnswer.of, (await self._client.run(first)).values()))
+
+
+def _noted(call: PreparedCall[int], changed: list[int]) -> PreparedCall[int]:
+    """Return a call of which each answer is added to `changed`: a client makes it again for what is
+    left, and its error does not say what the answers before changed."""
+
+    def result(answer: object) -> int:
+        changed.append(call.result(answer))
+        return changed[-1]
+
+    return call._replace(result=result)

@@ -156,7 +156,8 @@ class JobPages:
         shown: Sequence[JobRecord] = [each.record for each in found]
         if query.bodies:
             shown, place = await self._with_bodies(found, place)
-        answer.jobs, answer.cursor = list(map(JobAnswer.of, shown)), str(place) if place else None
+        answer.jobs = list(map(JobAnswer.of, shown))
+        answer.cursor = f"{queue}.{place}" if place else None
         return answer_json(answer)
 
     async def _holder(self, queue: str, query: PageQuery, key: str) -> web.Response:
@@ -205,7 +206,7 @@ class JobPages:
     ) -> tuple[list[_Found], _Place | None]:
         """Return the jobs of a page, without bodies, and where the next one begins; tell `answer`
         how far the search got."""
-        place: _Place | None = _place_of(query, scans)
+        place: _Place | None = _place_of(queue, query, scans)
         counted: dict[JobState, int | None] = {}
         is_search = query.body_regex is not None or query.choice is not None
         until = time.monotonic() + _SEARCH_SECONDS
@@ -278,12 +279,12 @@ def _scans_of(query: PageQuery) -> Sequence[_Scan]:
     return [scan for scan in _SCANS if scan.state is JobState[query.state.upper()]]
 
 
-def _place_of(query: PageQuery, scans: Sequence[_Scan]) -> _Place:
+def _place_of(queue: str, query: PageQuery, scans: Sequence[_Scan]) -> _Place:
     """Return where the page begins. Raises Problem for a cursor that no such page gave."""
     if isinstance(query.cursor, UnsetType):
         return _Place(scans[0])
-    name, _, token = query.cursor.partition(".")
-    scan = next((scan for scan in scans if str(scan) == name), None)
+    name, _, token = query.cursor.rpartition(".")
+    scan = next((scan for scan in scans if f"{queue}.{scan}" == name), None)
     if scan is None or not (token == CONTINUATION_START or ScanKey.parse_token(token)):
         cure = "give the one of the page before, with the same state, or none to begin again"
         raise invalid("cursor", f"it is no cursor of these jobs: {cure}")

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -62,6 +63,7 @@ _PLACE = re.compile(r" - at `\$\.?(.*)`\Z")
 _FIELD = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`\Z", re.DOTALL)
 _TRUNCATED = "Input data was truncated"  # as msgspec says of a lone surrogate, too
 _UNHELPFUL = ("Object contains unknown", "Invalid enum")
+_NOTHING = "nothing was done"
 _CURE = "; /v2/docs lists what this call takes"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -119,6 +121,26 @@ class Problem(Exception):
         )
 
 
+class FailedLater(Exception):
+    """An error of the service, of a request that had done by then what `done` says."""
+
+    def __init__(self, error: Exception, done: str, **members: object) -> None:
+        """`members`: further members of its document."""
+        super().__init__(f"{error}; {done}")
+        self.error = error
+        self.done = done
+        self.members = members
+
+
+@contextmanager
+def after(done: str) -> Iterator[None]:
+    """Have an error of the service say what the request has done before. Raises FailedLater."""
+    try:
+        yield
+    except (ConnectionFailed, PinLaterError) as error:
+        raise FailedLater(error, done) from error
+
+
 _PORT_CODES = {
     HTTPStatus.FORBIDDEN: Code.FORBIDDEN,
     HTTPStatus.SERVICE_UNAVAILABLE: Code.OVERLOADED,
@@ -165,22 +187,36 @@ _FIELDS = {
 
 def problem_of(error: Exception) -> Problem | None:
     """Return what the client is told of `error`; None if it is a defect of ours."""
+    members: dict[str, object] = {}
+    done = ""
+    if isinstance(error, FailedLater):
+        done, members, error = error.done, error.members, error.error
     kind = next((kind for of, kind in _KINDS if isinstance(error, of)), None)
     if kind is None:
         return None
-    members: dict[str, object] = {}
     if isinstance(error, EnqueuedInPart):
         members["jobs"] = [_fate(descriptor) for descriptor in error.descriptors]
     detail = str(error)
     if field := _field_of(error, detail):
         members["errors"] = [{"field": field, "message": detail}]
-    if isinstance(error, ConnectionFailed) and not isinstance(error, OutcomeUnknown):
-        detail += "; nothing was done"
+    if done:  # by the calls before the one that this is about
+        detail = detail.removesuffix(f"; {_NOTHING}")
+    if done := done or _left_undone(error, kind, detail):
+        detail += f"; {done}"
     code = kind.code or (error.code.name if isinstance(error, PinLaterError) else "")
     wait = _RETRY_AFTER.search(detail)  # the core may say when
     seconds = math.ceil(int(wait[1]) / 1000) if wait else _RETRY_SECONDS
     headers = {"Retry-After": str(seconds)} if kind.is_passing else {}
     return Problem(kind.status, code, detail, headers=headers, **members)
+
+
+def _left_undone(error: Exception, kind: _Kind, detail: str) -> str:
+    """Return what an error is sure of and does not say: that nothing was done; else ""."""
+    if isinstance(error, EnqueueRejected):
+        is_said = kind.status is HTTPStatus.BAD_REQUEST or "nothing was stored" in detail
+        return "" if is_said else "nothing was stored"
+    is_sure = isinstance(error, ConnectionFailed | NoHealthyShards | Overloaded)
+    return _NOTHING if is_sure and not isinstance(error, OutcomeUnknown) else ""
 
 
 def _field_of(error: Exception, detail: str) -> str | None:

@@ -17,8 +17,9 @@ import msgspec
 from aiohttp import web
 
 from pinlaterd.config.schema import ServerSettings
+from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.http.bodies import EnqueuedAnswer, JobBody, Mistake
-from pinlaterd.http.problems import Code, Problem, explained, invalid_body
+from pinlaterd.http.problems import Code, FailedLater, Problem, explained, invalid_body
 from pinlaterd.http_port import part_of
 from pinlaterd.model import Job
 
@@ -75,6 +76,9 @@ class JobStreams:
         except ConnectionError:  # the client has gone: nobody is left to be answered
             return answers.response
         except Exception as error:  # noqa: BLE001 - the answer may have begun: it says what is wrong
+            if stored and isinstance(error, ConnectionFailed | PinLaterError):
+                told = f"this is about the jobs after the first {stored:,}, which were stored"
+                error = FailedLater(error, told)
             problem = explained(request, error)
             problem.members["stored"] = stored
             if not stored:

@@ -7,6 +7,7 @@ not there and a method that it does not take are refused before the user is iden
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import html
 import logging
@@ -16,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import NamedTuple
 
 from aiohttp import web
@@ -23,12 +25,14 @@ from aiohttp import web
 from pinlaterd import __version__
 from pinlaterd.access import USER, Access, check, identify, may
 from pinlaterd.client import calls
+from pinlaterd.client.coordinator import fetch_json
 from pinlaterd.config.schema import (
     DELIVERY_STRATEGIES,
     MOST_JOB_TYPE_CHARS,
     JobType,
     queue_of_type,
 )
+from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.http.api import ApiCall
 from pinlaterd.http.job_types import JobTypes
 from pinlaterd.http.problems import Handler
@@ -53,19 +57,21 @@ from pinlaterd.http.v1_errors import (
     unavailable,
 )
 from pinlaterd.http.v1_jobs import JobHandlers, Names
-from pinlaterd.http_port import body_of
+from pinlaterd.http_port import BODY, body_of
 from pinlaterd.router_client import RouterClient
+from pinlaterd.status import Status
 
 log = logging.getLogger(__name__)
 
 _ALIAS = "/rickover"  # before the paths below /v2, which are ours otherwise
 _OF_RICKOVER = re.compile(r"/(?:v1(?:/.*)?|rickover/.*|v2/job-types(?:/.*)?)?\Z", re.DOTALL)
 _SECURITY = "max-age=31536000; includeSubDomains; preload"
-_CREDENTIALS = ("authorization", "cookie", "proxy-authorization")
+_CREDENTIALS = ("authorization", "cookie", "proxy-authorization", "x-admin-password")
 _NAME = r"(?P<name>[^\t\n\f\r /]+)"
 _ID = r"(?P<id>(?:job_)?[^\t\n\f\r /]{20,40}|random_id)"
 _PREFIXED_ID = r"(?P<id>job_[^\t\n\f\r /]+)"
 _RESERVED_NAME = "meta.shutdown"
+_MOST_SHOWN = 100  # queues of the home page
 
 
 class _Operation(NamedTuple):
@@ -116,7 +122,7 @@ class V1:
 
     def routes(self) -> list[web.RouteDef]:
         """Return what takes all paths of Rickover's interface."""
-        paths = ("/", "/v1{rest:.*}", f"{_ALIAS}{{rest:/.*}}", "/v2/job-types{rest:(?:/.*)?}")
+        paths = ("/", "/v1{rest:(?:/.*)?}", f"{_ALIAS}{{rest:/.*}}", "/v2/job-types{rest:(?:/.*)?}")
         return [web.route("*", path, self._serve) for path in paths]
 
     def described_calls(self) -> list[ApiCall]:
@@ -147,9 +153,10 @@ class V1:
         if self._logs_traffic:
             heads = request.headers.items()
             head = {name: text for name, text in heads if name.lower() not in _CREDENTIALS}
-            body = answer.body if isinstance(answer, web.Response) else b""
-            text = "%s %s %s: answered %d %s"
-            log.info(text, request.method, request.path_qs, head, answer.status, body)
+            received, sent = request.get(BODY, b""), getattr(answer, "body", b"")
+            text = "%s %s %s %s: answered %d %s"
+            what = (request.method, request.path_qs, head, bytes(received), answer.status, sent)
+            log.info(text, *what)
         return answer
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
@@ -180,13 +187,25 @@ class V1:
         found = self._job_types.get(name)
         return found.queue if found is not None else queue_of_type(name)
 
-    async def _show_home(self, _request: web.Request, _names: Names) -> web.Response:
+    async def _show_home(self, request: web.Request, _names: Names) -> web.Response:
         title, frame = os.environ.get("HOMEPAGE_TITLE"), os.environ.get("HOMEPAGE_IFRAME_URL")
         heading = html.escape(title or "pinlaterd")
-        page = f"<!DOCTYPE html><title>{heading}</title><h1>{heading}</h1><p>{__version__}</p>"
+        page = f"<!DOCTYPE html><title>{heading}</title><h1>{heading}</h1>"
+        lines = [f"Version: {__version__}", *await _state_lines(), await self._queues_line(request)]
+        page += "".join(f"<p>{html.escape(line)}</p>" for line in lines)
         if frame:
             page += f'<iframe src="{html.escape(frame)}" width="100%" height="800"></iframe>'
         return web.Response(text=page, content_type="text/html", charset="utf-8")
+
+    async def _queues_line(self, request: web.Request) -> str:
+        """Return the line that names the queues which the user may view."""
+        try:
+            names = await self._client.run(calls.queue_names())
+        except (ConnectionFailed, PinLaterError) as error:
+            return f"Queues: {error}"
+        shown = sorted(name for name in names if may(request.get(USER), "view", name))
+        more = ", …" if len(shown) > _MOST_SHOWN else ""
+        return f"Queues ({len(shown)}): {', '.join(shown[:_MOST_SHOWN])}{more}"
 
     # --- job types ---------------------------------------------------------------------------
 
@@ -207,6 +226,7 @@ class V1:
     async def create_job_type(self, request: web.Request, _names: Names) -> web.Response:
         """Create a job type, unless there is one of its name."""
         made = _new_type(Fields(await body_of(request)))
+        check(request, "operate", self._queue_of(made.name))
         exists = bad_request("invalid_parameter", f"Job type {made.name} exists already")
         if self._job_types.get(made.name) is not None:
             raise exists
@@ -235,6 +255,26 @@ class V1:
         return json_response(job_type_answer(wanted))
 
 
+async def _state_lines() -> list[str]:
+    """Return what the coordinator says of this service, its processes and its shards."""
+    try:
+        status: Status = await asyncio.to_thread(
+            fetch_json, "/status.json", directory=Path(), url=None
+        )
+    except ConnectionFailed as error:
+        return [f"Service: {error}"]
+    processes = [f"{each['name']} {each['state']}" for each in status["processes"]]
+    shards = [
+        f"{each['name']} {'healthy' if each['healthy'] else 'not healthy'}"
+        for each in status["shards"]
+    ]
+    return [
+        f"Service: {'healthy' if status['healthy'] else '; '.join(status['problems'])}",
+        f"Processes: {', '.join(processes)}",
+        f"Shards: {', '.join(shards)}",
+    ]
+
+
 _not_active = partial(
     unavailable, "The job type is stored, and usable once the coordinator is back"
 )
@@ -258,7 +298,8 @@ def _new_type(fields: Fields) -> JobType:
     made = JobType(name, queue_of_type(name), now, strategy, attempts, concurrency)
     _check(made)
     if len(name) > MOST_JOB_TYPE_CHARS or "\0" in name:
-        title = f"A name has at most {MOST_JOB_TYPE_CHARS} characters, none of them zero"
+        most = f"at most {MOST_JOB_TYPE_CHARS} characters"
+        title = f"A name has {most}, none of them zero or half of a pair"
         raise bad_request("invalid_parameter", title)
     return made
 

@@ -2,6 +2,7 @@
 
 The first value of a body counts, and what follows it is ignored. Keys match without regard to case,
 unknown ones are ignored, and null leaves a field as it was. `data` stays the text that was written.
+Half a surrogate pair is read as the zero character, since Rickover's database refuses both alike.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NULL = b"null"
 _first_value = json.JSONDecoder(parse_int=len, parse_float=len).raw_decode
 _SPACE = " \t\r\n"
+# Each escape of a text; a group has what is half a surrogate pair.
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,](\d+))?(Z|[+-]\d\d:\d\d)\Z", re.ASCII)
 
@@ -44,7 +49,9 @@ class Fields:
                 found = _fields.decode(body)
             except msgspec.DecodeError:
                 start = len(text) - len(text.lstrip(_SPACE))
-                found = _fields.decode(text[start : _first_value(text, start)[1]].encode())
+                first = text[start : _first_value(text, start)[1]]
+                first = _ESCAPE.sub(lambda each: r"\u0000" if each[1] else each[0], first)
+                found = _fields.decode(first.encode())
         except (ValueError, RecursionError, msgspec.DecodeError):
             raise bad_json() from None
         self._found: Mapping[str, Raw] = {key.casefold(): value for key, value in found.items()}

@@ -103,6 +103,8 @@ def rest_error_of(error: Exception) -> RestError:
         return server_error("Unexpected server error. Please try again")
     status = problem.status
     id_ = _IDS.get(status, status.name.lower())
+    if status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return RestError(status, id_, problem.detail, instance="")
     return RestError(status, id_, problem.detail, has_status=True, headers=problem.headers)
 
 

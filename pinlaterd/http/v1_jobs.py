@@ -19,6 +19,7 @@ from pinlaterd.client import calls
 from pinlaterd.config.schema import JobType
 from pinlaterd.errors import QueueNotFound
 from pinlaterd.http.job_types import JobTypes
+from pinlaterd.http.problems import after
 from pinlaterd.http.v1_bodies import INT16, Fields, exact_time, job_answer
 from pinlaterd.http.v1_errors import (
     HEADERS,
@@ -90,7 +91,8 @@ class JobHandlers:
         if _ZERO_CHARACTER.search(data):  # which counts behind an id that is archived
             held = await self._find(job_id)
             is_archived = held is not None and held.state not in _QUEUED
-            zero = bad_request("invalid_parameter", "data holds the character \\u0000")
+            title = "data holds the character \\u0000, or half a surrogate pair"
+            zero = bad_request("invalid_parameter", title)
             raise _archived_already() if is_archived else zero
         run_after_ms, run_after_us = exact_time(run_after)
         expires_at_ms, expires_at_us = exact_time(expires_at)
@@ -114,7 +116,8 @@ class JobHandlers:
             [enqueued] = await self._client.run(call)
         descriptor = enqueued.descriptor
         look_up = calls.lookup([descriptor], include_body=enqueued.existed)
-        record = (await self._client.run(look_up)).get(descriptor)
+        with after("the job was there before" if enqueued.existed else "the job was stored"):
+            record = (await self._client.run(look_up)).get(descriptor)
         if record is None:  # the queue was deleted by then
             raise not_found()
         if not enqueued.existed:

@@ -7,12 +7,13 @@ writes the answer; errors become problems in `problems.explain`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from itertools import product, repeat
+from itertools import chain, product, repeat
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,9 +26,16 @@ from pinlaterd.client.calls import PreparedCall
 from pinlaterd.config import edit
 from pinlaterd.config.layout import QUEUES_FILE
 from pinlaterd.config.load import LIMIT, load_config
+from pinlaterd.config.password import AdminPasswords
 from pinlaterd.config.schema import Config
 from pinlaterd.config.ticket import ticket_to_delete
-from pinlaterd.errors import ConfigError, QueueNotFound
+from pinlaterd.errors import (
+    ConfigError,
+    ConnectionFailed,
+    PasswordInvalid,
+    PinLaterError,
+    QueueNotFound,
+)
 from pinlaterd.http import openapi
 from pinlaterd.http.api import (
     ApiCall,
@@ -56,6 +64,7 @@ from pinlaterd.http.bodies import (
     QueueBody,
     QueueNameAnswer,
     QueuesAnswer,
+    QueuesQuery,
     SucceededBody,
 )
 from pinlaterd.http.changes import (
@@ -68,12 +77,13 @@ from pinlaterd.http.changes import (
 )
 from pinlaterd.http.gathering import EnqueueGathering
 from pinlaterd.http.pages import JobPages, PageAnswer, PageQuery
-from pinlaterd.http.problems import Code, Handler, Problem, invalid
+from pinlaterd.http.problems import Code, FailedLater, Handler, Problem, after, invalid
 from pinlaterd.http.stream import JSON_LINES, JobStreams
 from pinlaterd.http_port import UNDELIVERED
 from pinlaterd.model import AckOutcomes, CheckpointOutcomes, JobDescriptor, JobState
 from pinlaterd.router_client import RouterClient
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Ack = TypeVar("Ack", bound=SucceededBody | CheckpointBody)
 
@@ -101,6 +111,7 @@ class V2:
         self._others = others
         self._access = access
         self._etc = etc
+        self._passwords = AdminPasswords()
         self._pages = JobPages(client)
         self._gathering = EnqueueGathering(client, lambda: self.config)
         self.streams = JobStreams(self._gathering.store, lambda: self.config.server)
@@ -119,7 +130,7 @@ class V2:
         retry, delete = self._changes.retry_jobs, self._changes.delete_jobs
         preview = PreviewQuery
         return [
-            get(queues, "view", self.list_queues, QueuesAnswer),
+            get(queues, "view", self.list_queues, QueuesAnswer, query=QueuesQuery),
             ApiCall(
                 "PUT", queue, "operate", self.create_queue, QueueAnswer, QueueBody, statuses=made
             ),
@@ -178,10 +189,14 @@ class V2:
     # --- queues ------------------------------------------------------------------------------
 
     async def list_queues(self, request: web.Request) -> web.Response:
-        """List all queues."""
-        user, names = request.get(USER), await self._client.run(calls.queue_names())
-        shown = [QueueNameAnswer(name=name) for name in sorted(names) if may(user, "view", name)]
-        return answer_json(QueuesAnswer(queues=shown))
+        """List all queues by name, or page by page."""
+        query, user = read_query(request, QueuesQuery), request.get(USER)
+        names = await self._client.run(calls.queue_names())
+        left = sorted(name for name in names if name > query.cursor and may(user, "view", name))
+        shown = left[: query.limit]
+        cursor = shown[-1] if len(shown) < len(left) else None
+        queues = [QueueNameAnswer(name=name) for name in shown]
+        return answer_json(QueuesAnswer(queues=queues, cursor=cursor))
 
     async def create_queue(self, request: web.Request) -> web.Response:
         """Create a queue, and set its limits."""
@@ -199,7 +214,9 @@ class V2:
                 if existed:
                     raise
                 raise ConfigError([f"{error}; the queue is there now, without limits"]) from None
-        answer = await self._describe(queue)
+        told = "the queue existed" if existed else "the queue was created"
+        with after(f"{told}, and its limits are set" if given else told):
+            answer = await self._describe(queue)
         return answer_json(answer, HTTPStatus.OK if existed else HTTPStatus.CREATED)
 
     async def get_queue(self, request: web.Request) -> web.Response:
@@ -210,12 +227,21 @@ class V2:
         """Delete a queue with all its jobs; without users the admin password is needed, in
         X-Admin-Password."""
         queue, given = request.match_info["queue"], request.headers.get(_PASSWORD, "")
-        is_users = request.get(USER) is not None  # whose role was checked
+        user, where = request.get(USER), request.remote or ""
+        if user is None:  # else its role was checked
+            stored, seconds = self.config.server.admin_password_hash, self._client.seconds
+            try:
+                await self._passwords.check(given, stored, where, seconds)
+            except PasswordInvalid as error:
+                log.warning("refused: DELETE %s from %s: %s", request.path, where, error)
+                raise
         existed = queue in await self._client.run(calls.queue_names())
-        with ticket_to_delete(queue) if is_users else nullcontext(given) as password:
-            await self._client.run(calls.delete_queue(queue, password=password))
+        with ticket_to_delete(queue) as ticket:
+            await self._client.run(calls.delete_queue(queue, password=ticket))
         if not existed:
             raise QueueNotFound(queue)
+        who = f" as {user.name!r}" if user is not None else ""
+        log.warning("deleted: queue %r from %s%s", queue, where, who)
         return web.Response(status=HTTPStatus.NO_CONTENT)
 
     async def pause_queue(self, request: web.Request) -> web.Response:
@@ -329,14 +355,14 @@ class V2:
                 failed=[ack.info() for ack in failed.get(queue, ())],
             )
 
-        found = await self._call_each(request, {**succeeded, **failed}, acks_of)
-        done = {queue: outcomes.succeeded for queue, outcomes in found.items()}
-        lost = {queue: outcomes.failed for queue, outcomes in found.items()}
-        return answer_json(
-            AcksAnswer(
+        def answer_of(found: Mapping[str, AckOutcomes]) -> AcksAnswer:
+            done = {queue: outcomes.succeeded for queue, outcomes in found.items()}
+            lost = {queue: outcomes.failed for queue, outcomes in found.items()}
+            return AcksAnswer(
                 succeeded=_outcomes(body.succeeded, done), failed=_outcomes(body.failed, lost)
             )
-        )
+
+        return await self._call_each(request, {**succeeded, **failed}, acks_of, answer_of)
 
     async def checkpoint(self, request: web.Request) -> web.Response:
         """Renew claims and change claimed jobs, of any queues."""
@@ -349,35 +375,47 @@ class V2:
             infos = [each.info() for each in by_queue[queue]]
             return calls.apply_checkpoints(queue, infos, claim_timeout_ms=body.lease_ms)
 
-        found = await self._call_each(request, by_queue, checkpoints_of)
-        applied = {queue: outcomes.applied for queue, outcomes in found.items()}
-        return answer_json(CheckpointsAnswer(checkpoints=_outcomes(body.checkpoints, applied)))
+        def answer_of(found: Mapping[str, CheckpointOutcomes]) -> CheckpointsAnswer:
+            applied = {queue: outcomes.applied for queue, outcomes in found.items()}
+            return CheckpointsAnswer(checkpoints=_outcomes(body.checkpoints, applied))
+
+        return await self._call_each(request, by_queue, checkpoints_of, answer_of)
 
     async def _call_each(
         self,
         request: web.Request,
         queues: Iterable[str],
         call_of: Callable[[str], PreparedCall[T]],
-    ) -> Mapping[str, T]:
-        """Make a call for each queue, all at once; return their results by queue, without those
-        queues that are not there, unless none is. Raises Forbidden before any is made."""
+        answer_of: Callable[[Mapping[str, T]], AcksAnswer | CheckpointsAnswer],
+    ) -> web.Response:
+        """Make a call for each queue, all at once; answer their results by queue, without those
+        queues that are not there, unless none is. Raises Forbidden before any is made. An error of
+        one of several has the outcomes of the others, and null for those that are not known."""
         prepared = {queue: call_of(queue) for queue in queues}
         for queue in prepared:
             check(request, "work", queue)
         runs = map(self._client.run, prepared.values())
         results = await asyncio.gather(*runs, return_exceptions=True)
         found: dict[str, T] = {}
-        errors: list[BaseException] = []
+        errors: dict[str, BaseException] = {}
         for queue, result in zip(prepared, results, strict=True):
             if isinstance(result, BaseException):
-                errors.append(result)
+                errors[queue] = result
             else:
                 found[queue] = result
-        # A queue that was deleted does not hide what became of the others' jobs.
-        errors.sort(key=lambda error: isinstance(error, QueueNotFound))
-        if errors and not (found and isinstance(errors[0], QueueNotFound)):
-            raise errors[0]
-        return found
+        failed = {q: error for q, error in errors.items() if not isinstance(error, QueueNotFound)}
+        if not failed and (found or not errors):
+            return answer_json(answer_of(found))
+        error = next(iter((failed or errors).values()))
+        is_told = len(prepared) > 1 and failed  # else the error says it all
+        if not (is_told and isinstance(error, ConnectionFailed | PinLaterError)):
+            raise error
+        outcomes = msgspec.to_builtins(answer_of(found))
+        for each in chain.from_iterable(outcomes.values()):
+            if each["descriptor"].partition(":")[0] in failed:
+                each["outcome"] = None
+        told = "`outcome` says what became of each job, null where that is not known"
+        raise FailedLater(error, told, **outcomes)
 
     async def get_job(self, request: web.Request) -> web.Response:
         """Show a job."""

@@ -20,9 +20,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, TypeVar, cast
-from weakref import WeakValueDictionary
 
-from pinlaterd.config.password import verify_password
+from pinlaterd.config.password import AdminPasswords
 from pinlaterd.config.ticket import accept_ticket
 from pinlaterd.errors import (
     BadDescriptors,
@@ -32,7 +31,6 @@ from pinlaterd.errors import (
     LookupTooLarge,
     NoHealthyShards,
     Overloaded,
-    PasswordInvalid,
     PinLaterError,
     QueueNameInvalid,
     QueueNameTooLong,
@@ -86,7 +84,6 @@ _Outcome = TypeVar("_Outcome", bool, FinishOutcome)
 # The most that a descriptor's local id has.
 _ID_DIGITS = 19
 _DELETE_AGAIN_SECONDS = 0.05
-_WRONG_PASSWORD_SECONDS = 1.0
 _LARGEST_I32 = 2**31 - 1
 _CarryOut = Callable[[Query, Any], Coroutine[Any, Any, Result]]
 _MILLIS = struct.Struct(">q")
@@ -107,8 +104,7 @@ class FanOut:
         self._shared = shared
         self._shards = shared.shards
         self._creating: set[str] = set()
-        # By address, as long as somebody waits or has to.
-        self._password_turns = WeakValueDictionary[str, asyncio.Lock]()
+        self._passwords = AdminPasswords()
         self._by_method: dict[Method, _CarryOut] = {
             Method.CREATE_QUEUE: self._create_queue,
             Method.DELETE_QUEUE: _logged(self._delete_queue, shared),
@@ -173,18 +169,22 @@ class FanOut:
     async def _delete_queue(self, query: Query, request: DeleteQueueRequest) -> None:
         """On all shards or on none: a shard that is down would bring the queue back."""
         if not accept_ticket(request.password, request.queue):
-            await self._check_password(query, request.password)
+            stored = self._shared.settings.admin_password_hash
+            address = query.peer.rpartition(":")[0]
+            seconds = query.deadline - self._shared.clock.monotonic()
+            await self._passwords.check(request.password, stored, address, seconds)
         _check_queue_name(request.queue)
-        until = self._usable_until(query.deadline)
+        until, begun = self._usable_until(query.deadline), False
         while True:
             if self._shards.unhealthy():
                 # Some are returning, or this fails: see that all are there before any of them acts.
                 names = query._replace(method=Method.QUEUE_NAMES)
-                await names.ask(zip(self._every(), repeat(QueueNamesRequest())))
+                await names.ask(zip(self._every(begun=begun), repeat(QueueNamesRequest())))
             # A shard that goes in order before it hears of it must not hear of it after it has come
             # back, as of other calls: with its welcome it has brought the queue back to the others
             # by then. So all of them are asked again, while one after the other is moved.
-            replies = await query.replies(zip(self._every(), repeat(request)), patient=False)
+            asked = zip(self._every(begun=begun), repeat(request))
+            replies, begun = await query.replies(asked, patient=False), True
             refused = any(
                 reply.status is Status.REFUSED and (shard.returning or shard.healthy)
                 for shard, reply in replies
@@ -193,30 +193,6 @@ class FanOut:
                 break
             await asyncio.sleep(_DELETE_AGAIN_SECONDS)
         results_of(query.method, replies)
-
-    async def _check_password(self, query: Query, password: str) -> None:
-        """Raise PasswordInvalid if it is not the one; of an address, one a second after that."""
-        stored = self._shared.settings.admin_password_hash
-        if not stored:
-            raise PasswordInvalid(
-                "deleteQueue is refused: no admin password is set; make one with "
-                "`pinlater-admin hash-password` and set admin_password_hash"
-            )
-        turn = self._password_turns.setdefault(query.peer.rpartition(":")[0], asyncio.Lock())
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(query.deadline - self._shared.clock.monotonic()):
-                await turn.acquire()
-        except TimeoutError:
-            raise Overloaded("a wrong password came from the same address before") from None
-        right = False
-        try:
-            # The hash is slow by design; it must not hold up the loop.
-            right = await loop.run_in_executor(None, verify_password, password, stored)
-        finally:
-            loop.call_later(0 if right else _WRONG_PASSWORD_SECONDS, turn.release)
-        if not right:
-            raise PasswordInvalid("the password is not the admin password")
 
     async def _queue_names(self, query: Query, request: QueueNamesRequest) -> frozenset[str]:
         names = await query.ask(zip(self._present(), repeat(request)))
@@ -334,7 +310,9 @@ class FanOut:
                 found[home.responsible, homes.placement.number].append(key)
         unknown = {name for name, _ in found} - self._shards.by_name.keys()
         if unknown:
-            raise ShardConnectionFailed(sorted(unknown), "is not known here yet")
+            raise ShardConnectionFailed(
+                sorted(unknown), "is not known here yet; nothing was done there"
+            )
         return [(*at, LookupRequest((), request.include_body, keys)) for at, keys in found.items()]
 
     # --- jobs by state -------------------------------------------------------------------------
@@ -370,7 +348,7 @@ class FanOut:
         retried = 0
         while True:
             wanted = min(request.limit - retried, _RETRIED_AT_A_TIME)
-            shares = await self._oldest_failed(query, request, wanted)
+            shares = await self._oldest_failed(query, request, wanted, begun=retried > 0)
             done = await query.ask(
                 (shard, request._replace(limit=share)) for shard, share in shares.items()
             )
@@ -381,10 +359,10 @@ class FanOut:
                 return retried
 
     async def _oldest_failed(
-        self, query: Query, request: RetryFailedRequest, wanted: int
+        self, query: Query, request: RetryFailedRequest, wanted: int, *, begun: bool
     ) -> Mapping[ShardLink, int]:
         """Each shard says how old its candidates are, and gets its share of the oldest."""
-        asked = zip(self._every(), repeat(request._replace(limit=wanted)))
+        asked = zip(self._every(begun=begun), repeat(request._replace(limit=wanted)))
         replies = await query.replies(asked, Op.OLDEST_FAILED)
         if any(reply.status is not Status.DONE for _, reply in replies):
             results_of(query.method, replies)  # raises why
@@ -478,11 +456,13 @@ class FanOut:
             raise NoHealthyShards
         return present
 
-    def _every(self) -> list[ShardLink]:
-        """All shards; raises an error that names those that are down."""
+    def _every(self, *, begun: bool = False) -> list[ShardLink]:
+        """All shards; raises an error that names those that are down. `begun`: whether the call may
+        have done something."""
         down = self._shards.down()
         if down:
-            raise ShardConnectionFailed(down, "down; this call needs every shard")
+            done = "a part of it may have been done" if begun else "nothing was done"
+            raise ShardConnectionFailed(down, f"down; this call needs every shard; {done}")
         if not self._shards.by_name:
             raise NoHealthyShards
         return list(self._shards.by_name.values())

@@ -13,7 +13,13 @@ import pytest
 from pinlaterd.client import EnqueuedInPart, JobState, calls
 from pinlaterd.engines.base import AckOp, Acks, Batch, ClaimOp, Claims, EnqueueOp
 from pinlaterd.engines.sqlite.engine import SqliteEngine
-from pinlaterd.errors import EnqueueRejected, NoHealthyShards, PinLaterError
+from pinlaterd.errors import (
+    ConnectionFailed,
+    EnqueueRejected,
+    NoHealthyShards,
+    OutcomeUnknown,
+    PinLaterError,
+)
 from pinlaterd.model import EnqueueRequest, Job, Result, RetryFailedRequest
 from pinlaterd.rpc.codec import Call
 from tests.client.either_client import BlockingAsyncClient
@@ -55,6 +61,23 @@ def test_calls_end_with_the_limit_or_with_one_that_left_nothing(
     prepared = calls.retry_failed("mail", limit=1000)
     assert asyncio.run(calls.change_all(run, prepared, lambda: now)) == done
     assert limits == [1000 - sum(jobs for jobs, _ in answers[:n]) for n in range(len(answers))]
+
+
+@pytest.mark.parametrize("done", [0, 400])
+def test_a_call_that_was_cut_short_says_what_was_done(done: int):
+    """A ConnectionFailed would say that nothing was."""
+    answers = iter([done] if done else [])
+
+    async def run(_: calls.PreparedCall[int]) -> int:
+        for answer in answers:
+            return answer
+        raise ConnectionFailed("no route")
+
+    with pytest.raises(ConnectionFailed, match="no route") as raised:
+        asyncio.run(calls.change_all(run, calls.retry_failed("mail"), iter([0, 9, 9]).__next__))
+
+    assert isinstance(raised.value, OutcomeUnknown) is (done > 0)
+    assert ("400 jobs were changed, and the rest was not" in str(raised.value)) is (done > 0)
 
 
 @pytest.mark.parametrize("operation", ["retry_failed", "delete_jobs"])

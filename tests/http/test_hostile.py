@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 import threading
+import zlib
 from http.client import HTTPConnection, HTTPResponse
 
 import pytest
@@ -98,13 +99,21 @@ def test_a_body_that_inflates_without_end_is_refused(api, mail):
 
 
 def test_a_compressed_body_is_read_or_refused(api, mail):
-    packed = {"Content-Encoding": "gzip"}
+    body, large = b'{"data": 1}', b'{"data": "' + b"x" * 900_000 + b'"}'
+    raw = zlib.compress(body)[2:-4]
+    sent = [
+        *(gzip.compress(body), gzip.compress(large), gzip.compress(b"") + gzip.compress(body)),
+        *(gzip.compress(body[:4]) + gzip.compress(body[4:]), zlib.compress(body), raw),
+    ]
 
-    good = api.post(f"{mail}/jobs", gzip.compress(b'{"data": 1}'), headers=packed)
-    bad = api.post(f"{mail}/jobs", b"no gzip", headers=packed)
-
-    assert good.status == 201
-    assert (bad.status, bad.body["code"]) == (400, "INVALID_REQUEST")
+    encodings = ["gzip"] * 4 + ["deflate"] * 2
+    for encoding, packed in zip(encodings, sent, strict=True):
+        answer = api.post(f"{mail}/jobs", packed, headers={"Content-Encoding": encoding})
+        assert answer.status == 201, (encoding, packed[:40])
+    for encoding, packed in zip(encodings, sent, strict=True):
+        for cut in (packed[:-1], packed[: len(packed) // 2]):
+            answer = api.post(f"{mail}/jobs", cut, headers={"Content-Encoding": encoding})
+            assert (answer.status, answer.body["code"]) == (400, "INVALID_REQUEST"), packed[:40]
 
 
 def test_a_body_that_is_announced_too_large_is_refused_at_once(api, mail):
@@ -118,6 +127,17 @@ def test_a_body_that_is_announced_too_large_is_refused_at_once(api, mail):
     assert b"TOO_LARGE" in problem
     assert b"size 16777216 exceeded" in problem
     assert b"max_http_body_bytes" in problem
+
+
+def test_a_request_of_rickovers_interface_that_is_too_large_is_told_as_it_does(api):
+    with _connect(api) as client:
+        client.sendall(_request("/v1/jobs").replace(b"Length: 2", b"Length: 999999999"))
+        answer = HTTPResponse(client)
+        answer.begin()
+        error = json.loads(answer.read())
+
+    assert (answer.status, error["id"]) == (413, "entity_too_large")
+    assert error.keys() == {"id", "title"}
 
 
 @pytest.mark.parametrize(

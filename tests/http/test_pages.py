@@ -179,6 +179,35 @@ def test_a_mistake_in_the_query_is_named(api, mail, query, field, says):
     assert says in error["message"]
 
 
+def test_a_cursor_of_another_queue_is_refused(api, mail):
+    other = f"{mail}_b"
+    api.put(other)
+    api.post(f"{mail}/jobs", {"jobs": [{"data": n} for n in range(2)]})
+    cursor = api.get(f"{mail}/jobs?limit=1").body["cursor"]
+
+    answers = [api.get(f"{path}/jobs?limit=1&cursor={cursor}") for path in (mail, other)]
+
+    assert [answer.status for answer in answers] == [200, 400]
+    assert answers[1].body["errors"][0]["field"] == "cursor"
+
+
+def test_queues_are_listed_page_by_page(api, mail):
+    for letter in "bcd":
+        api.put(f"{mail}_{letter}")
+    whole, found = api.get("/v2/queues").body, list[object]()
+    cursor: str | None = ""
+    while cursor is not None:
+        page = api.get(f"/v2/queues?limit=3&cursor={cursor}").body
+        assert len(page["queues"]) == 3 or page["cursor"] is None
+        found, cursor = found + page["queues"], page["cursor"]
+
+    assert found == whole["queues"]
+    assert whole["cursor"] is None
+    for field, value in (("limit", "0"), ("cursor", "a-b")):
+        wrong = api.get(f"/v2/queues?{field}={value}")
+        assert (wrong.status, wrong.body["errors"][0]["field"]) == (400, field)
+
+
 @pytest.mark.parametrize("query", ["", "?key=order-17"])
 def test_a_queue_that_is_not_there_is_named(api, query):
     answer = api.get(f"/v2/queues/nowhere/jobs{query}")

@@ -138,6 +138,9 @@ def test_names_that_look_alike_have_queues_of_their_own(api, http_service: Deplo
     [
         ("GET", "/v1", (404, "not_found")),
         ("GET", "/v1/nothing", (404, "not_found")),
+        ("GET", "/v1/../v2/queues", (404, "not_found")),
+        ("GET", "/v1%2Fjobs", (404, "not_found")),
+        ("GET", "/v1/jobs%0A", (404, "not_found")),
         ("GET", "/v1/jobs/", (404, "not_found")),
         ("GET", "/v1/jobs/type-that-is-not-there", (404, "not_found")),
         ("GET", "/v1/jobs/with%20space", (404, "not_found")),
@@ -254,7 +257,16 @@ def test_a_user_of_some_types_reaches_no_job_of_others(guarded, wait_until: Wait
     assert api.put(f"{theirs}/{job_id}", {"data": 1}).status == 202
     eve, report = http_of(guarded).as_user("eve", SECRET), {"status": "failed", "attempt": 7}
 
+    guarded.admin(
+        *("user", "add", "operator", "--role", "operate", "--queue", "mine*", "--password-stdin"),
+        stdin=SECRET,
+    )
+    operator = http_of(guarded).as_user("operator", SECRET)
+
     refused = [
+        operator.post("/v1/jobs", a_type(name="theirs too")),
+        operator.post("/v1/jobs", a_type(name="theirs")),
+        operator.post("/v2/job-types", a_type(name="theirs too")),
         eve.get(theirs),
         eve.get(f"/v1/jobs/{job_id}"),
         eve.get(f"/v1/jobs/mine/{job_id}"),
@@ -265,9 +277,10 @@ def test_a_user_of_some_types_reaches_no_job_of_others(guarded, wait_until: Wait
     ]
 
     assert [error(answer) for answer in refused] == [(403, "forbidden")] * len(refused)
+    assert operator.post("/v1/jobs", a_type(name="mine too")).status == 201
     log, line = guarded.folder / "run/log/http.log", f"POST /v1/jobs/mine/{job_id} from 127.0.0.1"
     wait_until(lambda: f"refused: {line} as 'eve': no role work" in log.read_text())
-    assert [one["name"] for one in eve.get("/v2/job-types").body] == ["mine"]
+    assert [one["name"] for one in eve.get("/v2/job-types").body] == ["mine too", "mine"]
     assert eve.get("/v1/archived-jobs").body == []
     mine = eve.put("/v1/jobs/mine/random_id", {"data": 2}).body["id"]
     assert eve.post(f"/v1/jobs/mine/{mine}", report).status == 200
@@ -310,8 +323,13 @@ def test_the_environment_gives_the_home_page_and_logs_what_is_said(tmp_path, wai
         answer = api.call("GET", "/", headers={"X-Forwarded-Proto": "http"})
         system = Visitor(deployment.web_port).get("/system")
         api.get("/v1/nothing?a=1")
+        api.put("/v2/queues/of_home")
+        home = api.get("/").body.decode()
+        secret = {"X-Admin-Password": "open sesame"}
+        api.call("POST", "/v1/jobs", b'{"name": "logged"}', headers=secret)
         log_file = deployment.folder / "run/log/http.log"  # written by supervisord
-        wait_until(lambda: "answered 404" in log_file.read_text())
+        logged = 'b\'{"name": "logged"}\': answered 400 b\''
+        wait_until(lambda: logged in log_file.read_text())
         log = log_file.read_text()
 
     page = answer.body.decode()
@@ -319,6 +337,9 @@ def test_the_environment_gives_the_home_page_and_logs_what_is_said(tmp_path, wai
     assert "<title>Jobs &amp; more</title>" in page
     assert "GET /v1/nothing?a=1 " in log
     assert "Basic " not in log
+    assert "open sesame" not in log
+    for line in ("Service: healthy", "Shards: 1 healthy", "http serving", "of_home"):
+        assert line in home
     assert 'src="https://example.com/?a=1&amp;b=&quot;"' in page
     assert '<iframe src="https://example.com/?a=1&amp;b=&#34;"' in system.body
     assert system.headers["Content-Security-Policy"].endswith("; frame-src https://example.com")

@@ -99,7 +99,9 @@ def test_a_new_job_is_answered_as_queued_though_it_runs_by_then(http_service):
 
 
 def test_data_is_kept_as_it_was_written(jobs):
-    text = '{"b": 1.50, "a": 123456789012345678901234567890, "b": "\\u00e9"}'
+    text = (
+        '{"b": 1.50, "a": 123456789012345678901234567890, "b": "\\u00e9 \\ud83d\\ude00 \\\\ud83d"}'
+    )
     job_id = new_id()
 
     jobs.api.call("PUT", jobs.path(job_id), f'{{"data": {text} }} trailing'.encode())
@@ -175,6 +177,9 @@ def test_times_may_have_any_offset(jobs):
         ("job_123", {"data": 1}, (404, "not_found"), True),
         ("", {"data": "x" * 102_399}, (413, "entity_too_large"), False),
         ("", {"data": "zero \0"}, (400, "invalid_parameter"), True),
+        ("", {"data": "half a pair \ud83d"}, (400, "invalid_parameter"), True),
+        ("", {"data": "\ude00\ud83d"}, (400, "invalid_parameter"), True),
+        ("x" * 36, {"data": "\ud83d"}, (400, "invalid_uuid"), False),
     ],
 )
 def test_a_mistake_in_an_enqueue_has_rickovers_id(jobs, job_id, body, expected, has_instance):
@@ -194,7 +199,7 @@ def test_data_of_just_so_many_bytes_and_null_are_taken(jobs):
 
 
 def test_a_job_of_an_unknown_type_is_refused(api):
-    answer = api.put(f"/v1/jobs/no-such-type/{new_id()}", {"data": 1})
+    answer = api.put(f"/v1/jobs/no-such-type/{new_id()}", {"data": "\ud83d"})
 
     assert error(answer) == (404, "job_type_not_found")
     assert answer.body["instance"] == "/v1/jobs/no-such-type"

@@ -313,9 +313,12 @@ def test_refusals_of_the_service_have_its_codes(api, mail):
 
 
 def test_what_is_not_there_says_what_is(api, mail):
-    path, method = api.get("/v3"), api.post(mail)
+    paths = ("/v3", "/v1foo", "/v10/x", "/v1.x", "//v1", "/v2foo", "/v2/job-typesx", "/rickoverx")
+    method = api.post(mail)
 
-    assert (path.status, path.body["code"]) == (404, "NOT_FOUND")
+    for path in paths:
+        answer = api.get(path)
+        assert (answer.status, answer.body["code"]) == (404, "NOT_FOUND"), path
     assert (method.status, method.body["code"]) == (405, "METHOD_NOT_ALLOWED")
     assert method.headers["Allow"] == "DELETE, GET, HEAD, PUT"
 

@@ -63,7 +63,6 @@ from pinlaterd.model import (
     ScanRequest,
     ScanResult,
 )
-from pinlaterd.router import fan_out
 from pinlaterd.router.call import Shared
 from pinlaterd.router.enqueue import EnqueueByKey
 from pinlaterd.router.rate_limits import RateLimits
@@ -837,7 +836,8 @@ async def test_of_an_address_one_wrong_password_is_tried_a_second_and_named_in_t
 async def test_wrong_passwords_of_one_address_delay_no_other(
     site: Site, caplog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fan_out, "_WRONG_PASSWORD_SECONDS", 5.0)  # a busy machine hashes for long
+    # A busy machine hashes for long.
+    monkeypatch.setattr("pinlaterd.config.password._WRONG_PASSWORD_SECONDS", 5.0)
     site.shared.settings = ServerSettings(admin_password_hash=hash_password("open"))
     with pytest.raises(PasswordInvalid):
         await site.call(Method.DELETE_QUEUE, DeleteQueueRequest(QUEUE, "guess"))
