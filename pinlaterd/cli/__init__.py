@@ -10,6 +10,7 @@ shards            its shards; the wait until the service follows an edit of etc/
 service_status    what the coordinator says of the service; pinlater-admin top
 record            what has happened: events, history
 job_find          jobs by name, or by what is in their bodies
+operations        the dashboard's operations; job restore
 drain             empties a shard; moves its scheduled jobs
 failover          a replica becomes the master
 

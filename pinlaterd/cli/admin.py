@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import pwd
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +57,7 @@ _RATES = {
         "events": ["record"],
         "history": ["record"],
         "job-type": ["job_types"],
+        "operation": ["operations"],
         "server": ["servers"],
         "shard": ["shards", "drain", "failover"],
         "top": ["service_status"],
@@ -377,7 +377,7 @@ def pause(*, name: str, reason: str, by: str) -> None:
       pinlater-admin queue pause mail
       pinlater-admin queue pause mail --reason "disk check"
     """
-    etc, note = command.directory() / ETC, {"by": by or _user(), "reason": reason}
+    etc, note = command.directory() / ETC, {"by": by or command.user_name(), "reason": reason}
     _edit_queue(
         name,
         lambda: edit.set_paused(etc, name, paused=True, **note),
@@ -395,13 +395,6 @@ def resume(*, name: str) -> None:
     """
     etc = command.directory() / ETC
     _edit_queue(name, lambda: edit.set_paused(etc, name, paused=False), f"queue {name} is resumed")
-
-
-def _user() -> str:
-    """Return the name of the system's user; "" if it has none."""
-    with contextlib.suppress(KeyError):
-        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
-    return ""
 
 
 def _edit_queue(name: str, change: Callable[[], edit.Edited], done: str) -> None:
@@ -428,7 +421,7 @@ _regex_option = command.option(
 _PROGRESS_MS = 1_000  # after so long a search says how far it got
 
 
-@cli.group(modules={"find": ["job_find"]})
+@cli.group(modules={"find": ["job_find"], "restore": ["operations"]})
 def job() -> None:
     """Look at jobs, retry them, delete them."""
 

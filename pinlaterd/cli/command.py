@@ -14,6 +14,7 @@ import inspect
 import json
 import math
 import os
+import pwd
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -307,6 +308,13 @@ files_options = together(json_option, _deployment_options)
 def directory() -> Path:
     """The deployment's folder."""
     return _recall("dir") or Path()
+
+
+def user_name() -> str:
+    """Return the name of the system's user; "" if it has none."""
+    with suppress(KeyError):
+        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    return ""
 
 
 def sole(path: Path, busy: str) -> BinaryIO:

@@ -35,12 +35,14 @@ class CoordinatorAway(ConnectionFailed):
         self.cure = cure
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP to DIR/run/stats.sock. Unix socket paths hold 107 bytes, DIR may hold more."""
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP to a socket in a deployment's folder, by default DIR/run/stats.sock. The paths of Unix
+    sockets hold 107 bytes, DIR may hold more."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, path: Path = STATS_SOCKET) -> None:
         super().__init__("localhost", timeout=_TIMEOUT_SECONDS)
         self._directory = directory
+        self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -48,7 +50,7 @@ class _UnixConnection(http.client.HTTPConnection):
         # By a descriptor: other threads share the current folder.
         directory = os.open(self._directory, os.O_PATH | os.O_CLOEXEC)
         try:
-            self.sock.connect(f"/proc/self/fd/{directory}/{STATS_SOCKET}")
+            self.sock.connect(f"/proc/self/fd/{directory}/{self._path}")
         finally:
             os.close(directory)
 
@@ -109,7 +111,7 @@ def _cure(directory: Path, url: str | None) -> str:
 
 def _connection(directory: Path, url: str | None) -> tuple[http.client.HTTPConnection, str, str]:
     if url is None:
-        return _UnixConnection(directory), "", str(directory / STATS_SOCKET)
+        return UnixConnection(directory), "", str(directory / STATS_SOCKET)
     parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
     made = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = made(parts.hostname or "localhost", parts.port, timeout=_TIMEOUT_SECONDS)

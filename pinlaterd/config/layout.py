@@ -41,6 +41,7 @@ CONFIG_FILES = (*SHARED_FILES, LOCAL_FILE)
 LOGS = RUN / "log"
 SHARD_PROGRAMS = RUN / "supervisord.d"
 STATS_SOCKET = RUN / "stats.sock"
+WEB_SOCKET = RUN / "web.sock"
 SUPERVISOR_SOCKET = RUN / "supervisor.sock"
 SUPERVISOR_PID_FILE = RUN / "supervisord.pid"
 COORDINATOR_LOCK = RUN / "coordinator.lock"

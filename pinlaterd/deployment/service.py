@@ -167,7 +167,7 @@ def _remove_stale_files() -> None:
     cluster's snapshot stays: it tells what to start while ZooKeeper is unavailable."""
     for path in (
         *(layout.SUPERVISOR_SOCKET, layout.SUPERVISOR_PID_FILE, layout.STATS_SOCKET),
-        *(layout.PROGRAMS_DUE, layout.RATES_FILE),
+        *(layout.PROGRAMS_DUE, layout.RATES_FILE, layout.WEB_SOCKET),
     ):
         path.unlink(missing_ok=True)
     snapshot = read_snapshot()

@@ -8,6 +8,7 @@ sessions       who has logged in
 live           what is known of the service now, and the stream of what has changed
 text           figures as people read them
 bodies         bodies of jobs as JSON, text or bytes, with nothing hidden
+commands       the calls of pinlater-admin at run/web.sock
 overview, queue, failures, login, job, history, find    a page each
 
 To add a page, write a module with `routes(site)` and a template, and add the module to PAGES in

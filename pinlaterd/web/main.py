@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from aiohttp import web
 
 from pinlaterd.clock import Clock
+from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.kinds import WEB
 from pinlaterd.http_port import HttpPort
@@ -73,10 +75,16 @@ class WebProcess(ReportingProcess):
             application.add_routes(page.routes(self._site))
         application.on_response_prepare.append(self._site.add_headers)
         self._port = HttpPort(application, self._hosts)
+        commands = web.Application()
+        commands.add_routes(self._site.commands)
+        self._socket = HttpPort(commands)
 
     async def start(self, stop: StopSignal) -> None:
         """Listen. Raises OSError if the port can't be had."""
         self._start_reporting()
+        layout.WEB_SOCKET.unlink(missing_ok=True)
+        await self._socket.listen(os.fspath(layout.WEB_SOCKET))
+        layout.WEB_SOCKET.chmod(0o600)
         await self._port.listen(self._settings.web_host, self._settings.web_port)
         log.info("serving the dashboard on http://%s/", self._settings.web_address)
         self._enter(ProcessState.SERVING)
@@ -85,9 +93,11 @@ class WebProcess(ReportingProcess):
         """End the streams, and finish the other requests in flight."""
         log.info("stopping: finishing the requests in flight")
         self._enter(ProcessState.STOPPING)
-        self._port.stop_listening()
+        for port in (self._port, self._socket):
+            port.stop_listening()
         await self._site.close()
-        await self._port.stop()
+        for port in (self._port, self._socket):
+            await port.stop()
         self._stop_reporting()
 
     def _hosts(self) -> Collection[str]:

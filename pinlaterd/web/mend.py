@@ -33,6 +33,7 @@ from pinlaterd.signature import signature
 from pinlaterd.web import text
 from pinlaterd.web.audit import FAILED, AuditLog, Change
 from pinlaterd.web.bodies import redacted_message, redacted_text
+from pinlaterd.web.commands import OperationCalls
 from pinlaterd.web.job import hidden_pattern, last_said
 from pinlaterd.web.live import Cells, LiveFrame
 from pinlaterd.web.operations import (
@@ -175,6 +176,7 @@ class MendPages:
         self._operations = Operations(site.client, layout.DATA, self._audit, site.clock)
         self._operations.settle()
         site.live.add("op", self._cells)
+        site.commands += OperationCalls(self._operations).routes()
         self._clean_trash()
 
     def routes(self) -> list[web.RouteDef]:
@@ -403,13 +405,8 @@ class MendPages:
             self._site.check_writes(request)
         if wanted == "go_on" and self._operations.is_restored(operation):
             raise _mistake("Its jobs were enqueued again: begin another delete.")
-        if wanted in ("go_on", "stop"):  # not by who has begun it, perhaps
-            said = f"{wanted} by {self._who(request)}"
-            await asyncio.to_thread(self._audit.end, operation.number, said)
-        if wanted == "go_on":
-            self._operations.go_on(operation)
-        elif wanted == "stop":
-            self._operations.stop(operation)
+        if wanted in ("go_on", "stop"):
+            await self._operations.steer(operation, wanted, self._who(request))
         elif wanted == RESTORE:
             raise web.HTTPSeeOther(f"/op/{await self._restore(request, operation)}")
         else:

@@ -199,6 +199,25 @@ class Operations:
             operation.phase, operation.note = Phase.RUNNING, ""
             self._start(operation)
 
+    async def steer(self, operation: Operation, what: str, who: str) -> None:
+        """Have an operation go on or stop, by somebody who may not have begun it. Raises OSError,
+        with nothing done."""
+        await asyncio.to_thread(self._audit.end, operation.number, f"{what} by {who}")
+        if what == "go_on":
+            self.go_on(operation)
+        else:
+            self.stop(operation)
+
+    async def restore(self, deleted: Operation, who: str) -> Operation:
+        """Begin to enqueue again what an operation has deleted. Raises OSError."""
+        again = Operation(RESTORE, who, nonce_of_restore(deleted.number), deleted.selection)
+        again.source, again.expected = deleted.number, deleted.done
+        return await self.begin(again)
+
+    def known(self) -> Sequence[Operation]:
+        """Return all operations that are remembered, the latest first."""
+        return [self._known[number] for number in sorted(self._known, reverse=True)]
+
     def is_restored(self, operation: Operation) -> bool:
         """Return whether what an operation has deleted was enqueued again, which happens once.
         Raises OSError."""

@@ -57,6 +57,7 @@ class Site:
         self.sessions = Sessions(clock, f"pinlaterd_{config.server.web_port}")
         self.frames = ServiceFrames(clock)
         self.live = LiveStreams(self.frames, clock, self._current_user)
+        self.commands: list[web.RouteDef] = []  # calls of pinlater-admin, by the modules of pages
         self._rendering = Rendering()
         self._paths: set[str] = set()
 

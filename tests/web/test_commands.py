@@ -15,6 +15,8 @@ from pinlaterd.client import Client, Job
 from pinlaterd.model import JobOptions
 from tests.cli.program import SECONDS, Program, read_until
 from tests.deployment import Deployment, claim
+from tests.web.conftest import LoadUntil, Visitor
+from tests.web.test_mend import begin, fail, number_of
 
 pytestmark = pytest.mark.service
 
@@ -142,3 +144,64 @@ def test_ctrl_c_ends_a_search_and_shows_what_it_found(admin, client):
     assert process.returncode == EXIT_INTERRUPTED
     assert said.endswith(b"pinlater-admin: interrupted\n")
     assert [job["descriptor"] for job in json.loads(output)] == [needle]
+
+
+# --- operations -------------------------------------------------------------------------------
+
+
+def ended(visitor: Visitor, load_until: LoadUntil, number: int, phase: str) -> None:
+    load_until(visitor, f"/op/{number}", lambda page: f"op {number}: {phase}" in page.body)
+
+
+def test_an_operation_is_stopped_and_resumed(admin, client, visitor, load_until):
+    client.create_queue("retried")
+    fail(client, "retried", *["why"] * 12)
+    number = number_of(begin(visitor, "/mend?action=retry&queue=retried"))
+    ended(visitor, load_until, number, "asking")
+
+    [asking] = [one for one in admin.facts("operation list") if one["number"] == number]
+    stopped = admin.output(f"operation stop {number}")
+    resumed = admin.output(f"operation resume {number}")
+
+    assert (asking["what"], asking["queue"], asking["phase"]) == ("retry", "retried", "asking")
+    assert stopped == f"operation {number}: stopped: 10 retried\n"
+    assert resumed == f"operation {number}: done: 12 retried\n"
+    assert "it has ended: done: 12 retried" in admin.error(f"operation stop {number}")
+    assert "it does not wait" in admin.error(f"operation resume {number}")
+    assert "there is no such operation" in admin.error("operation stop 999999999")
+
+
+def test_a_delete_is_restored_once_with_a_line_in_the_audit_log(
+    admin, client, visitor, load_until, dashboard
+):
+    client.create_queue("deleted")
+    fail(client, "deleted", "one", "two", "three")
+    path = "/mend?action=delete&queue=deleted&state=failed"
+    number = number_of(begin(visitor, path, mode="all"))
+    ended(visitor, load_until, number, "done")
+
+    listed = [one["number"] for one in admin.facts("job restore")]
+    preview = admin.facts(f"job restore {number} --preview")
+    asked = admin.error(f"job restore {number}", code=2)
+    done = admin.facts(f"job restore {number} --yes")
+    again = admin.error(f"job restore {number} --yes")
+
+    assert number in listed
+    assert preview == {"would_restore": 3}
+    assert "Enqueue 3 jobs of deleted again? Nobody can be asked; give --yes if so" in asked
+    assert (done["what"], done["outcome"]) == ("restore", "done: 3 enqueued again")
+    assert again == f"pinlater-admin: operation {number}: its jobs were enqueued again\n"
+    assert {job.body for job in claim(client, "deleted", 3)} == {b"one", b"two", b"three"}
+    log = (dashboard.folder / "data/audit.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in log if f'"number":{done["number"]},' in line]
+    [line] = [one for one in lines if "who" in one]
+    assert (line["who"], line["what"], line["facts"]["source"]) == (done["who"], "restore", number)
+
+
+def test_without_a_dashboard_the_commands_say_so(tmp_path):
+    Deployment(tmp_path).init()
+
+    said = Program("admin", "--dir", tmp_path).error("operation list")
+
+    assert f"no answer from the dashboard at {tmp_path}/run/web.sock" in said
+    assert "`pinlaterd up` starts it where `web_port` is not 0" in said

@@ -1,0 +1,152 @@
+"""The dashboard's operations: `pinlater-admin operation`, `job restore`.
+
+The dashboard's process carries them out, and takes these commands at run/web.sock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from pinlaterd.cli import command
+from pinlaterd.client.coordinator import UnixConnection
+from pinlaterd.config.layout import WEB_SOCKET
+from pinlaterd.errors import how_many
+from pinlaterd.lifecycle import ExitCode
+from pinlaterd.status import Facts
+
+_LOOK_SECONDS = 0.5
+_number = click.argument("number", type=click.IntRange(1, 10**9 - 1))
+_COLUMNS: Sequence[command.Column] = (
+    ("#number", "number"),
+    ("what", lambda one: f"{one['what']} {one['state'].replace('_', ' ')} jobs"),
+    ("queue", "queue"),
+    ("who", "who"),
+    ("reason", "reason"),
+    ("outcome", "outcome"),
+)
+
+
+@click.group(cls=command.Group)
+def operation() -> None:
+    """Show, stop and resume operations: changes of many jobs that the dashboard carries out."""
+
+
+@operation.command("list")
+@command.files_options
+def list_operations() -> None:
+    """List the operations that the dashboard remembers, the latest first, and how each stands.
+
+    Example: pinlater-admin operation list
+    """
+    found = _known()
+    command.show(found, lambda: command.print_table(_COLUMNS, found))
+
+
+@operation.command()
+@_number
+@command.files_options
+def stop(*, number: int) -> None:
+    """Have operation NUMBER end behind the batch under way. It may be resumed.
+
+    Example: pinlater-admin operation stop 17
+    """
+    _show(_act(number, "stop"))
+
+
+@operation.command()
+@_number
+@command.files_options
+def resume(*, number: int) -> None:
+    """Have operation NUMBER go on, which asks, was stopped or interrupted; wait for its end.
+
+    It goes on where this command is interrupted.
+
+    Example: pinlater-admin operation resume 17
+    """
+    _show(_until_ended(_act(number, "go_on")))
+
+
+@click.command(cls=command.Command)
+@click.argument("number", type=click.IntRange(1, 10**9 - 1), required=False)
+@command.option("--preview", is_flag=True, help="Only say how many jobs that would be.")
+@command.yes_option
+@command.files_options
+def restore(*, number: int | None, preview: bool, yes: bool) -> None:
+    """Enqueue again what the dashboard has deleted by operation NUMBER; without NUMBER list the
+    deletes of which that can be done.
+
+    The jobs have their bodies, priorities and keys, and new descriptors. They are kept for 24
+    hours. It goes on where this command is interrupted; `operation stop` ends it.
+
+    Examples:
+      pinlater-admin job restore
+      pinlater-admin job restore 17 --preview
+      pinlater-admin job restore 17
+    """
+    known = _known()
+    if number is None:
+        found = [one for one in known if one["can_restore"]]
+        command.show(found, lambda: command.print_table(_COLUMNS, found))
+        return
+    deleted = next((one for one in known if one["number"] == number), None)
+    if deleted is not None and deleted["can_restore"]:  # else the dashboard says why
+        jobs = f"{how_many(deleted['done'], 'job')} of {deleted['queue']}"
+        if preview:
+            command.show({"would_restore": deleted["done"]}, f"{jobs} would be enqueued again")
+            return
+        command.confirm(f"Enqueue {jobs} again?", yes=yes)
+    _show(_until_ended(_act(number, "restore")))
+
+
+def _until_ended(found: Facts) -> Facts:
+    """Wait until an operation runs no more; return what is known of it then."""
+    with command.waiting(found["outcome"]) as tell:
+        while found["phase"] == "running":
+            time.sleep(_LOOK_SECONDS)
+            found = next(one for one in _known() if one["number"] == found["number"])
+            tell(found["outcome"])
+    return found
+
+
+def _show(found: Facts) -> None:
+    """Show how an operation stands; end the program with exit 1 if it was interrupted."""
+    command.show(found, f"operation {found['number']}: {found['outcome']}")
+    if found["phase"] == "interrupted":
+        sys.exit(ExitCode.FAILURE)
+
+
+def _known() -> Sequence[Facts]:
+    found: Sequence[Facts] = _call("GET", "/operations")
+    return found
+
+
+def _act(number: int, what: str) -> Facts:
+    found: Facts = _call("POST", f"/operations/{number}/{what}", {"by": command.user_name()})
+    return found
+
+
+def _call(method: str, path: str, facts: Facts | None = None) -> Any:
+    """Make a call of the dashboard; end the program if it refuses, or does not answer."""
+    directory = command.directory()
+    with contextlib.closing(UnixConnection(directory, WEB_SOCKET)) as connection:
+        try:
+            connection.request(method, path, json.dumps(facts) if facts is not None else None)
+            answer = connection.getresponse()
+            found = json.loads(answer.read())
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = (getattr(error, "strerror", None) or str(error)).lower()
+            command.fail(
+                f"no answer from the dashboard at {directory / WEB_SOCKET}: {reason}; is it "
+                "running? `pinlaterd up` starts it where `web_port` is not 0, --dir chooses it"
+            )
+    if isinstance(found, dict) and "error" in found:
+        command.fail(f"operation {path.split('/')[2]}: {found['error']}")
+    return found
