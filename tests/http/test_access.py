@@ -126,6 +126,17 @@ def test_an_admin_of_a_queue_deletes_it_without_the_password(guarded):
     assert not list((guarded.folder / "run").glob("ticket-*"))
 
 
+def test_the_home_page_names_the_queues_that_its_user_may_view(guarded):
+    found = {
+        user: http_of(guarded).as_user(user, SECRET).get("/").body.decode()
+        for user in ("view", "elsewhere")
+    }
+
+    assert "mail" in found["view"]
+    assert "Queues (0): <" in found["elsewhere"]
+    assert all("Shards: 1 healthy" in page for page in found.values())
+
+
 def test_a_ticket_deletes_one_queue_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
