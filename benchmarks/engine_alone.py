@@ -30,7 +30,7 @@ from pinlaterd.engines.base import (
     ClaimOp,
     Claims,
     EnqueueOp,
-    KeyedEnqueueOp,
+    EnqueueWithOptionsOp,
     StorageEngine,
 )
 from pinlaterd.model import AlikeJobs, Job, JobOptions, Payload, PendingKey
@@ -165,7 +165,7 @@ def _enqueue(jobs: int) -> Batch:
 def _enqueue_keyed(jobs: int) -> Batch:
     keys = [str(uuid.uuid4()) for _ in range(jobs)]
     keyed = AlikeJobs(Job(b"", options=JobOptions()), [frames.body()] * jobs, keys)
-    return Batch(keyed=[KeyedEnqueueOp(QUEUE, keyed)])
+    return Batch(with_options=[EnqueueWithOptionsOp(QUEUE, keyed)])
 
 
 def _stored(engine: StorageEngine, enqueue: Batch) -> list[PendingKey]:

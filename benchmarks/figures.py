@@ -47,6 +47,16 @@ FRAGMENT = re.compile(
     r"(all|as|how|of|that|those|what|whatever|where|which|who|whoever|whom|whose|why)\b",
     re.IGNORECASE,
 )
+# A function's docstring does not begin with a verb in the imperative if its first word is one of
+# these, is in capitals, ends with one "s" (a plural, or "Returns"), or is no word.
+NO_VERB = re.compile(
+    r"\W|[A-Z_]{2,}\b|\w*[^\Ws]s\b"
+    r"|(?i:a|about|after|all|also|an|another|any|around|at|before|behind|below|beside|between|both"
+    r"|during|each|every|for|from|how|if|in|it|itself|like|more|most|mostly|no|nobody|none|not"
+    r"|nothing|of|on|once|one|only|other|several|so|something|that|the|there|this|to|until|up|what"
+    r"|when|where|whether|which|while|who|why|with|within|without)\b"
+)
+_ATTRIBUTES = {"property", "cached_property"}  # whose docstrings may name what they are
 # In Thrift's binary protocol each header of a field has a zero byte, as most lengths have, and each
 # header of a message its version, 0x8001; in a pattern they are written as escapes.
 _THRIFT_BYTES = re.compile(rb"\0|\\x00|\\0|\x80\x01|\\x80\\x01")
@@ -99,6 +109,17 @@ class Module:
         """List those of the module, its classes and its functions, nested ones included."""
         for node in ast.walk(self.tree):
             if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)):
+                yield text
+
+    def docstrings_of_functions(self) -> Iterator[str]:
+        """List those of functions and methods; leave out properties, and what "Raises" alone."""
+        for node in ast.walk(self.tree):
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and (text := ast.get_docstring(node))
+                and not text.startswith("Raises ")
+                and _ATTRIBUTES.isdisjoint(map(ast.unparse, node.decorator_list))
+            ):
                 yield text
 
     def byte_literals(self) -> Iterator[tuple[int, bytes]]:
@@ -258,6 +279,15 @@ def fragments(modules: Iterable[Module]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
+def without_verb(modules: Iterable[Module]) -> dict[str, int]:
+    """Count in each module the functions whose docstring begins with no verb; leave out 0."""
+    counts = {
+        module.name: sum(1 for text in module.docstrings_of_functions() if NO_VERB.match(text))
+        for module in modules
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
 def shared_class_names(modules: Iterable[Module]) -> dict[str, list[str]]:
     """Find the names under which several modules have a public class; return those modules."""
     found: dict[str, list[str]] = {}
@@ -288,6 +318,8 @@ def house(modules: Sequence[Module]) -> Iterator[Figure]:
     """Count words, names and bytes in places that no import contract sees."""
     counts = fragments(modules)
     yield Figure("docstring_fragments", sum(counts.values()), _most_first(counts))
+    counts = without_verb(modules)
+    yield Figure("docstrings_without_verb", sum(counts.values()), _most_first(counts))
     shared = shared_class_names(modules)
     where = " ".join(f"{name}({', '.join(places)})" for name, places in sorted(shared.items()))
     yield Figure("shared_class_names", len(shared), where)

@@ -41,11 +41,11 @@ class Clock:
     monotonic = staticmethod(time.monotonic)
 
     def elapsed(self) -> float:
-        """The same, and the time for which the machine was suspended."""
+        """Return monotonic seconds that include the time for which the machine was suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch. Less than the call before only after `look`."""
+        """Return milliseconds since the epoch. Less than the call before only after `look`."""
         # `elapsed`, without the cost of a call: this is asked several times for each of a client's.
         now_ms = time.clock_gettime(time.CLOCK_BOOTTIME) * 1000 + self._offset_ms
         if now_ms < self._last_ms:
@@ -100,15 +100,15 @@ class Clock:
 
 
 def until_full(seconds: float, now: float) -> float:
-    """Seconds from `now` (monotonic) to the next multiple of `seconds`, which comes at once for all
-    processes of a machine: one that hears of others then wakes up once. A timer may end early by
-    less than a millisecond, and does not end again for the multiple that it was set to."""
+    """Return the seconds from `now` (monotonic) to the next multiple of `seconds`, which comes at
+    once for all processes of a machine: one that hears of others then wakes up once. A timer may
+    end early by less than a millisecond, and does not end again for its multiple."""
     return seconds - (now + _EARLY_SECONDS) % seconds + _EARLY_SECONDS
 
 
 def polls(seconds: float) -> Iterator[bool]:
-    """For a loop that blocks, and ends by itself: yield whether it has taken longer than it should,
-    `seconds`, with a pause before each further time."""
+    """Pace a loop that blocks, and ends by itself: yield whether it has taken longer than it
+    should, `seconds`, with a pause before each further time."""
     deadline = time.monotonic() + seconds
     while True:
         yield time.monotonic() >= deadline

@@ -288,8 +288,8 @@ class OutcomeUnknown(ConnectionFailed):
 
 
 def how_many(number: int, singular: str, plural: str | None = None) -> str:
-    """In a message: `1 job`, `2,000 jobs`. `plural`: what is not the singular and an s (`job is`,
-    `jobs are`)."""
+    """Write a number in a message: `1 job`, `2,000 jobs`. `plural`: what is not the singular and an
+    s (`job is`, `jobs are`)."""
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
 
 

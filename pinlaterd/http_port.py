@@ -272,7 +272,7 @@ class HttpPort:
             response.headers.add("Vary", "Origin")
 
     async def _check_host(self, request: web.Request, hosts: Callable[[], Collection[str]]) -> None:
-        """Only browsers are led by names, and they always send one."""
+        """Refuse a host of no name of ours; only browsers, which always send one, are misled."""
         for host in request.headers.getall("Host", ()):
             name = name_in(host)
             if not (is_ours(host, hosts()) or name in await self._names()):
@@ -283,7 +283,7 @@ class HttpPort:
                 )
 
     async def _names(self) -> Collection[str]:
-        """This machine's, also as DNS has them."""
+        """Return this machine's names, also as DNS has them."""
         now = time.monotonic()
         if self._machine_names is None or now >= self._names_until:
             self._names_until = now + _NAMES_SECONDS

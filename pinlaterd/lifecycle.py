@@ -75,7 +75,7 @@ class StopSignal:
             self._event.set()
 
     def catch(self) -> None:
-        """For a blocking loop, from the main thread. A call in progress is not interrupted."""
+        """Catch signals for a blocking loop, from the main thread; interrupt no call."""
 
         def handle(_number: int, _frame: FrameType | None) -> None:
             self.insisted = self.requested
@@ -117,8 +117,8 @@ def exit_process(code: int, started_at: float) -> NoReturn:
 
 
 def process_place() -> str:
-    """Within what pids mean one process each: this boot of the machine, and the name space that
-    this process counts in; "" where the system does not tell."""
+    """Return within what pids mean one process each: this boot of the machine, and the name space
+    that this process counts in; "" where the system does not tell."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         space = (_PROC / "self/ns/pid").readlink().name.strip("pid:[]")

@@ -88,7 +88,7 @@ class Times(NamedTuple):
     latest_ms: int
 
     def floor(self, time_ms: int) -> int:
-        """The time as it is stored."""
+        """Return the time as it is stored."""
         if self.step_ms > 1:
             time_ms -= time_ms % self.step_ms
         return min(max(time_ms, self.earliest_ms), self.latest_ms)
@@ -212,7 +212,7 @@ class JobDescriptor(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> JobDescriptor | None:
-        """The descriptor that `text` spells, or None if it spells none."""
+        """Return the descriptor that `text` spells, or None if it spells none."""
         match = _DESCRIPTOR.match(text)
         if match is None:
             return None
@@ -227,7 +227,7 @@ def backoff_ms(attempts: int, left: int) -> int:
 
 
 def claim_source(claim_descriptor: str) -> str | None:
-    """The source in `HOST:PORT:STARTMILLIS:SOURCE:COUNTER`, or None if it is not of that form.
+    """Return the source in `HOST:PORT:STARTMILLIS:SOURCE:COUNTER`; None if it has another form.
 
     A source may itself hold colons (`service:host`), so the ends are counted off.
     """
@@ -260,7 +260,7 @@ class EnqueueRequest(NamedTuple):
     jobs: Sequence[Job]
 
 
-class KeyedEnqueueResult(NamedTuple):
+class EnqueueWithOptionsResult(NamedTuple):
     """The answer to an enqueue of which some jobs have keys: all descriptors in the order of the
     jobs, and whether each job was there before."""
 
@@ -550,7 +550,8 @@ class RetryFailedRequest(NamedTuple):
     @property
     def chooses(self) -> bool:
         """Tell whether its jobs are looked for one by one."""
-        return self != RetryFailedRequest(*self[:5])
+        chosen_by = (self.body_regex, self.spread_ms, self.dry_run, self.options)
+        return chosen_by != (None, None, False, None)
 
 
 class DeleteJobsRequest(NamedTuple):
@@ -567,9 +568,7 @@ class DeleteJobsRequest(NamedTuple):
     @property
     def chooses(self) -> bool:
         """Tell whether its jobs are looked for one by one."""
-        return self._replace(limit=0) != DeleteJobsRequest(
-            self.queue, self.state, self.priority, limit=0
-        )
+        return (self.body_regex, self.dry_run, self.options) != (None, False, None)
 
 
 class FinishOutcome(IntEnum):
@@ -636,7 +635,7 @@ REQUESTS: dict[Method, type[Request]] = {
 Result = (
     None
     | Sequence[str]
-    | KeyedEnqueueResult
+    | EnqueueWithOptionsResult
     | AckOutcomes
     | CheckpointOutcomes
     | DequeueResult
@@ -652,26 +651,26 @@ class ScanKey(NamedTuple):
     """The order of a scan: most recent run-after first, or most recent end, then shard, priority,
     local id."""
 
-    run_after_ms: int
+    time_ms: int
     shard: str
     priority: int
     local_id: int
 
     def sort_key(self) -> tuple[int, str, int, int]:
-        return (-self.run_after_ms, self.shard, self.priority, self.local_id)
+        return (-self.time_ms, self.shard, self.priority, self.local_id)
 
     def token(self) -> str:
-        """A continuation that resumes right behind this job."""
-        return f"v1:{self.run_after_ms}:{self.shard}:{self.priority}:{self.local_id}"
+        """Return a continuation that resumes right behind this job."""
+        return f"v1:{self.time_ms}:{self.shard}:{self.priority}:{self.local_id}"
 
     @classmethod
     def parse_token(cls, token: str) -> ScanKey | None:
-        """The key that `token` was made from, or None if it is not one of ours."""
+        """Return the key that `token` was made from, or None if it is not one of ours."""
         match = _SCAN_TOKEN.match(token)
         if match is None:
             return None
-        run_after_ms, shard, priority, local_id = match.groups()
-        return cls(int(run_after_ms), shard, int(priority), int(local_id))
+        time_ms, shard, priority, local_id = match.groups()
+        return cls(int(time_ms), shard, int(priority), int(local_id))
 
 
 # Where a scan that has found nothing yet goes on: before every job.

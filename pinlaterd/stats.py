@@ -60,7 +60,7 @@ HISTOGRAMS = ("dequeue_delay_ms", "first_dequeue_delay_ms")
 
 
 def names_of(queue: str) -> Iterator[str]:
-    """Every name that a figure of `queue` may have."""
+    """List every name that a figure of `queue` may have."""
     yield BODY_SIZE + queue
     for figure in (*STATES, *COUNTERS, *GAUGES, *HISTOGRAMS):
         yield f"{queue}_{figure}"
@@ -101,13 +101,13 @@ class Stats:
         self._changed.add(name)
 
     def gauge(self, name: str, value: float) -> None:
-        """A figure as it is now; over several processes it is added up."""
+        """Set a figure as it is now; over several processes it is added up."""
         if self._gauges.get(name) != value:
             self._gauges[name] = value
             self._changed.add(name)
 
     def peak(self, name: str, value: float) -> None:
-        """A gauge of which, over several processes, the highest counts: ages, lags."""
+        """Set a gauge of which, over several processes, the highest counts: ages, lags."""
         if self._peaks.get(name) != value:
             self._peaks[name] = value
             self._changed.add(name)
@@ -127,12 +127,12 @@ class Stats:
                 section.pop(name, None)
 
     def record(self, name: str, value: float) -> None:
-        """One sample of the histogram `name`."""
+        """Add one sample to the histogram `name`."""
         self._histograms[name].add(value)
         self._changed.add(name)
 
     def record_each(self, names: Iterable[str], values: Sequence[int]) -> None:
-        """A sample for each of `values` in each of `names`: several times faster than `record`."""
+        """Add each of `values` to each of `names`: several times faster than `record`."""
         if not values:
             return
         samples = Histogram.of(values) if len(values) > 1 else None
@@ -174,7 +174,7 @@ def empty() -> StatsSnapshot:
 
 
 def merge(snapshots: Iterable[StatsSnapshot]) -> StatsSnapshot:
-    """One snapshot for all: counters, gauges and histograms add up, the highest peak counts."""
+    """Make one snapshot of all: counters, gauges and histograms add up, the highest peak counts."""
     merged = empty()
     for snapshot in snapshots:
         for name, count in snapshot["counters"].items():
@@ -189,7 +189,7 @@ def merge(snapshots: Iterable[StatsSnapshot]) -> StatsSnapshot:
 
 
 def raised(changed: StatsSnapshot, earlier: StatsSnapshot) -> StatsSnapshot:
-    """The totals of `changed` with those that `earlier` has of the same names."""
+    """Return the totals of `changed` with those that `earlier` has of the same names."""
     same = empty()
     for name in changed["counters"].keys() & earlier["counters"].keys():
         same["counters"][name] = earlier["counters"][name]
@@ -293,7 +293,7 @@ class Histogram:
 
     @classmethod
     def of(cls, values: Sequence[int]) -> Histogram:
-        """One of `values`, which are not empty: on the path of every job, so without a line of
+        """Make one of `values`, which are not empty: on the path of every job, so without a line of
         Python for each."""
         buckets = Counter(map(_BUCKETS.__getitem__, values))
         return cls(len(values), float(sum(values)), min(values), max(values), buckets)
@@ -311,8 +311,8 @@ class Histogram:
         self.maximum = max(self.maximum, other.maximum)
 
     def since(self, before: Histogram | None) -> Histogram:
-        """The samples that this has and `before` had not. Minimum and maximum are those of all: of
-        these alone they are not known. `before` None, or more than this: all of them."""
+        """Return the samples that this has and `before` had not. Minimum and maximum are those of
+        all: of these alone they are not known. `before` None, or more than this: all of them."""
         if before is None or before.count > self.count:
             return self
         left = Counter(self.buckets)
@@ -323,7 +323,7 @@ class Histogram:
 
 
 def percentiles(data: Histogram, fractions: Sequence[float]) -> list[float]:
-    """The values that `fractions` (in rising order) of the samples do not exceed."""
+    """Return the values that `fractions` (in rising order) of the samples do not exceed."""
     found: list[float] = []
     buckets = sorted(data.buckets.items())
     seen, at = 0, -1
@@ -359,7 +359,7 @@ def _bucket(value: float) -> int:
 
 @cache
 def _middle(bucket: int) -> float:
-    """The value with the same relative error at both ends."""
+    """Return the value with the same relative error at both ends."""
     low = math.exp((bucket - _OFFSET) / _BUCKETS_PER_E)
     return 2 * low * GROWTH / (1 + GROWTH)
 

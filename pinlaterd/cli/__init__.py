@@ -1,23 +1,23 @@
 """The command lines `pinlaterd`, `pinlater-admin` and `pinlater`. Nothing else imports them.
 
-command           what all have in common: failures, questions, options; which service is meant;
-                  jobs, times and tables as text
-
-pinlaterd         a deployment's life, and the processes that supervisord runs
-
-admin             pinlater-admin: queues, jobs, status, config check, hash-password, restart
-shards            its shards; the wait until the service follows an edit of etc/
-service_status    what the coordinator says of the service; pinlater-admin top
-record            what has happened: events, history
-job_find          jobs by name, or by what is in their bodies
-operations        the dashboard's operations; job restore
-drain             empties a shard; moves its scheduled jobs
-failover          a replica becomes the master
-
-pinlater          single calls; enqueue, dequeue, check-dequeue
-bench             measurements
-load, callers     the load generator: when calls are made and what they take; the calls
-worker            `pinlater worker`
+    command          what all have in common: failures, questions, options; which service is meant;
+                     jobs, times and tables as text
+    pinlaterd        a deployment's life, and the processes that supervisord runs
+    admin            pinlater-admin: queues, jobs, status, config check, hash-password, restart
+    shards           its shards; the wait until the service follows an edit of etc/
+    servers          the servers of a cluster
+    users            who may use the HTTP interface, and for what
+    job_types        the job types of Rickover's interface
+    service_status   what the coordinator says of the service; pinlater-admin top
+    record           what has happened: events, history
+    job_find         jobs by name, or by what is in their bodies
+    operations       the dashboard's operations; job restore
+    drain            empties a shard; moves its scheduled jobs
+    failover         a replica becomes the master
+    pinlater         single calls; enqueue, dequeue, check-dequeue
+    bench            measurements
+    load, callers    the load generator: when calls are made and what they take; the calls
+    worker           `pinlater worker`
 
 Here are the installed programs, and Ctrl-C in them: one line and exit 130, never a traceback. A
 command's own code gets KeyboardInterrupt (`Interruptible`), so that it can clean up. While modules
@@ -46,12 +46,12 @@ class _ExitAtOnce:
         self._program = program
 
     def __call__(self, _number: int, _frame: object) -> None:
-        told(self._program)
+        interrupted(self._program)
         os._exit(EXIT_INTERRUPTED)
 
 
 def exit_on_interrupt(program: str) -> None:
-    """From now on, except where SIGINT is ignored, as in a background job."""
+    """Handle SIGINT from now on, except where it is ignored, as in a background job."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _ExitAtOnce(program))
 
@@ -71,11 +71,11 @@ class Interruptible:
         if isinstance(self._before, _ExitAtOnce):
             signal.signal(signal.SIGINT, self._before)
         if isinstance(error, KeyboardInterrupt):
-            raise told(self._program)
+            raise interrupted(self._program)
 
 
-def told(program: str) -> SystemExit:
-    """Print the line, where there is a stderr; returns what ends the program."""
+def interrupted(program: str) -> SystemExit:
+    """Print that the program is interrupted; return what ends it."""
     with suppress(OSError):
         os.write(_STDERR, f"{program}: interrupted\n".encode())
     return SystemExit(EXIT_INTERRUPTED)

@@ -321,7 +321,7 @@ def _rates(name: str, seconds: float) -> dict[str, float]:
 
 
 def _rate(text: str) -> float:
-    """Jobs per second; infinite for none."""
+    """Read jobs per second; infinite for none."""
     with contextlib.suppress(ValueError):
         if text == "none":
             return math.inf

@@ -80,7 +80,7 @@ def _plan(*, seconds: float | None, **options: Any) -> Plan:
 
 
 def _jobs_to_take(plan: Plan) -> int:
-    """Jobs that dequeues find enough of, as far as that can be known."""
+    """Return how many jobs dequeues find enough of, as far as that can be known."""
     most_calls = math.inf if plan.calls is None else plan.calls
     if plan.rate is not None:
         calls = plan.rate * plan.warm_up_seconds + min(plan.rate * plan.seconds, most_calls)
@@ -171,7 +171,7 @@ def cycle(**options: Any) -> None:
 
 
 def _measure(plan: Plan, *kinds: Kind, fill_jobs: int = 0, **calls: Any) -> None:
-    """`calls`: what a Caller is told beside."""
+    """Measure a run and report it. `calls`: what a Caller gets besides."""
     checks = Kind.DEQUEUE in kinds
     done = load.run_load(
         plan,
@@ -211,7 +211,7 @@ def _prepare(plan: Plan, client: Client, stop: StopSignal, *, checks: bool, fill
 
 
 def report_facts(plan: Plan, done: load.Load) -> dict[str, Any]:
-    """A run, for JSON."""
+    """Report a run, for JSON."""
     return {
         "seconds": round(done.seconds, 3),
         "warm_up_seconds": plan.warm_up_seconds,
@@ -233,7 +233,7 @@ def report_facts(plan: Plan, done: load.Load) -> dict[str, Any]:
 
 
 def report_lines(facts: dict[str, Any]) -> Iterator[str]:
-    """The same for people."""
+    """Report a run, for people."""
     schedule = facts["schedule"]
     loop = "closed loop"
     if schedule is not None:

@@ -109,14 +109,14 @@ def new_run() -> str:
 
 
 def stamped_body(stamp: Stamp, size_bytes: int) -> bytes:
-    """A body of `size_bytes` (at least MIN_BODY_BYTES)."""
+    """Make a body of `size_bytes` (at least MIN_BODY_BYTES), with a stamp."""
     head = f"{stamp.run} {stamp.sequence}".encode()
     filling = b"x" * (size_bytes - len(_MAGIC) - len(head) - len("  00000000 "))
     return b" ".join((_MAGIC, head, _checksum(head, filling), filling))
 
 
 def read_stamp(body: bytes) -> Stamp | None:
-    """The stamp of a body, None if it never had one; raises BodyDamaged if it is not whole."""
+    """Read the stamp of a body; None if it never had one. Raises BodyDamaged if it is not whole."""
     if not body.startswith(_MAGIC + b" "):
         return None
     fields = body.split(b" ", 4)
@@ -132,7 +132,7 @@ def _checksum(head: bytes, filling: bytes) -> bytes:
 
 
 def bench_body(size_bytes: int) -> bytes:
-    """A body of `size_bytes` (at least MIN_BODY_BYTES)."""
+    """Make a body of `size_bytes` (at least MIN_BODY_BYTES)."""
     return _BENCH_MAGIC.ljust(size_bytes, b"x")
 
 
@@ -200,7 +200,7 @@ class DeliveryAudit:
             self._example(f"{job.descriptor}: came out before, as {descriptor}")
 
     def verdict(self) -> Verdict:
-        """The faults so far; what is missing is known once the queue has run empty."""
+        """Return the faults so far; what is missing is known once the queue has run empty."""
         with self._lock:
             self._verdict.runs = len(self._seen)
             self._verdict.missing = 0

@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, cast
 
 import click
 
-from pinlaterd.cli import Interruptible, told
+from pinlaterd.cli import Interruptible, interrupted
 from pinlaterd.config.layout import ETC, check_folders, lock
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import (
@@ -123,7 +123,7 @@ class CommandLine(Group):
                 return super().invoke(ctx)
         except click.Abort as error:  # of a prompt
             if isinstance(error.__context__, KeyboardInterrupt):
-                raise told(program) from error
+                raise interrupted(program) from error
             raise
         except _FAILURES as error:
             fail(self.text_of(error))
@@ -158,7 +158,7 @@ def _say(program: str, message: str) -> None:
 
 
 def _drop_unwritten_output() -> None:
-    """Python flushes stdout at exit; if that fails it prints an error and exits with 120."""
+    """Keep Python from exiting with 120 if it can't flush stdout, after it prints an error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -182,7 +182,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def read_password(prompt: str, *, twice: bool = False) -> str:
-    """A password from the terminal, without echo, or the first line of a pipe."""
+    """Read a password from the terminal, without echo, or the first line of a pipe."""
     if sys.stdin.isatty():
         password: str = click.prompt(prompt, hide_input=True, confirmation_prompt=twice, err=True)
     else:
@@ -246,7 +246,7 @@ def past_moment(text: str) -> int:
 
 
 def state_of(choice: str) -> JobState:
-    """The state that the command line's word names."""
+    """Return the state that the command line's word names."""
     return JobState[choice.upper()]
 
 
@@ -254,7 +254,7 @@ def state_of(choice: str) -> JobState:
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
-    """Several options as one decorator, listed in this order."""
+    """Make one decorator of several options, listed in this order."""
 
     def decorate(command: Decorated) -> Decorated:
         for each in reversed(options):
@@ -306,7 +306,7 @@ files_options = together(json_option, _deployment_options)
 
 
 def directory() -> Path:
-    """The deployment's folder."""
+    """Return the deployment's folder."""
     return _recall("dir") or Path()
 
 
@@ -423,8 +423,8 @@ def wants_json() -> bool:
 
 
 def show(facts: object, text: str | Callable[[], object] | None = None) -> None:
-    """The facts on one line for programs, or the text for people, or what prints it; None: it has
-    been told already."""
+    """Print the facts on one line for programs, or the text for people, or call what prints it;
+    None: it is printed already."""
     if wants_json():
         click.echo(json.dumps(facts))
     elif callable(text):
@@ -468,8 +468,8 @@ def show_queue_names() -> None:
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A block of code that takes a while: on a terminal, `what` is shown meanwhile, and then the
-    last text that the block tells."""
+    """Show `what` on a terminal while a block of code takes a while, then the last text that the
+    block tells."""
     from rich.console import Console
 
     with Console(stderr=True).status(what) as shown:
@@ -491,7 +491,7 @@ def printable(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
 
 
 def printable_line(message: str) -> str:
-    """A message, which may be longer than what is shown of a job."""
+    """Return a message on one line, which may be longer than what is shown of a job."""
     return printable(message, _MAX_LINE_CHARS)
 
 
@@ -501,7 +501,7 @@ def _printable_lines(text: str) -> str:
 
 
 def printable_body(body: bytes) -> str:
-    """A body as text, cut, with bytes that are no printable text escaped as \\xNN."""
+    """Return a body as text, cut, with bytes that are no printable text escaped as \\xNN."""
     shown = printable(body[: MAX_SHOWN_CHARS * 4].decode("utf-8", "backslashreplace"))
     if len(body) <= MAX_SHOWN_CHARS:
         return shown
@@ -509,7 +509,7 @@ def printable_body(body: bytes) -> str:
 
 
 def record_facts(record: JobRecord) -> dict[str, object]:
-    """A job for JSON, exactly; a body that is not UTF-8 comes as `body_base64`."""
+    """Return a job for JSON, exactly; a body that is not UTF-8 comes as `body_base64`."""
     facts = {**record._asdict(), "state": record.state.name}
     facts |= _options_of(facts.pop("options"))
     if record.body is None:
@@ -524,7 +524,7 @@ def record_facts(record: JobRecord) -> dict[str, object]:
 
 
 def record_text(record: JobRecord) -> str:
-    """A job for people, a fact a line."""
+    """Return a job for people, a fact a line."""
     lines = [
         record.descriptor,
         f"  state          {record.state.name}",
@@ -553,7 +553,7 @@ def _options_of(options: JobOptions | None) -> dict[str, str | int]:
 
 
 def shown_time(at_ms: int) -> str:
-    """UTC with milliseconds; times that no calendar holds stay numbers."""
+    """Write a time in UTC with milliseconds; times that no calendar holds stay numbers."""
     try:
         at = datetime.fromtimestamp(at_ms / 1000, UTC)
     except (OverflowError, ValueError, OSError):
@@ -583,8 +583,8 @@ def print_table(columns: Sequence[Column], rows: Iterable[Any]) -> None:
 def make_table(
     columns: Sequence[Column], rows: Iterable[Any], *, wrap: bool = True, most: int | None = None
 ) -> Table:
-    """For a terminal. Without `wrap` a row is one line, cut where the terminal ends. If there are
-    more than `most` rows, the last one says how many are not shown."""
+    """Make a table for a terminal. Without `wrap` a row is one line, cut where the terminal ends.
+    If there are more than `most` rows, the last one says how many are not shown."""
     from rich.table import Table
     from rich.text import Text
 

@@ -160,7 +160,7 @@ class _Bar(Progress):
         self._task = self.add_task(what, total=0, rate="")
 
     def left(self, jobs: int) -> None:
-        """So many are to go. If there are more than before, the whole is more than it was."""
+        """Note that so many are to go. If they are more than before, the whole is more, too."""
         task = self.tasks[0]
         total = max(task.total or 0, task.completed + jobs)
         speed = f"{task.speed:,.0f}/s" if task.speed else ""
@@ -237,7 +237,7 @@ class _Drain:
         ]
 
     def latest_ms(self) -> int | None:
-        """The latest run-after of a scheduled job."""
+        """Return the latest run-after of a scheduled job."""
         found: list[JobRecord] = []
         for queue in self._source.queues():
             with contextlib.suppress(QueueNotFound):  # deleted meanwhile
@@ -284,7 +284,7 @@ class Move:
                     self._move(queue, [record.descriptor for record in batch])
 
     def _end_claimed(self, queue: str) -> None:
-        """Jobs that an earlier ack has claimed and not ended: their copies were stored before."""
+        """End jobs that an earlier ack has only claimed: their copies were stored before."""
         claimed = (
             AckInfo(record.descriptor, "moved")
             for future in (True, False)  # in this order, one that comes due meanwhile is met
@@ -348,7 +348,7 @@ class Move:
         return Enqueued(reason=reason)
 
     def _keep_or_halve(self, queue: str, descriptors: Sequence[str], reason: str) -> None:
-        """Not all of them can go together: those that can go alone, go."""
+        """Divide what can't go together: those that can go alone, go."""
         if len(descriptors) > 1 and self._takers():
             middle = len(descriptors) // 2
             self._move(queue, descriptors[:middle])
@@ -363,7 +363,7 @@ def _batches(items: Iterator[T]) -> Iterator[list[T]]:
 
 
 def _copy(record: JobRecord) -> Job:
-    """The job as it goes on elsewhere: as many attempts as it has left, and where it comes from."""
+    """Make the job as it goes on elsewhere: with the attempts left, and where it comes from."""
     assert record.body is not None
     place = JobDescriptor.parse(record.descriptor)
     assert place is not None
@@ -404,7 +404,7 @@ class ShardCalls:
             yield from page.jobs
 
     def look_up(self, descriptors: Sequence[str]) -> Mapping[str, JobRecord]:
-        """With bodies. Raises InvalidRequest if these are too many for one answer."""
+        """Look jobs up, with bodies. Raises InvalidRequest if these are too many for one answer."""
         return self._ask(calls.lookup(descriptors, include_body=True))
 
     def ack_scheduled(self, queue: str, acks: Sequence[AckInfo]) -> None:

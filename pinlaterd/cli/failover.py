@@ -116,7 +116,7 @@ class ShardFailover:
             replace_file(self._path, msgspec.json.encode(self._journal), durably=True)
 
     def _end_journal(self) -> None:
-        """Nothing is left to resume."""
+        """Remove the journal: nothing is left to resume."""
         self._path.unlink(missing_ok=True)
 
     def plan(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class ShardFailover:
         return f"etc/shards.yaml names {new} as the master"
 
     def carry_out(self, tell: Callable[[str], None]) -> None:
-        """Until shards.yaml names the new master and the old one is seen to.
+        """Do all steps until shards.yaml names the new master and the old one is seen to.
 
         Raises FailoverRefused if a step failed and all is as before, FailoverBroken if not."""
         self._write_journal()
@@ -197,7 +197,7 @@ class ShardFailover:
 
 
 def _begun(run: Path, shard: str) -> _Journal | None:
-    """The journal of a failover of `shard` that was begun and not ended. Raises ConfigError."""
+    """Read the journal of an unfinished failover of `shard`. Raises ConfigError."""
     for path in sorted(run.glob(_JOURNALS)):
         try:
             found = msgspec.json.decode(path.read_bytes(), type=_Journal)
@@ -250,7 +250,7 @@ def _same_server(one: ShardSettings, other: ShardSettings) -> bool:
 
 
 def _wait_until_served(shards: Sequence[str], master: Address) -> bool:
-    """Until each shard serves from `master`. False if no service runs that could.
+    """Wait until each shard serves from `master`. False if no service runs that could.
 
     Raises FailoverBroken if it takes too long."""
     for is_late in polls(_SERVE_SECONDS):

@@ -65,7 +65,7 @@ def run_load(
 
 
 def even_arrivals(rate: float, seconds: float) -> Iterator[float]:
-    """Seconds since the begin: one call after the other at the same distance."""
+    """Yield seconds since the begin: one call after the other at the same distance."""
     due = (number / rate for number in itertools.count())
     return itertools.takewhile(lambda at: at < seconds, due)
 
@@ -81,7 +81,7 @@ class ClosedLoop:
         self._began_at = self._measured_from = math.inf
 
     def begin(self, began_at: float, measured_from: float) -> None:
-        """The run began at `began_at`; its warm-up is over at `measured_from`."""
+        """Begin a run at `began_at`, whose warm-up is over at `measured_from`."""
         self._began_at, self._measured_from = began_at, measured_from
 
     def next_start(self) -> float | None:
@@ -97,7 +97,7 @@ class ClosedLoop:
         return now
 
     def end(self) -> None:
-        """The run ends now: `next_start` returns None from here on, also to those that wait."""
+        """End the run: `next_start` returns None from here on, also to those that wait."""
         self._ended.set()
 
     def unstarted_seconds(self) -> Sequence[float]:
@@ -159,7 +159,7 @@ class OpenLoop(ClosedLoop):
         return self._unstarted_seconds
 
     def facts(self) -> dict[str, object]:
-        """`behind_ms`: how long the oldest call that never started had been due."""
+        """Report the run. `behind_ms`: how long the oldest call that never started had been due."""
         behind_seconds = max(self._unstarted_seconds, default=0.0)
         return {
             "rate": self._rate,
@@ -190,12 +190,12 @@ class Figures:
             self.took(seconds)
 
     def took(self, seconds: float) -> None:
-        """A latency; also of a call that never started, which takes this long at least."""
+        """Count a latency; also of a call that never started, which takes this long at least."""
         self._latency_ms.add(seconds * 1000)
         self.slow += seconds * 1000 > self._slow_ms
 
     def facts(self, seconds: float, shown: dict[str, float]) -> dict[str, object]:
-        """For JSON, in a run of `seconds`, with the `shown` percentiles by their names."""
+        """Report for JSON, in a run of `seconds`, with the `shown` percentiles by their names."""
         seconds = max(seconds, 1e-9)
         values = percentiles(self._latency_ms, tuple(shown.values()))
         return {
@@ -212,7 +212,7 @@ class Figures:
         return round(max(0.0, self._latency_ms.maximum), 3)
 
     def line(self, seconds: float) -> str:
-        """For people."""
+        """Report for people."""
         facts = self.facts(seconds, {"p50_ms": 0.5, "p99_ms": 0.99})
         errors = ", ".join(f"{count} {name}" for name, count in self.errors.items()) or "0"
         return (
@@ -286,7 +286,7 @@ class Load:
         self._conclude(given_up=len(running))
 
     def _conclude(self, *, given_up: int) -> None:
-        """The figures as they are now, whatever a connection that was given up does later."""
+        """Keep the figures as they are now, whatever a connection that was given up does later."""
         self.seconds = max(0.0, (self._ended_at or time.monotonic()) - self._measured_from)
         with self._lock:
             self.kinds, self._counted = self._counted, self._new_figures()
@@ -327,8 +327,8 @@ class Load:
             self.left_claimed.append(error)
 
     def _call_once(self, caller: Caller, counts_from: float) -> bool:
-        """Make a call and count it, or an error that the next call may not meet. False if nothing
-        was left to do."""
+        """Make one call and record its result, or a transient error. Return False once nothing is
+        left to do."""
         kind = caller.kind
         is_measured = counts_from >= self._measured_from
         try:

@@ -57,7 +57,7 @@ success_option = command.option(
 def num_queries_option(
     default: int | None, meaning: str
 ) -> Callable[[command.Decorated], command.Decorated]:
-    """`meaning`: of -1, and the default."""
+    """Make the option; `meaning`: of -1, and the default."""
     return click.option(
         "--num-queries",
         type=click.IntRange(min=-1),
@@ -174,8 +174,8 @@ def _enqueue_keyed(plan: Plan, body: str | None, key: str) -> None:
     job = plan.job(body.encode("utf-8", "surrogateescape"))
     with command.connect() as client:
         [done] = client.enqueue_keyed(plan.queue, [job._replace(options=JobOptions(key))])
-    told = "existed, nothing was stored" if done.existed else "enqueued 1 job"
-    command.show(done._asdict(), f"{done.descriptor}\n{told}")
+    text = "existed, nothing was stored" if done.existed else "enqueued 1 job"
+    command.show(done._asdict(), f"{done.descriptor}\n{text}")
 
 
 @cli.command()

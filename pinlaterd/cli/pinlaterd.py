@@ -272,7 +272,7 @@ def leave(*, directory: Path) -> None:
 
 
 def _local_settings(options: Mapping[str, str | int | None]) -> Mapping[str, str | int]:
-    """What etc/local.yaml is to say."""
+    """Return what etc/local.yaml is to say."""
     given = {key: value for key, value in options.items() if value is not None}
     missing = [key for key in ("cluster", "server", "zookeeper") if key not in given]
     if missing:
@@ -284,7 +284,7 @@ def _local_settings(options: Mapping[str, str | int | None]) -> Mapping[str, str
 
 
 def _own_address(hosts: str) -> str:
-    """From which ZooKeeper is reached, if another machine can use it."""
+    """Return from which address ZooKeeper is reached, if another machine can use it."""
     host, _, port = hosts.partition(",")[0].rpartition(":")
     with contextlib.suppress(OSError, ValueError):
         family, kind, _, _, address = socket.getaddrinfo(

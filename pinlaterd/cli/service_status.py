@@ -165,7 +165,7 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """In the two largest units: 3 d 4 h, 12 min 5 s; below 10 s with a fraction."""
+    """Write the two largest units: 3 d 4 h, 12 min 5 s; below 10 s with a fraction."""
     whole = int(seconds)
     if 0 < seconds < 10:
         return f"{seconds:.1f} s" if whole else f"{seconds * 1000:.1f} ms"

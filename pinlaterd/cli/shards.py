@@ -107,8 +107,8 @@ def carry_out(
 def tell(
     done: str, problems: Mapping[str, str | None], *, was_changed: bool, removed: str | None = None
 ) -> None:
-    """`problems`: what the coordinator has against the files, and the shard whose removal it
-    refuses by that; None for a mistake."""
+    """Report what was done. `problems`: what the coordinator has against the files, and the shard
+    whose removal it refuses by that; None for a mistake."""
     against = {text: shard for text, shard in problems.items() if shard in (None, removed)}
     if against:
         raise EditRefused(against)
@@ -176,7 +176,7 @@ def dequeue_only(*, name: str, state: str, yes: bool) -> None:
 
 
 def set_dequeue_only(name: str, *, on: bool, yes: bool) -> bool:
-    """Whether all follow it; else they do when the coordinator is back. Fails if it is refused."""
+    """Return whether all follow by now, else when the coordinator is back. Fails if refused."""
     etc = command.directory() / ETC
     concerned = edit.shards_alike(etc, name)
     if len(concerned) > 1:
@@ -327,7 +327,7 @@ def _remove(etc: Path, name: str, *, force: bool) -> bool:
 
 
 def _jobs_of(name: str) -> Mapping[str, int] | None:
-    """What it holds; None if nobody knows."""
+    """Return what it holds; None if nobody knows."""
     try:
         found = service_status.find_shard(name)
     except ConnectionFailed:

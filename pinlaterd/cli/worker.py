@@ -230,7 +230,7 @@ class ModuleUnfit(DeploymentError):
 
 
 def load_handlers(spelling: str, folder: Path) -> Handlers:
-    """The Handlers that MODULE or MODULE:NAME names; modules in `folder` go before installed ones.
+    """Load the Handlers named MODULE or MODULE:NAME; `folder` goes before installed modules.
 
     Raises ModuleUnfit.
     """
@@ -269,7 +269,7 @@ def _import(name: str, folder: Path) -> ModuleType:
 
 
 def _failed_import(name: str, error: BaseException) -> str:
-    """The error with the last frames of the application's own code."""
+    """Write the error with the last frames of the application's own code."""
     shown = traceback.TracebackException.from_exception(error)
     own = [
         frame
@@ -327,7 +327,7 @@ Sources = Mapping[str, tuple[int, int]]  # path -> when it was written (ns), its
 
 
 def sources(folder: Path) -> Sources:
-    """Every Python source below `folder`, without hidden folders and virtual environments."""
+    """Find every Python source below `folder`, hidden folders and environments left out."""
     found = {}
     for place, folders, files in os.walk(folder):
         if "pyvenv.cfg" in files:
@@ -344,7 +344,7 @@ def sources(folder: Path) -> Sources:
 
 
 def changes(before: Sources, after: Sources) -> list[str]:
-    """The paths that were written, made or removed, sorted."""
+    """Return the paths that were written, made or removed, sorted."""
     return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
 
 
@@ -383,13 +383,13 @@ def run_reloaded(command: Sequence[str], folder: Path, tell: Callable[[str], Non
 
 
 def _is_told_to_stop() -> bool:
-    """Waits for a moment."""
+    """Wait for a moment; return whether it is to stop."""
     got = signal.sigtimedwait(_AWAITED, _LOOK_SECONDS)
     return got is not None and got.si_signo in STOP_SIGNALS
 
 
 def begin_as_child(parent_pid: int) -> None:
-    """What the child does first: end in order when its parent ends, be it by kill -9, and let
-    the signals in that the parent blocked."""
+    """Begin as a child: end in order when its parent ends, be it by kill -9, and let the signals in
+    that the parent blocked."""
     end_with_parent(parent_pid, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)

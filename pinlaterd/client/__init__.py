@@ -11,11 +11,22 @@
     client.enqueue("mail", [b"to: ada", b"to: grace"])
     Worker(client, handlers).run()
 
-`calls` has the operations; a `pool` of connections makes them, to `addresses` that serve, and
-`client` has its two ways to wait: docs/python.md. A `worker` runs `handlers`: docs/worker.md. For
-each queue it claims as many jobs ahead as its handler begins soon, and holds them `in_flight`; a
-handler gets a `running_job`, and may run in `processes`. `metrics`, which nothing here imports, is
-for Prometheus. May rely on `rpc` and below.
+The modules; docs/python.md and docs/worker.md are the guides:
+
+    client        the operations as methods that block, and as coroutines
+    calls         the operations: what each asks for, and what its answer becomes
+    pool          connections, and which calls are sent again
+    addresses     the servers, and which of them serve
+    worker        runs a consumer of the queues that have handlers
+    consumer      claims as many jobs ahead as handlers begin soon, and reports how they ended
+    handlers      which function works on which queue, and how
+    in_flight     what a worker holds of one queue
+    running_job   a job as its handler sees it
+    processes     handlers in processes of their own
+    metrics       a worker's figures for Prometheus; nothing here imports it
+    failures      the newest failures of a queue, in groups
+    coordinator   the coordinator's pages, for programs
+    zookeeper     lists of servers in ZooKeeper
 """
 
 from pinlaterd.client.addresses import AddressInvalid

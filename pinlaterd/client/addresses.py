@@ -31,7 +31,7 @@ class AddressInvalid(ValueError):
 
 
 def parse_addresses(hosts: str | Sequence[str], default_port: int) -> tuple[Address, ...]:
-    """The servers named by one or more of HOST, HOST:PORT and [IPV6]:PORT, each once.
+    """Read the servers named by one or more of HOST, HOST:PORT and [IPV6]:PORT, each once.
 
     Raises AddressInvalid.
     """
@@ -86,10 +86,10 @@ class ServerList:
         self.was_read.set_running_or_notify_cancel()  # a call that gives up does not end it
 
     def refresh(self) -> None:
-        """To be called before each use, by one thread at a time. Does not wait."""
+        """Look for changes, before each use, by one thread at a time. Does not wait."""
 
     def close(self) -> None:
-        """It will not be used again. May be repeated."""
+        """Close the list. Safe to repeat."""
 
     def _take(self, addresses: Sequence[Address], problem: str) -> None:
         if addresses and addresses != self.addresses:
@@ -130,7 +130,7 @@ class FileList(ServerList):
 
 
 def open_list(hosts: str | Sequence[str], default_port: int) -> ServerList:
-    """The list file:PATH or zk://HOSTS/PATH, or of the addresses that are named.
+    """Open the list file:PATH or zk://HOSTS/PATH, or one of the addresses that are named.
 
     Raises AddressInvalid."""
     if isinstance(hosts, str) and hosts.startswith("file:"):
@@ -210,8 +210,8 @@ class Servers:
         return healthy + sorted(away, key=away.__getitem__)
 
     def failed(self, address: Address, *, now: float) -> None:
-        """It can't be connected, or broke, or kept silent. Many calls that break at the same time
-        are one failure."""
+        """Note that it can't be connected, or broke, or kept silent. Many calls that break at the
+        same time are one failure."""
         if address not in self._addresses:
             return
         failure = self._failures.get(address)
@@ -222,12 +222,12 @@ class Servers:
             failure.pause_longer(now)
 
     def answered(self, address: Address) -> None:
-        """It has answered a call, be it with an error: it is healthy."""
+        """Note that it has answered a call, be it with an error: it is healthy."""
         self._failures.pop(address, None)
 
     def begin_probe(self, *, now: float) -> Address | None:
-        """A server to probe now; `end_probe` must follow. A single one is never probed: calls go
-        there anyway."""
+        """Return a server to probe now; `end_probe` must follow. A single one is never probed:
+        calls go there anyway."""
         if len(self._addresses) == 1:
             return None
         for address, failure in self._failures.items():

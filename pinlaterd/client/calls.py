@@ -39,6 +39,7 @@ from pinlaterd.model import (
     DeleteQueueRequest,
     DequeueRequest,
     EnqueueRequest,
+    EnqueueWithOptionsResult,
     FinishInfo,
     FinishOutcome,
     FinishRequest,
@@ -46,7 +47,6 @@ from pinlaterd.model import (
     JobChoice,
     JobRecord,
     JobState,
-    KeyedEnqueueResult,
     LookupRequest,
     Method,
     QueueKey,
@@ -84,8 +84,8 @@ class PreparedCall(NamedTuple, Generic[T]):
         return codec.encode_call(self.method, seqid, context, self.request)
 
     def decode(self, seqid: int, answer: bytes, *, server: Address) -> T:
-        """The result; raises an error of the service, or OutcomeUnknown if this is no answer to
-        this call."""
+        """Return the result. Raises an error of the service, or OutcomeUnknown if this is no answer
+        to this call."""
         try:
             if codec.peek_seqid(answer) != seqid:
                 raise ProtocolError("it belongs to another call")
@@ -118,7 +118,7 @@ def delete_queue(queue: str, *, password: str) -> PreparedCall[None]:
 
 
 def queue_names() -> PreparedCall[frozenset[str]]:
-    """The names of all queues."""
+    """Return the names of all queues."""
     return PreparedCall(Method.QUEUE_NAMES, QueueNamesRequest(), frozenset, repeatable=True)
 
 
@@ -153,7 +153,7 @@ def enqueue_keyed(queue: str, jobs: Iterable[Job]) -> PreparedCall[list[Enqueued
     def result(answer: object) -> list[EnqueuedJob]:
         if not answer:
             return []  # no jobs were sent
-        if not isinstance(answer, KeyedEnqueueResult):
+        if not isinstance(answer, EnqueueWithOptionsResult):
             raise ProtocolError("it does not say which jobs existed; the server knows no keys")
         return list(map(EnqueuedJob, *answer))
 
@@ -409,7 +409,7 @@ def _limit(limit: int, choice: JobChoice | None) -> int:
 
 
 def page_after(call: PreparedCall[ScanResult], page: ScanResult) -> PreparedCall[ScanResult] | None:
-    """The call for what follows the `page` that this one brought; None after the last."""
+    """Make the call for what follows the `page` that this one brought; None after the last."""
     if page.continuation == CONTINUATION_END:
         return None
     request = cast("ScanRequest", call.request)
@@ -535,9 +535,9 @@ def _ack_info(job: ClaimedJob | AckInfo) -> AckInfo:
     return job
 
 
-def _descriptors(answer: list[str] | KeyedEnqueueResult) -> list[str]:
-    return list(answer.descriptors if isinstance(answer, KeyedEnqueueResult) else answer)
+def _descriptors(answer: list[str] | EnqueueWithOptionsResult) -> list[str]:
+    return list(answer.descriptors if isinstance(answer, EnqueueWithOptionsResult) else answer)
 
 
 def _done(_: Any) -> None:
-    """The result of what returns nothing."""
+    """Return nothing, as calls without a result do."""

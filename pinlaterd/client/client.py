@@ -59,7 +59,7 @@ def _operation(prepare: Callable[P, PreparedCall[T]]) -> Callable[Concatenate[Cl
 def _paged_operation(
     prepare: Callable[P, PreparedCall[ScanResult]],
 ) -> Callable[Concatenate[Client, P], Iterator[JobRecord]]:
-    """With a call for each page, as far as its caller reads."""
+    """Make a method that makes a call for each page, as far as its caller reads."""
 
     def operation(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[JobRecord]:
         for page in calls.pages(self.run, prepare(*args, **kwargs)):
@@ -187,7 +187,7 @@ class Client(BaseClient):
             self._end_probe(server, is_back=False)
 
     def _begin_in_child(self) -> None:
-        """After a fork: connections, and whatever threads wait for, are the parent's.
+        """Begin again after a fork: connections, and whatever threads wait for, are the parent's.
 
         Closing the child's copies tells the servers nothing. No lock is taken, for a thread that
         the child does not have may hold it.
@@ -210,7 +210,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits for a loop: what it awaits blocks the thread."""
+    """Return the result of a coroutine that never waits for a loop: it blocks the thread."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -282,7 +282,7 @@ def _async_operation(
 def _async_paged_operation(
     prepare: Callable[P, PreparedCall[ScanResult]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[JobRecord]]:
-    """With a call for each page, as far as its caller reads."""
+    """Make a method that makes a call for each page, as far as its caller reads."""
 
     async def operation(
         self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs

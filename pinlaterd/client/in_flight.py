@@ -93,7 +93,7 @@ class Runs:
         self._concurrency = concurrency
 
     def add(self, ending: Ending, seconds: float) -> None:
-        """A job has run for so long."""
+        """Note that a job has run for so long."""
         self._endings[ending] += 1
         self._seconds += seconds
         self._buckets[bisect_left(BOUNDS_SECONDS, seconds)] += 1
@@ -102,7 +102,7 @@ class Runs:
             self._mean_seconds = seconds if mean is None else mean + (seconds - mean) * _WEIGHT
 
     def stalled(self, seconds: float) -> None:
-        """A job has waited for so long without being begun: the mean has promised too much."""
+        """Note that a job has waited so long to be begun: the mean has promised too much."""
         self._mean_seconds = max(seconds, self._mean_seconds or 0.0)
 
     def figures(self) -> RunFigures:
@@ -131,7 +131,7 @@ class Runs:
 
 
 def takes_checkpoint(job: RunningJob, outcome: Outcome) -> bool:
-    """Whether more than an ack is needed to report it."""
+    """Tell whether more than an ack is needed to report it."""
     if outcome.ending is Ending.DISCARDED:
         return job.attempts_remaining > 1
     return outcome.ending is Ending.POSTPONED
@@ -496,7 +496,7 @@ class InFlight:
         return kept
 
     def _hoard_due_at(self) -> float:
-        """When jobs will have waited for too long."""
+        """Return when jobs will have waited for too long."""
         try:
             return max(self._waiting[0].claimed_at, self._released_at) + HOARD_SECONDS
         except IndexError:

@@ -60,7 +60,7 @@ class WorkerMetrics(Collector):
         self._worker = worker
 
     def text(self) -> bytes:
-        """The figures in Prometheus' text format."""
+        """Return the figures in Prometheus' text format."""
         return generate_latest(self._registry())
 
     @contextmanager

@@ -115,7 +115,7 @@ class BaseClient(ABC):
         self._begin()
 
     def _begin(self) -> None:
-        """Without any connection."""
+        """Begin without any connection."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._seqids = itertools.count(1)
         self._names = Names()
@@ -205,8 +205,8 @@ class BaseClient(ABC):
         return _Call(prepared, seqid, message, deadline)
 
     async def _call_any(self, call: _Call[T], untried: deque[Address]) -> T:
-        """A server whose connection broke comes once more, as the last: it may have been restarted,
-        and serve a new connection."""
+        """Call any server. One whose connection broke comes once more, as the last: it may have
+        been restarted, and serve a new connection."""
         failures: list[ConnectionFailed] = []
         failed_at: set[Address] = set()
         may_repeat = call.prepared.repeatable
@@ -271,8 +271,8 @@ class BaseClient(ABC):
                 self._close_idle(gone)
 
     async def _connect(self, server: Address, deadline: float, share: float) -> Connection:
-        """To the first of the endpoints that the server's name stands for which can be connected,
-        within a share of the time that is left. Raises CannotConnect."""
+        """Connect to the first of the endpoints that the server's name stands for which can be
+        connected, within a share of the time that is left. Raises CannotConnect."""
         now = time.monotonic()
         deadline = now + min(self._connect_timeout_seconds, (deadline - now) * share)
         try:
@@ -375,7 +375,7 @@ class Connection(ABC):
 
     @abstractmethod
     def is_stale(self) -> bool:
-        """Whether the server closed it while it lay idle (or sent something unasked)."""
+        """Tell whether the server closed it while it lay idle (or sent something unasked)."""
 
     @abstractmethod
     def close(self) -> None:
@@ -444,8 +444,8 @@ def call_failed(
 
 
 def _all_failed(failures: Sequence[ConnectionFailed]) -> ConnectionFailed:
-    """One error that names each server with its failure. Once an attempt has left whole the outcome
-    is unknown, whatever became of those after it."""
+    """Make one error that names each server with its failure. Once an attempt has left whole the
+    outcome is unknown, whatever became of those after it."""
     if len(failures) == 1:
         return failures[0]
     is_unknown = any(isinstance(failure, OutcomeUnknown) for failure in failures)
@@ -454,7 +454,7 @@ def _all_failed(failures: Sequence[ConnectionFailed]) -> ConnectionFailed:
 
 
 def _reason_of(error: OSError | EOFError) -> str:
-    """The error in words: the operating system's, whatever asyncio made of it, or TLS's."""
+    """Return the error in words: the operating system's, whatever asyncio made of it, or TLS's."""
     if isinstance(error, EOFError):
         return "connection closed"
     if isinstance(error, TimeoutError):

@@ -321,7 +321,7 @@ def _leave_signals_to_parent() -> None:
 
 
 def _leave_child(connection: Connection) -> None:
-    """In a copy that a handler made by `os.fork`: it is none of the parent's children, answers
+    """Leave a copy that a handler made by `os.fork`: it is none of the parent's children, answers
     nothing, and heeds signals."""
     connection.close()
     for number in WORKER_STOP_SIGNALS:
@@ -401,7 +401,7 @@ class CarriedError(NamedTuple):
         raise AssertionError("unreachable: the last candidate is of the standard library")
 
     def restored(self) -> BaseException:
-        """The exception, with a RemoteTraceback as its cause."""
+        """Return the exception, with a RemoteTraceback as its cause."""
         try:
             error = _unpickled(self.pickled)
         except BaseException as unknown:  # noqa: BLE001 - its module can't be imported here

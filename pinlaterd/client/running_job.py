@@ -163,7 +163,7 @@ class RunningJob:
     # --- the worker's ---------------------------------------------------------------------
 
     def is_held(self, record: JobRecord | None) -> bool:
-        """Whether the job, of which the service knows that much, is still held under this claim."""
+        """Tell whether the job, as the service knows it, is still held under this claim."""
         return (
             record is not None
             and record.state is JobState.IN_PROGRESS
@@ -171,7 +171,7 @@ class RunningJob:
         )
 
     def renewed(self, now: float) -> None:
-        """The server counts the claim's time-out from `now` on."""
+        """Note that the server counts the claim's time-out from `now` on."""
         timeout_seconds = self.claimed.claim_timeout_seconds
         if timeout_seconds <= 0:  # it never ends
             self.expires_at = self.renew_at = math.inf
@@ -180,7 +180,7 @@ class RunningJob:
         self.renew_at = now + timeout_seconds * _RENEW_AFTER
 
     def not_renewed(self, now: float) -> None:
-        """A renewal failed: try again soon."""
+        """Try again soon, since a renewal failed."""
         self.renew_at = now + self.claimed.claim_timeout_seconds * _RENEW_AFTER / 4
 
     def lose(self) -> None:
@@ -206,13 +206,13 @@ def _check(name: str, seconds: float) -> None:
 
 
 def constant(seconds: float) -> RetryPolicy:
-    """The same delay each time."""
+    """Wait for the same delay each time."""
     _check("seconds", seconds)
     return lambda _attempt, _error: seconds
 
 
 def linear(seconds: float, *, most: float = 3600.0) -> RetryPolicy:
-    """`seconds` after the first attempt, twice that after the second, …, `most` at most."""
+    """Wait `seconds` after the first attempt, twice that after the second, …, `most` at most."""
     _check("seconds", seconds)
     _check("most", most)
     return lambda attempt, _error: min(most, seconds * attempt)
@@ -221,9 +221,9 @@ def linear(seconds: float, *, most: float = 3600.0) -> RetryPolicy:
 def exponential(
     first: float = 1.0, *, factor: float = 2.0, most: float = 3600.0, jitter: bool = True
 ) -> RetryPolicy:
-    """`first` seconds after the first attempt, then `factor` times as long each time, up to `most`.
-    With `jitter` a random time between half and all of that, so that jobs that failed together do
-    not come back together."""
+    """Wait `first` seconds after the first attempt, then `factor` times as long each time, up to
+    `most`. With `jitter` a random time between half and all of that, so that jobs that failed
+    together do not come back together."""
     _check("first", first)
     _check("most", most)
     if not 1 <= factor < math.inf:
@@ -240,7 +240,7 @@ def exponential(
 
 
 def never(_attempt: int, _error: BaseException) -> None:
-    """No further attempt: the job has FAILED for good."""
+    """Make no further attempt: the job has FAILED for good."""
 
 
 DEFAULT_POLICY = exponential(1, most=300)
@@ -464,7 +464,7 @@ def raised(
 
 
 def sayable(text: str) -> str:
-    """`text` without halves of surrogate pairs, which UTF-8 can't express and messages may hold."""
+    """Remove halves of surrogate pairs, which UTF-8 can't express and messages may hold."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 

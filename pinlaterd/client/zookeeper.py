@@ -124,7 +124,7 @@ class Watcher(ABC):
 
     @abstractmethod
     def away(self) -> None:
-        """ZooKeeper can't be asked."""
+        """Note that ZooKeeper can't be asked."""
 
     def begin(self) -> None:
         self._thread.start()
@@ -134,8 +134,8 @@ class Watcher(ABC):
         self._pokes.put(None)
 
     def end(self, *, close_session: bool) -> None:
-        """Does not wait. A session that is not closed goes on until the process ends, and then
-        for its time-out."""
+        """End without waiting. A session that is not closed goes on until the process ends, and
+        then for its time-out."""
         self._closes_session = close_session
         self._is_ending = True
         self.poke()
@@ -152,7 +152,7 @@ class Watcher(ABC):
 
     @staticmethod
     def ask(call: Any) -> Any:
-        """The result of what a method `..._async` of kazoo's has begun."""
+        """Return the result of what a method `..._async` of kazoo's has begun."""
         return call.get(timeout=_CALL_SECONDS)
 
     def _run(self) -> None:

@@ -109,8 +109,8 @@ def read_active() -> ActiveConfig | None:
 
 
 def active_files(deployment: Path) -> Sequence[str]:
-    """The files of etc/ that said something when they were validated last; none if that can't be
-    read. Unlike `read_active` it needs no password, and may be asked from any folder."""
+    """Return the files of etc/ that said something when they were validated last; none if that
+    can't be read. Unlike `read_active` it needs no password, and may be asked from any folder."""
     return (_decode(deployment / CONFIG_FILE, _Head) or _Head()).files
 
 
@@ -140,7 +140,7 @@ def _parts_of(one: _File | Config) -> dict[str, Any]:
 def _with_passwords(
     shards: Mapping[str, ShardSettings], value: Callable[[str], str]
 ) -> Mapping[str, ShardSettings]:
-    """`value`: of an environment variable that a password comes from."""
+    """Set passwords; `value`: of an environment variable that one comes from."""
     found = {}
     for name, shard in shards.items():
         sentinel = shard.sentinel
@@ -160,7 +160,7 @@ def _from_environment(variable: str) -> str:
 
 
 def environment_of(config: Config) -> frozenset[str]:
-    """The variables that it takes passwords from."""
+    """Return the variables that it takes passwords from."""
     shards = config.shards.values()
     sentinels = (shard.sentinel for shard in shards if shard.sentinel is not None)
     names = (*(shard.passwd_env for shard in shards), *(one.passwd_env for one in sentinels))

@@ -158,7 +158,7 @@ class _JsonLoader(_Loader):
         self.text = text
 
     def stale_possible_simple_keys(self) -> None:
-        """Keys may be longer than YAML allows, and their colons may stand on another line."""
+        """Allow keys that are longer than YAML's, and whose colons stand on another line."""
 
     def read_scalar(self, node: yaml.Node) -> tuple[Scalar, str]:
         written = self.text[node.start_mark.index : node.end_mark.index]
@@ -192,7 +192,7 @@ def _node(node: yaml.Node, loader: _Loader, depth: int) -> ValueNode:
 
 
 def _read_text(node: yaml.Node, loader: _Loader) -> tuple[Scalar, str]:
-    """Refuses what no file name, environment and message can hold."""
+    """Read a text; refuse what no file name, environment and message can hold."""
     scalar, written = loader.read_scalar(node)
     try:
         written.encode()
@@ -248,11 +248,11 @@ class FileReader:
         return [text for _, text in sorted(self._problems, key=lambda found: found[0])]
 
     def problem(self, line: int, key: str, text: str) -> None:
-        """`line` 0: about the file as a whole; `key` "": about no key."""
+        """Note a problem. `line` 0: about the file as a whole; `key` "": about no key."""
         self._problems.append((line, self._placed(line, key, text)))
 
     def warn(self, line: int, key: str, text: str) -> None:
-        """The same of what does not keep the file from being used."""
+        """Note a problem that does not keep the file from being used."""
         self._warn(self._placed(line, key, text))
 
     def _warn(self, text: str) -> None:
@@ -297,7 +297,7 @@ class FileReader:
             self._report_duplicates(item, f"{prefix}{index}.")
 
     def warn_of_readers(self, path: Path) -> None:
-        """If others may read `path`, which holds a password."""
+        """Warn if others may read `path`, which holds a password."""
         with contextlib.suppress(OSError):
             if path.stat().st_mode & stat.S_IROTH:
                 self._warn(f"{path}: holds a password, and others can read it; chmod 600 {path}")
@@ -362,7 +362,7 @@ class Section:
                 self.file.warn(entry.line, self.key(entry.key), f"unknown key, ignored; {cure}")
 
     def require(self, *names: str, reason: str = "") -> bool:
-        """Whether all are there; those that are not are problems."""
+        """Return whether all are there; those that are not are problems."""
         missing = [name for name in names if name not in self.values]
         for name in missing:
             self.problem(name, f"missing{reason}")
@@ -372,7 +372,7 @@ class Section:
         return self._at(self.values.get(name, ValueNode(self.node.line)), name)
 
     def sections(self, name: str) -> Sequence[Section]:
-        """The items of a list of mappings."""
+        """Return the items of a list of mappings."""
         node = self.values[name]
         if node.items is None:
             self.problem(name, f"expected a list, got {node.describe()}")
@@ -398,7 +398,7 @@ class Section:
         return Section(self.file, node, path, refuse_unknown=self._refuse_unknown)
 
     def get(self, name: str, kind: type[Kind], setting: Setting = _ANY) -> Kind | None:
-        """The value of a key; None without it, and after reporting what is wrong with it."""
+        """Return the value of a key, or None: it is absent, or what is wrong is reported."""
         try:
             return _scalar(self.values[name], kind, setting) if name in self.values else None
         except _Wrong as error:
@@ -406,12 +406,12 @@ class Section:
             return None
 
     def get_all(self, kinds: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
-        """The values of all keys of `kinds` that are there, and right."""
+        """Return the valid values of those keys that are present."""
         found = {name: self.get(name, kind, settings[name]) for name, kind in kinds.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def text(self, name: str) -> str:
-        """ "" without that key."""
+        """Return a text, "" without that key."""
         return self.get(name, str) or ""
 
     def secret(self, name: str) -> Secret:

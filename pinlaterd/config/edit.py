@@ -187,7 +187,7 @@ def _is_decided(path: Path) -> bool:
 
 
 def _edit_tree(etc: Path, name: str, change: Callable[[Text, Config], None]) -> Edited:
-    """The same; `change` turns the tree of the text into what it should be."""
+    """Edit a file by `change`, which turns the tree of its text into what it should be."""
 
     def changed(before: bytes, config: Config) -> bytes:
         text = Text(before)
@@ -210,8 +210,8 @@ def _entries(path: Path, text: Text, databases: int) -> Iterator[ListedShard]:
 
 
 def _texts(text: Text, key: str, inner: str = "") -> Sequence[str]:
-    """The items of a list as they are written, or what each says at `inner`: a name may look like a
-    number."""
+    """Return the items of a list as they are written, or what each says at `inner`: a name may look
+    like a number."""
     listed = text.root.get(key) if text.root is not None else None
     items = (listed.items or ()) if listed is not None else ()
     found = [item.get(inner) if inner else item for item in items]
@@ -219,7 +219,7 @@ def _texts(text: Text, key: str, inner: str = "") -> Sequence[str]:
 
 
 def shards_alike(etc: Path, shard: str) -> Sequence[str]:
-    """The shards whose settings are one entry with those of `shard`, it among them.
+    """Return the shards whose settings are one entry with those of `shard`, it among them.
 
     Raises ConfigError if there is no such shard."""
     config = load_config(etc)
@@ -243,7 +243,7 @@ def set_servers(etc: Path, shards: Collection[str], *, master: Address, slave: A
 
 
 def set_dequeue_only(etc: Path, shard: str, *, on: bool) -> Edited:
-    """For all shards of its entry."""
+    """Set `dequeue_only` of a shard, and of all others that its entry in the file defines."""
 
     def changed(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         if key in settings:
@@ -289,7 +289,7 @@ def add_shard(etc: Path, shard: str, settings: Mapping[str, Value]) -> Edited:
 
 
 def remove_shard(etc: Path, shard: str, *, abandon: bool) -> Edited:
-    """`abandon`: with the jobs that it holds."""
+    """Remove a shard; `abandon`: with the jobs that it holds."""
     path = etc / SHARDS_FILE
 
     def change(text: Text, config: Config) -> None:
@@ -305,12 +305,12 @@ def remove_shard(etc: Path, shard: str, *, abandon: bool) -> Edited:
 
 
 def forget_abandoned(etc: Path, shard: str) -> Edited:
-    """The shard has gone: `abandon` need not name it any more."""
+    """Remove a shard that has gone from `abandon`, which need not name it any more."""
     return _edit_tree(etc, SHARDS_FILE, lambda text, _config: _forget_abandoned(text, shard))
 
 
 def _in_our_form(path: Path, text: Text) -> dict[str, Any]:
-    """The settings of shards, by name."""
+    """Return the settings of shards, by name."""
     assert text.root is not None, "the loader found shards in it"
     form = form_of(text.root)
     if form is not Form.OURS:
@@ -351,7 +351,7 @@ def limit_settings(etc: Path, queue: str) -> LimitSettings:
 
 
 def set_limit(etc: Path, queue: str, jobs_per_second: float | None) -> Edited:
-    """None: no limit. Raises ConfigError."""
+    """Set the limit of a queue; None: no limit. Raises ConfigError."""
     return set_limits(etc, queue, {LIMIT: jobs_per_second})
 
 
@@ -420,7 +420,7 @@ def _queue_settings(text: Text, queue: str) -> Mapping[str, Any]:
 
 
 def _put_queue(text: Text, queue: str, settings: Mapping[str, Any]) -> None:
-    """Nothing: remove it."""
+    """Write the settings of a queue; remove it if there are none."""
     listed: Any = text.tree.get("queues")
     if not _is_pinlaters(text):
         queues = {**(listed or {}), queue: settings}

@@ -62,7 +62,7 @@ class Text:
     # --- what differs -------------------------------------------------------------------------
 
     def _update(self, owner: Entry | None, node: ValueNode, new: Any, *, in_brackets: bool) -> None:
-        """`owner`: the key that `node` is the value of; None: of the document, or of a list."""
+        """Update a node. `owner`: its key; None: it is the document, or of a list."""
         if isinstance(new, Mapping) and node.entries:
             self._update_mapping(owner, node, node.entries, new)
         elif isinstance(new, Sequence) and not isinstance(new, str) and node.items:
@@ -101,7 +101,7 @@ class Text:
     def _update_list(
         self, owner: Entry | None, node: ValueNode, items: Sequence[ValueNode], new: Sequence[Any]
     ) -> None:
-        """Items change, or are removed, or added at the end; else all of it is written again."""
+        """Change, remove or add items at the end; else write all of the list again."""
         kept = list(items)
         if len(new) < len(items):
             left = iter(items)
@@ -173,7 +173,7 @@ class Text:
         self._changes.append((start, end, new))
 
     def _add_lines(self, behind: int, lines: Sequence[str]) -> None:
-        """Below the line of the place `behind`."""
+        """Add lines below the line of the place `behind`."""
         at = self._line_end(behind)
         is_open = at > 0 and self._text[at - 1] != "\n"  # the last line, which nothing ends
         new = "".join(f"{line}{self._newline}" for line in lines)
@@ -183,7 +183,7 @@ class Text:
         return self._text.rfind("\n", 0, place) + 1
 
     def _line_end(self, place: int) -> int:
-        """Behind the line break."""
+        """Return the place behind the line break."""
         return self._text.find("\n", place) + 1 or len(self._text)
 
     def _column(self, place: int) -> int:
@@ -198,7 +198,7 @@ class Text:
         values: Mapping[str, Any],
         siblings: ValueNode | None = None,
     ) -> list[str]:
-        """Lines for new keys; `siblings` show how far what is below one of them is indented."""
+        """Write lines for new keys; `siblings` show how far lines below them are indented."""
         indent, step = " " * column, _STEP
         for entry in (siblings.entries or ()) if siblings is not None else ():
             if entry.value.entries and not entry.value.flow:
@@ -244,12 +244,12 @@ def _escaped(character: str) -> str:
 
 
 def _is_flow(value: Mapping[str, Any]) -> bool:
-    """Written in brackets, also within a block: an address, or nothing at all."""
+    """Tell whether it stands in brackets, also within a block: an address, or nothing at all."""
     return not value or value.keys() == {"host", "port"}
 
 
 def _is_plain(text: str) -> bool:
-    """Whether YAML takes it for this text without quotes, within brackets too."""
+    """Tell whether YAML takes it for this text without quotes, within brackets too."""
     if not re.fullmatch(r"[^\s,:#\[\]{}][^\n,#\[\]{}]*", text):
         return False
     try:

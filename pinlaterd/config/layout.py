@@ -71,7 +71,7 @@ def listener_socket(program: str) -> Path:
 
 
 def shard_endpoint(shard: str) -> str:
-    """The ZeroMQ address at which a shard's owner takes calls."""
+    """Return the ZeroMQ address at which a shard's owner takes calls."""
     return f"ipc://{RUN}/shard-{shard}.ipc"
 
 
@@ -81,7 +81,7 @@ def clock_file(shard: str) -> Path:
 
 
 def move_lock(shard: str) -> Path:
-    """Held by the command that moves a shard's jobs."""
+    """Return the file that the command which moves a shard's jobs locks."""
     return RUN / f"move-{shard}.lock"
 
 
@@ -183,7 +183,7 @@ def replace_file(path: Path, data: bytes, *, durably: bool = False) -> None:
 def write_beside(
     path: Path, data: bytes, *, durably: bool = False, like: os.stat_result | None = None
 ) -> Path:
-    """A file in the same folder, to be renamed; of the mode and owner of `like`."""
+    """Write a file in the same folder, to be renamed; of the mode and owner of `like`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -286,7 +286,7 @@ class ConfigFiles:
         return hashed.hexdigest()[:16]
 
     def read(self, path: Path) -> bytes:
-        """For `load_config`. Raises OSError, as reading the file did."""
+        """Read a file for `load_config`. Raises OSError, as reading the file did."""
         content = self._contents[path]
         if isinstance(content, OSError):
             raise content

@@ -1,4 +1,4 @@
-"""The configuration files to a Config, or all that is wrong with all of them at once.
+"""Reads the files of etc/ into a Config; reports every mistake at once.
 
 etc/pinlaterd.yaml    optional: the server's settings
 etc/queues.yaml       optional: settings of single queues; PinLater's JSON is accepted
@@ -112,7 +112,7 @@ _SERVER_KINDS = {
 
 
 def _read_settings(file: FileReader, *, shared: bool) -> Section:
-    """`shared`: pinlaterd.yaml; else local.yaml. A key that belongs in the other one is dropped."""
+    """Read pinlaterd.yaml if `shared`, else local.yaml; drop keys that belong in the other."""
     root = file.read()
     section = Section(file, root if root is not None else ValueNode(0))
     section.allow((*_SERVER_SETTINGS, _HASH_FILE))
@@ -160,7 +160,7 @@ _CLUSTER_NEEDS = ("cluster", "server", "zookeeper", "peer_host")
 
 
 def _check_cluster(local: Section, server: ServerSettings, key: Path, shards: int) -> None:
-    """A server of a cluster has all that makes it one; a single machine has nothing of it."""
+    """Check that a server of a cluster has all that makes it one, and no other has any of it."""
     if not any(name in local for name in _CLUSTER_NEEDS):
         if key.exists():
             cure = f"restore {local.file.path}, or remove {key} if it is not to belong to one"
@@ -207,7 +207,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _read_hash(section: Section) -> str:
-    """The environment's hash, else the file's; a malformed one is a problem, never shown."""
+    """Read the environment's hash, else the file's; a malformed one is a problem, never shown."""
     text, line, key = os.environ.get(HASH_ENVIRONMENT, ""), 0, f"environment {HASH_ENVIRONMENT}"
     if not text:
         text = section.secret(_HASH).value
@@ -329,7 +329,7 @@ def _read_queue(
 
 
 def _is_queue(section: Section, key: str, name: str) -> bool:
-    """Whether `name`, which stands at `key`, can be a queue's."""
+    """Tell whether `name`, which stands at `key`, can be a queue's."""
     if QUEUE_NAME.match(name):
         return True
     section.problem(key, f"{name[:80]!r} is no queue name; use letters, digits and underscores")
@@ -472,7 +472,7 @@ def form_of(root: ValueNode) -> Form:
 
 
 def _pinlater_mysql_shards(key: str, databases: int) -> Sequence[str]:
-    """The shards that an entry of PinLater's for MySQL stands for; none if `key` names none."""
+    """Return the shards that an entry of PinLater's for MySQL stands for, if any."""
     match = _PINLATER_MYSQL_NAME.match(key)
     if match is None:
         return []
@@ -523,7 +523,7 @@ class ListedShard(NamedTuple):
 def _read_shards(
     file: FileReader, server: ServerSettings
 ) -> tuple[Mapping[str, ShardSettings], tuple[str, ...]]:
-    """The shards, in the order of the file, and the abandoned ones."""
+    """Read the shards, in the order of the file, and the abandoned ones."""
     root = file.read(required=True)
     if root is None:
         if not file.problems:
@@ -550,7 +550,7 @@ def _read_shards(
 
 
 def shard_entries(file: FileReader, root: ValueNode, databases: int) -> Iterator[ListedShard]:
-    """`databases`: so many shards are in each entry of PinLater's form for MySQL."""
+    """Yield the entries; `databases`: so many shards are in each of PinLater's form for MySQL."""
     form = form_of(root)
     if root.entries is not None:  # no form of the file has a place for it
         root = replace(root, entries=[entry for entry in root.entries if entry.key != ABANDON])
@@ -598,7 +598,7 @@ def _our_entries(shards: Section) -> Iterator[ListedShard]:
 
 
 def _is_shard(section: Section, key: str, name: str) -> bool:
-    """Whether `name`, which stands at `key`, can be a shard's."""
+    """Tell whether `name`, which stands at `key`, can be a shard's."""
     if SHARD_NAME.match(name):
         return True
     section.problem(key, f"{name[:40]!r} is no shard name; {_NAME_RULE}")
@@ -660,7 +660,7 @@ def _file(section: Section, name: str, owners: dict[str, str]) -> str:
 
 
 def _check_redis_master(section: Section) -> None:
-    """It is named, or Sentinels name it."""
+    """Check that the master is named, or Sentinels that name it."""
     if "sentinel" not in section:
         section.require("master", reason="; redis shards need it, or sentinel")
         return

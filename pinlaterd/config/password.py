@@ -58,14 +58,14 @@ class AdminPasswords:
 
 
 def hash_password(password: str) -> str:
-    """A new hash of `password`, with a salt of its own."""
+    """Make a new hash of `password`, with a salt of its own."""
     salt = os.urandom(_SALT_BYTES)
     digest = _scrypt(password, salt, _N, _R, _P, _HASH_BYTES)
     return f"scrypt${_N}${_R}${_P}${_encode(salt)}${_encode(digest)}"
 
 
 def verify_password(password: str, password_hash: str) -> bool:
-    """Whether `password` is the one; False for "" and anything else that is no hash."""
+    """Tell whether `password` is the one; False for "" and anything else that is no hash."""
     parsed = _parse(password_hash)
     if parsed is None:
         return False

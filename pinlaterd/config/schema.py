@@ -54,7 +54,7 @@ class Setting(NamedTuple):
     doc: str
     allowed: Allowed = None
     secret: bool = False
-    local: bool = False  # the default depends on the machine
+    default_of_machine: bool = False  # which is left out of the files that `init` writes
     live: bool = False  # a change acts without a restart
     machine: bool = False  # may stand in local.yaml, which goes before pinlaterd.yaml
     only_local: bool = False  # and nowhere else
@@ -112,7 +112,7 @@ def _machine(default: T, doc: str, allowed: Allowed, **flags: bool) -> T:
     return _setting(default, doc, allowed, machine=True, **flags)
 
 
-def _local(default: T, doc: str, allowed: Allowed, **flags: bool) -> T:
+def _only_local(default: T, doc: str, allowed: Allowed, **flags: bool) -> T:
     return _machine(default, doc, allowed, only_local=True, **flags)
 
 
@@ -207,24 +207,24 @@ class ServerSettings:
         _OWN_HOST_NAME,
         "this server's name in claim descriptors (default: the machine's host name)",
         characters(1, ADVERTISED_HOST_CHARS, ":"),
-        local=True,
+        default_of_machine=True,
     )
     routers: int = _machine(1, "router processes, all on the same port", Between(1, 64))
-    cluster: str = _local("", "the cluster's name; none: a single machine", CLUSTER_NAME)
-    server: str = _local("", "this server's name in the cluster", CLUSTER_NAME)
-    zookeeper: str = _local("", "the servers of ZooKeeper", ZOOKEEPER_HOSTS)
-    peer_host: str = _local(
+    cluster: str = _only_local("", "the cluster's name; none: a single machine", CLUSTER_NAME)
+    server: str = _only_local("", "this server's name in the cluster", CLUSTER_NAME)
+    zookeeper: str = _only_local("", "the servers of ZooKeeper", ZOOKEEPER_HOSTS)
+    peer_host: str = _only_local(
         "",
         "address that other servers reach this one at, and that it listens on for them",
         _ANY_HOST,
     )
-    peer_port: int = _local(9012, "port for the coordinators of other servers", _ANY_PORT)
-    shard_ports: int = _local(
+    peer_port: int = _only_local(9012, "port for the coordinators of other servers", _ANY_PORT)
+    shard_ports: int = _only_local(
         9100,
         "first of the ports for routers of other servers; as many as there are shards",
         _ANY_PORT,
     )
-    weight: float = _local(
+    weight: float = _only_local(
         1.0,
         "this server's part of the shards, compared with the weights of the others",
         Between(0.01, 100),
@@ -415,7 +415,7 @@ class ServerSettings:
     )
     accept_weak_durability: bool = _setting(
         False,
-        "`status` does not warn of stores whose settings may lose acknowledged jobs",
+        "`status` does not warn of stores whose settings may lose jobs whose enqueue was answered",
         live=True,
     )
     mysql_num_db_per_queue: int = _setting(
@@ -659,7 +659,7 @@ class Config:
     pushes: Mapping[str, PushSettings] = field(default_factory=dict)  # by queue
 
     def only(self, shards: Collection[str]) -> Config:
-        """The same with those shards only."""
+        """Return the configuration with those shards only."""
         kept = {name: shard for name, shard in self.shards.items() if name in shards}
         return replace(self, shards=kept)
 
@@ -725,7 +725,7 @@ def default_queue_settings(
 
 
 def settings_of(schema: type) -> Mapping[str, Setting]:
-    """The keys of a settings class that a file may hold, and what is known of each."""
+    """Return the keys of a settings class that a file may hold, and what is known of each."""
     return {
         one.name: one.metadata["setting"] for one in fields(schema) if "setting" in one.metadata
     }
@@ -742,7 +742,7 @@ class Followed(NamedTuple):
 
 
 def follow(active: ServerSettings, wanted: ServerSettings) -> Followed:
-    """`active` with those settings of `wanted` that act without a restart."""
+    """Return `active` with those settings of `wanted` that act without a restart."""
     live, needs_restart = {}, []
     for name, setting in settings_of(ServerSettings).items():
         before, after = getattr(active, name), getattr(wanted, name)

@@ -139,11 +139,11 @@ class RateAllocator:
         self._spare = {queue: self._spare[queue] for queue in limits if queue in self._spare}
 
     def expect(self, names: Iterable[str], *, complete: bool) -> None:
-        """The names that there should be from now on; `complete`: nobody else holds anything."""
+        """Expect these names from now on; `complete`: nobody else holds anything."""
         self._expected, self._complete = frozenset(names), complete
 
     def add_spare(self, tokens: Mapping[str, float]) -> None:
-        """Tokens for those that want more than their share, by queue."""
+        """Add tokens for those that want more than their share, by queue."""
         for queue, added in tokens.items():
             self._spare[queue] = self._spare.get(queue, 0.0) + added
             self._changed = True
@@ -151,8 +151,8 @@ class RateAllocator:
     def heard(
         self, peer: bytes, report: RateReport, held: Mapping[str, float] = MappingProxyType({})
     ) -> None:
-        """`held`: of a server, what its routers may be spending; more than its share, until they
-        have confirmed a cut."""
+        """Note a report. `held`: of a server, what its routers may be spending; more than its
+        share, until they have confirmed a cut."""
         entry = self._entries.get(report.router)
         if entry is None:
             self._end_namesakes(report.router)
@@ -193,7 +193,7 @@ class RateAllocator:
                 self._changed = True
 
     def heartbeat(self, peer: bytes) -> None:
-        """A router that has nothing to say of rates lives."""
+        """Note that a router lives that has nothing to say of rates."""
         entry = self._by_peer.get(peer)
         if entry is not None:
             self._note_heard(entry)
@@ -205,7 +205,7 @@ class RateAllocator:
     # --- what follows from it ------------------------------------------------------------------
 
     def due_grants(self) -> Sequence[tuple[bytes, RateGrant]]:
-        """The grants to send now, after `holdings` has been noted if `note_due`."""
+        """Return the grants to send now, after `holdings` has been noted if `note_due`."""
         self._look_for_the_dead()
         self._settle()
         now = self._clock.monotonic()
@@ -230,7 +230,7 @@ class RateAllocator:
         ]
 
     def held(self) -> dict[str, float]:
-        """The most that all together may be spending, jobs/s by queue."""
+        """Return the most that all together may be spending, jobs/s by queue."""
         return _sum(entry.held for entry in self._entries.values())
 
     def demands(self) -> dict[str, float]:
@@ -293,7 +293,7 @@ class RateAllocator:
         wanted: Mapping[RouterId, Mapping[str, float]],
         credits_: Mapping[RouterId, dict[str, float]],
     ) -> None:
-        """Tokens that some routers gave up go to those that want more than their share."""
+        """Give tokens that some routers gave up to those that want more than their share."""
         tokens = self._spare.pop(queue, 0.0)
         if not tokens:
             return
@@ -385,14 +385,14 @@ class RateAllocator:
                 self._changed = True
 
     def _end_namesakes(self, router: RouterId) -> None:
-        """Another router that had this pid has ended."""
+        """Note that another router that had this pid has ended."""
         for entry in self._entries.values():
             if entry.router.pid == router.pid and entry.died_at is None:
                 entry.died_at = self._clock.monotonic()
                 self._changed = True
 
     def _is_succeeded(self, dead: _Entry) -> bool:
-        """Whether no successor can take over its share any more without our knowing."""
+        """Tell whether no successor can take over its share any more without our knowing."""
         name = dead.router.process
         return name not in self._expected or any(
             other.router.process == name and other.died_at is None and other.peer
@@ -411,7 +411,7 @@ def _sum(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _is_good(
     sent: Mapping[RouterId, float], demands: Mapping[RouterId, float], rest: float, floor: float
 ) -> bool:
-    """Whether every router has what it wants, and all is given out: nothing needs to change."""
+    """Tell whether every router has what it wants, and all is given out."""
     tolerance = rest * _WORTH_TELLING
     return abs(math.fsum(sent.values()) - rest) <= tolerance and all(
         share >= max(floor - tolerance, demands[router]) for router, share in sent.items()
@@ -424,7 +424,7 @@ def _is_good(
 def divide(
     rate: float, demands: Mapping[Sharer, float], floor_fraction: float = FLOOR_FRACTION
 ) -> dict[Sharer, float]:
-    """`rate` over the sharers in `demands`, which want so much each (in the same unit, at least 0).
+    """Divide `rate` over the sharers in `demands`, which want so much each (same unit, 0 or more).
 
     What none wants is divided evenly: it is there for demand that grows."""
     if not demands:

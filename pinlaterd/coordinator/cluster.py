@@ -129,7 +129,7 @@ class Cluster:
                 await self._session.write(f"servers/{server}", b"{}", None, as_leader=False)
 
     def stop(self) -> None:
-        """The session goes on for a successor, unless this server leaves."""
+        """End the session if this server leaves; else it goes on for a successor."""
         self._session.stop(leave=self.leaving)
 
     # --- what is followed ------------------------------------------------------------------------
@@ -145,12 +145,12 @@ class Cluster:
         return "" if self._view is None else self._view.problem
 
     def here(self, config: Config) -> Config:
-        """`config` with those shards only that have a process on this server."""
+        """Return `config` with those shards only that have a process on this server."""
         server, assigned = self.place.server, self.assigned.items()
         return config.only({name for name, to in assigned if server in (to.server, to.next)})
 
     def owned(self, config: Config) -> Config:
-        """`config` with those shards only that this server is to own."""
+        """Return `config` with those shards only that this server is to own."""
         server = self.place.server
         return config.only({name for name, to in self.assigned.items() if to.server == server})
 
@@ -169,7 +169,7 @@ class Cluster:
         return next((found.state for found in states if found is not None), "")
 
     def follow(self, view: View) -> bool:
-        """Whether what the snapshot says of this server or of shards has changed."""
+        """Follow a view; return whether that changes the snapshot of this server or of shards."""
         before = (self.place, self.assigned, self.keys)
         self._view = view
         self._resting = {name for name, node in view.servers.items() if _rests(node)}
@@ -193,8 +193,8 @@ class Cluster:
         return (self.place, self.assigned, self.keys) != before
 
     def serves(self, shards: Iterable[str]) -> bool:
-        """Whether live members are all servers that there are, or say that they serve all `shards`,
-        in the epochs assigned: so that no other server serves any."""
+        """Tell whether live members are all servers that there are, or say that they serve all
+        `shards`, in the epochs assigned: so that no other server serves any."""
         servers = {member.server for member in self.members.values()}
         known = set() if self._view is None else self._view.servers.keys()
         return (bool(known) and known <= servers) or all(
@@ -289,7 +289,7 @@ class Cluster:
             log.warning("the placement of keys can't be written: %s; trying again", error)
 
     def _in_maintenance(self) -> AbstractSet[str]:
-        """Servers that own no shards if others can."""
+        """List the servers that own no shards if others can."""
         return self._resting | {one.server for one in self.members.values() if one.leaving}
 
     # --- status ----------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ class Cluster:
         }
 
     def figures(self, config: Config) -> Mapping[str, int]:
-        """Gauges; each is worth an alarm while it is not 0."""
+        """Return the gauges; each is worth an alarm while it is not 0."""
         unserved = {
             *(name for name in config.shards if self.state_of(name) != ProcessState.SERVING),
             *self._described.unreached,
@@ -354,7 +354,7 @@ class Cluster:
         }
 
     def _shard(self, shard: ShardSettings) -> ShardStatus:
-        """One that has no process here."""
+        """Return the status of a shard that has no process here."""
         state = self.state_of(shard.name)
         return {
             "name": shard.name,
@@ -404,7 +404,7 @@ def _rests(node: Node) -> bool:
 
 
 def _decode(data: bytes, kind: type[T], node: str) -> T | None:
-    """None for what no version up to this one writes."""
+    """Decode the data of a node; None if no version up to this one writes such."""
     try:
         return msgspec.json.decode(data, type=kind)
     except ValueError as error:

@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 class MemberCoordinator(Coordinator):
     def __init__(self, etc: Path, active: ActiveConfig, clock: Clock, cluster: Cluster) -> None:
-        """`cluster` tells `follow_view`."""
+        """Follow what `cluster` sees: it calls `follow_view`."""
         self._cluster = cluster
         self._woken = asyncio.Event()  # something may have to be told or decided
         self._published: dict[int, Sequence[str]] = {}  # members by the snapshot's version
@@ -134,8 +134,8 @@ class MemberCoordinator(Coordinator):
             await cluster.place_keys(takers(self._entries()), self._config.keys_kept_ms())
 
     def _knows_processes(self, views: Sequence[ProcessView]) -> bool:
-        """Whether the shards' processes here have reported. Until then what a coordinator before
-        this one said of them holds; nothing moves because a coordinator was restarted."""
+        """Tell whether the shards' processes here have reported. Until then what a coordinator
+        before this one said of them holds; nothing moves because a coordinator was restarted."""
         reported = {view.report.process for view in views}
         expected = {shard_program(shard) for shard in self._served_here().shards}
         is_new = self._clock.monotonic() - self._started < SILENT_SECONDS
@@ -166,7 +166,7 @@ class MemberCoordinator(Coordinator):
             self._publish()  # who we are now
 
     def _followed(self, views: Sequence[ProcessView]) -> int:
-        """The number of the cluster's configuration that all processes here follow."""
+        """Return the number of the cluster's configuration that all processes here follow."""
         versions = [one.report.config_version for one in views if not one.gone]
         return self._shared.followed(min([self._config_version, *versions]))
 
@@ -235,7 +235,7 @@ class MemberCoordinator(Coordinator):
         return dict(zip(others, found, strict=True))
 
     async def _ask(self, node: str, question: PeerQuestion, kind: type[T]) -> T | None:
-        """None if it does not answer, or as no release up to this one does."""
+        """Ask a server; None if it does not answer, or as no release up to this one does."""
         assert self._peers is not None
         answer = await self._peers.ask(node, question, _ANSWER_SECONDS)
         try:
@@ -254,12 +254,12 @@ class MemberCoordinator(Coordinator):
         nodes = {member.server: node for node, member in self._cluster.members.items()}
         owners = {shard: self._cluster.assigned.get(shard) for shard in shards}
         asked = {s: nodes[o.server] for s, o in owners.items() if o and o.server in nodes}
-        told = await asyncio.gather(
+        answers = await asyncio.gather(
             *(self._ask(node, HoldingQuestion(shard), HeldJobs) for shard, node in asked.items())
         )
         return {
             shard: one._replace(config_version=min(one.config_version, followed))
-            for shard, one in zip(asked, told, strict=True)
+            for shard, one in zip(asked, answers, strict=True)
             if one is not None
         }
 

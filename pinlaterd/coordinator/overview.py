@@ -97,8 +97,8 @@ class Overview:
         self.events = self.history.events
         if written_ms is not None:
             is_restart = clock.now_ms() - written_ms <= _MOST_RESTART_MS
-            told = f"coordinator {'restarted' if is_restart else 'started'}, pid {os.getpid()}"
-            self.events.add(clock.now_ms(), PROCESS.name, "coordinator", told)
+            text = f"coordinator {'restarted' if is_restart else 'started'}, pid {os.getpid()}"
+            self.events.add(clock.now_ms(), PROCESS.name, "coordinator", text)
         self._workers = Workers(clock, self._gather_details, config_of)
         self._sampler = Sampler(clock, take, self.history)
         self._next: asyncio.TimerHandle | None = None

@@ -106,7 +106,7 @@ class Pages:
         return web.Response(body=parts, headers={"Content-Type": CONTENT_TYPE})
 
     async def _parts(self, stats: Mapping[str, StatsSnapshot]) -> AsyncIterator[bytes]:
-        """In turns of the loop with others: with many queues the page is long."""
+        """Yield the parts in turns of the loop with others: with many queues the page is long."""
         for part in self._prometheus.of(stats):
             if part:
                 yield part
@@ -200,7 +200,7 @@ def figures(snapshot: StatsSnapshot) -> Mapping[str, Mapping[str, Any]]:
 
 
 def ostrich(snapshot: StatsSnapshot) -> str:
-    """The text that PinLater's /stats.txt had."""
+    """Write the text that PinLater's /stats.txt had."""
     shown = figures(snapshot)
     lines = ["counters:"]
     lines += [f"  {_one_line(name)}: {count}" for name, count in shown["counters"].items()]
@@ -215,7 +215,7 @@ def ostrich(snapshot: StatsSnapshot) -> str:
 
 
 def _plain(value: float) -> float:
-    """Whole numbers without a point, others with three digits behind it."""
+    """Round to three digits behind the point; whole numbers have no point."""
     if isinstance(value, int) or value.is_integer():
         return int(value)
     return round(value, 3)
@@ -263,9 +263,9 @@ class PrometheusText:
         self._lines: defaultdict[tuple[str, str], dict[str, _Lines]] = defaultdict(dict)
 
     def of(self, stats: Mapping[str, StatsSnapshot]) -> Iterator[bytes]:
-        """The figures of all processes in `stats`, each with its process as a label. In parts that
-        take a few milliseconds each; some are empty. Others may be made meanwhile, and `stats` may
-        change."""
+        """Yield the figures of all processes in `stats`, each with its process as a label. In parts
+        that take a few milliseconds each; some are empty. Others may be made meanwhile, and `stats`
+        may change."""
         page: defaultdict[tuple[str, str], list[bytes]] = defaultdict(list)
         shown: set[tuple[str, str]] = set()
         for process, snapshot in stats.items():
@@ -310,7 +310,7 @@ def _lines(process: str, kind: str, name: str, figure: Figure) -> _Lines:
 
 
 def _place(kind: str, name: str) -> tuple[str, str]:
-    """The metric of a figure, and its labels but for the process."""
+    """Return the metric of a figure, and its labels but for the process."""
     if found := _OF_QUEUES[kind].fullmatch(name):
         queue, figure = found[1].translate(_ESCAPES), found[2]
         if kind == "gauge" and figure in STATES:

@@ -76,7 +76,7 @@ class Peers:
     def follow(
         self, members: Mapping[str, Member], own: str, admitted: frozenset[str], *, served: bool
     ) -> None:
-        """The members that live, the oldest first; for the rest see ClusterView."""
+        """Follow the members that live, the oldest first; for the rest see ClusterView."""
         servers = {node: member.server for node, member in members.items()}
         view = ClusterView(servers, own, admitted, served)
         self._addresses = {node: f"tcp://{member.peer}" for node, member in members.items()}
@@ -86,7 +86,7 @@ class Peers:
         self._permits.follow(view.leader, own, self)
 
     def _link(self, node: str) -> PeerClient | None:
-        """None if there is no such member, or no further socket."""
+        """Connect to a member; None if there is no such, or no further socket."""
         if node not in self._links and node in self._addresses:
             address = self._addresses[node]
             try:
@@ -99,7 +99,7 @@ class Peers:
         return self._links[node][1] if node in self._links else None
 
     def _disconnect(self, kept: Collection[str]) -> None:
-        """From all but `kept` if there are any, and from those that have gone or moved."""
+        """Disconnect from all but `kept`, if there are any, and from those that went or moved."""
         for node, (address, link) in list(self._links.items()):
             if self._addresses.get(node) != address or (kept and node not in kept):
                 del self._links[node]
@@ -129,7 +129,7 @@ class Peers:
         self._hear_soon()
 
     async def ask(self, member: str, about: PeerQuestion, seconds: float) -> bytes | None:
-        """The answer, JSON; None if it does not come within `seconds`."""
+        """Ask; return the answer, JSON, or None if it does not come within `seconds`."""
         self._questions += 1
         question = Question(self._questions, about)
         answered = self._waiting[question.number] = self._loop.create_future()
@@ -152,7 +152,7 @@ class Peers:
     # --- what is heard -------------------------------------------------------------------------
 
     def _hear_soon(self) -> None:
-        """Sending uses up the descriptors' edges."""
+        """Receive soon: sending uses up the descriptors' edges."""
         if self._hearing is None:
             self._hearing = self._loop.call_soon(self._hear)
 

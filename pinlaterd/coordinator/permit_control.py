@@ -117,7 +117,7 @@ class PermitControl:
             self._relay(report)
 
     def heartbeat(self, peer: bytes) -> None:
-        """A process here lives that has nothing to say of permits."""
+        """Note that a process here lives that has nothing to say of permits."""
         now = self._clock.monotonic()
         for allocator in self._allocators.values():
             allocator.heartbeat(peer)

@@ -53,24 +53,24 @@ class NotedPermits(NamedTuple):
 
 
 class _Holder:
-    """A shard, as far as one queue goes. `held`: the most jobs that may be there; `told`: its last
-    report; `sent`: the last grant; `known`: whether `held` is sure."""
+    """A shard, as far as one queue goes. `held`: the most jobs that may be there; `reported`: its
+    last report; `sent`: the last grant; `known`: whether `held` is sure."""
 
     __slots__ = (
         "confirmed",
         "held",
         "incarnation",
         "known",
+        "reported",
         "sent",
         "sent_at",
         "served_at",
-        "told",
     )
 
     def __init__(self, held: int = 0, *, known: bool = False) -> None:
         self.held = held
         self.known = known
-        self.told = HeldPermits(0, 0, 0, 0)
+        self.reported = HeldPermits(0, 0, 0, 0)
         self.sent = GrantedPermits(0, 0, contested=False)
         self.sent_at = self.served_at = -math.inf
         self.confirmed = False
@@ -106,7 +106,7 @@ class _Limited:
 
     def is_contested(self, live: Mapping[str, _Holder], _rest: int) -> bool:
         """Return whether shards are to return what they do not need."""
-        return len(live) > 1 and any(one.told.waits for one in live.values())
+        return len(live) > 1 and any(one.reported.waits for one in live.values())
 
     def is_told(self, holder: _Holder, permits: int, *, contested: bool) -> bool:
         """Return whether a shard need not hear that permits are `contested`."""
@@ -119,7 +119,7 @@ class _Limited:
         there: a shard would hand others back at once."""
         last = len(self.order)
         places = {shard: place for place, shard in enumerate(self.order)}
-        demands = {shard: one.told.used + one.told.ready for shard, one in live.items()}
+        demands = {shard: one.reported.used + one.reported.ready for shard, one in live.items()}
         wanting = sorted(
             [shard for shard, demand in demands.items() if demand],
             key=lambda shard: places.get(shard, last),
@@ -134,7 +134,7 @@ class _Limited:
     def starves(self, live: Mapping[str, _Holder], targets: Mapping[str, int]) -> bool:
         """Return whether jobs wait on a shard that is to have more permits."""
         return any(
-            one.told.waits and one.told.permits < self.worth_moving * targets[shard]
+            one.reported.waits and one.reported.permits < self.worth_moving * targets[shard]
             for shard, one in live.items()
             if one.confirmed
         )
@@ -148,8 +148,8 @@ class _Room(_Limited):
 
     def is_contested(self, live: Mapping[str, _Holder], rest: int) -> bool:
         """Return whether no shard has room for what waits."""
-        free = rest - sum(one.told.used for one in live.values())
-        wanted = [one.told.ready for one in live.values() if one.told.waits]
+        free = rest - sum(one.reported.used for one in live.values())
+        wanted = [one.reported.ready for one in live.values() if one.reported.waits]
         return bool(wanted) and free < min(wanted)
 
     def is_told(self, holder: _Holder, _permits: int, *, contested: bool) -> bool:
@@ -159,12 +159,12 @@ class _Room(_Limited):
         self, live: Mapping[str, _Holder], rest: int, *, contested: bool
     ) -> Mapping[str, int]:
         """Divide room for `rest` jobs over the live shards."""
-        targets = {shard: one.told.used for shard, one in live.items()}
+        targets = {shard: one.reported.used for shard, one in live.items()}
         free = max(0, rest - sum(targets.values()))
         for shard, one in live.items():
-            if one.told.ready <= free:
-                targets[shard] += one.told.ready
-                free -= one.told.ready
+            if one.reported.ready <= free:
+                targets[shard] += one.reported.ready
+                free -= one.reported.ready
         for shard, jobs in proportional(free, dict.fromkeys(sorted(live), 1)).items():
             targets[shard] += jobs
         return targets
@@ -232,30 +232,32 @@ class PermitAllocator:
         self._shards[report.shard] = _Shard(peer, report.pid, report.incarnation, now)
         if is_new:
             self._changed |= self._queues.keys()
-        for queue, told in report.queues.items():
+        for queue, reported in report.queues.items():
             limited = self._queues.get(queue)
             if limited is not None:
                 holder = limited.holders.setdefault(report.shard, _Holder())
-                self._take(holder, report.incarnation, told, is_new=is_new)
+                self._take(holder, report.incarnation, reported, is_new=is_new)
                 self._changed.add(queue)
 
     def heartbeat(self, peer: bytes) -> None:
-        """A process lives that has nothing to say of permits."""
+        """Note that a process lives that has nothing to say of permits."""
         for shard, of in self._shards.items():
             if of is not None and of.peer == peer:
                 self._shards[shard] = of._replace(heard_at=self._clock.monotonic())
 
-    def _take(self, holder: _Holder, incarnation: int, told: HeldPermits, *, is_new: bool) -> None:
-        self._number = max(self._number, told.grant)
-        if told.grant == holder.sent.number and told.grant:
+    def _take(
+        self, holder: _Holder, incarnation: int, reported: HeldPermits, *, is_new: bool
+    ) -> None:
+        self._number = max(self._number, reported.grant)
+        if reported.grant == holder.sent.number and reported.grant:
             holder.confirmed = holder.known = True
-            holder.held = told.held
+            holder.held = reported.held
         else:
             # An older grant may still be on its way, or a raise of ours.
-            holder.held, holder.confirmed = max(holder.held, told.held), False
+            holder.held, holder.confirmed = max(holder.held, reported.held), False
             if is_new or incarnation != holder.incarnation:
                 holder.sent_at = -math.inf
-        holder.incarnation, holder.told = incarnation, told
+        holder.incarnation, holder.reported = incarnation, reported
 
     # --- what follows from it ------------------------------------------------------------------
 
@@ -318,7 +320,7 @@ class PermitAllocator:
         targets = limited.targets(live, rest, contested=contested)
         starves = limited.starves(live, targets)
         may_cut = held > limited.limit or starves
-        out_of_turn = any(one.told.waits and not targets[shard] for shard, one in live.items())
+        out_of_turn = any(one.reported.waits and not targets[shard] for shard, one in live.items())
         if contested and (starves or (out_of_turn and rest)):
             self._look_at(queue, limited.turn_ends)
         grants = {}
@@ -330,7 +332,7 @@ class PermitAllocator:
             # A cut that is not confirmed may have been followed.
             cut = holder.sent.permits if holder.sent.number else holder.held
             permits = before = (
-                holder.told.permits if holder.confirmed else min(holder.told.permits, cut)
+                holder.reported.permits if holder.confirmed else min(holder.reported.permits, cut)
             )
             if target > before:
                 permits = max(before, min(target, holder.held + free))

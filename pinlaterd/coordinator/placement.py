@@ -141,12 +141,12 @@ class Placement:
         return Assignment(self._entries)
 
     def _lasted(self, *what: object) -> float:
-        """For how long this has been so, in all decisions without a gap."""
+        """Return for how long this has been so, in all decisions without a gap."""
         self._since[what] = self._before.get(what, self._now)
         return self._now - self._since[what]
 
     def _look_after(self, name: str, entry: Assigned, candidates: Sequence[str]) -> None:
-        """A shard whose server is up."""
+        """Decide about a shard whose server is up."""
         server, tried = entry.server, self._recent_tries(name)
         endpoint = self._endpoint(server, entry.slot)  # the server may have another address now
         entry = self._entries[name] = structs.replace(entry, endpoint=endpoint)

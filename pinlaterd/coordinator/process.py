@@ -139,7 +139,7 @@ class Coordinator:
         return Reload(self._etc, active, self._holding, self._activate)
 
     def _hosted(self, config: Config) -> Config:
-        """`config` with those shards only that have a process here: all of them."""
+        """Return `config` with those shards only that have a process here: all of them."""
         return config
 
     async def follow(self) -> None:
@@ -163,8 +163,8 @@ class Coordinator:
             count_dropped_lines(self._stats.count)
 
     def _activate(self, config: Config) -> ActiveConfig:
-        """For all processes: first what they start from, then what they follow. Returns what is
-        active by then: what another command has activated meanwhile goes before."""
+        """Activate a configuration: first what processes start from, then what they follow. Returns
+        what is active by then: what another command has activated meanwhile goes before."""
         if self._programs is not None:
             before, after = self._hosted(self._config), self._hosted(config)
             self._programs.want(changed_programs(before, after))
@@ -249,11 +249,11 @@ class Coordinator:
         return status(self._served_here(), self._views(), about)
 
     def _served_here(self) -> Config:
-        """The configuration with those shards only that this server is to serve: all of them."""
+        """Return the configuration with those shards only that this server is to serve: all."""
         return self._config
 
     def _hosts(self) -> Collection[str]:
-        """Names that clients of the statistics port may call this server by."""
+        """Return the names that clients of the statistics port may call this server by."""
         own = self._config.server
         return [own.stats_host, own.host, own.advertised_host, *own.http_hosts.split(",")]
 
@@ -290,7 +290,7 @@ class Coordinator:
         }
 
     def _views(self) -> Sequence[ProcessView]:
-        """The coordinator itself, and all that report."""
+        """Return the views of the coordinator itself, and of all that report."""
         own = Report(
             layout.COORDINATOR,
             layout.COORDINATOR,
@@ -375,10 +375,10 @@ class Coordinator:
         return len(peers)
 
     def _heard(self) -> None:
-        """A process has reported something."""
+        """Note that a process has reported something."""
 
     def _admit(self) -> None:
-        """A new shard counts once it serves: calls that need all shards go on until then."""
+        """Count a new shard once it serves: calls that need all shards go on until then."""
         serving = {shard for shard in self._joining if self._is_served(shard)}
         if serving:
             self._joining -= serving
@@ -407,7 +407,7 @@ class Coordinator:
         return self._config.shards.keys() - {shard.name for shard in before.shards}
 
     def _next_snapshot(self) -> Snapshot:
-        """Its version is greater than that of any coordinator before, whatever the clock says."""
+        """Make a snapshot with a greater version than any before, whatever the clock says."""
         before = read_snapshot()
         now_ms = self._clock.now_ms()
         version = max(now_ms, before.version + 1) if before is not None else now_ms

@@ -117,14 +117,14 @@ class Registry:
         return None
 
     def views(self) -> Sequence[ProcessView]:
-        """Every process that was heard of and not replaced, by name."""
+        """Return every process that was heard of and not replaced, by name."""
         states = self._retire_replaced()
         found = [ProcessView(self._members[peer].report, state) for peer, state in states.items()]
         return sorted(found, key=lambda it: (natural(it.report.process), it.report.started_at_ms))
 
     def stats(self) -> Mapping[str, StatsSnapshot]:
-        """Figures by process name, not to be changed. Of processes that have gone only totals are
-        left."""
+        """Return figures by process name, not to be changed. Of processes that have gone only
+        totals are left."""
         found: dict[str, list[StatsSnapshot]] = {}
         for view in self.views():
             stats = view.report.stats
@@ -135,7 +135,7 @@ class Registry:
         }
 
     def _forget_earlier(self, report: Report) -> None:
-        """Figures of a deleted queue go from the totals of earlier processes, too."""
+        """Forget figures of a deleted queue in the totals of earlier processes, too."""
         for member in self._members.values():
             if member.report.process == report.process:
                 for name in report.dropped:
@@ -181,7 +181,7 @@ class Registry:
 
 
 def shard_states(views: Sequence[ProcessView]) -> Mapping[str, ShardState]:
-    """The shard processes here, by shard. One that serves counts before others of its name."""
+    """Return the shard processes here, by shard; of one name, one that serves before others."""
     found: dict[str, ShardState] = {}
     for view in views:
         report = view.report
@@ -199,7 +199,7 @@ def shard_states(views: Sequence[ProcessView]) -> Mapping[str, ShardState]:
 def admitted_members(
     views: Sequence[ProcessView], published: Mapping[int, Sequence[str]]
 ) -> frozenset[str]:
-    """The member nodes whose routers a shard process here may still serve; "" for those of a
+    """Return the member nodes whose routers a shard process here may still serve; "" for those of a
     snapshot that is not in `published`, the members by version of the snapshot."""
     versions = {
         view.report.snapshot_version
@@ -210,7 +210,7 @@ def admitted_members(
 
 
 def unreached_shards(views: Sequence[ProcessView]) -> Sequence[str]:
-    """Shards that no router here reaches; none while no router serves."""
+    """List the shards that no router here reaches; none while no router serves."""
     unreached = [
         {*view.report.facts.get(UNHEALTHY_SHARDS, "").split(", ")} - {""}
         for view in views
@@ -220,7 +220,7 @@ def unreached_shards(views: Sequence[ProcessView]) -> Sequence[str]:
 
 
 def routers_serve(views: Sequence[ProcessView]) -> bool | None:
-    """Whether any does; None: none was heard yet."""
+    """Tell whether any router serves; None: none was heard yet."""
     states = [view.state for view in views if view.report.kind == kinds.ROUTER.name]
     return ProcessState.SERVING in states if states else None
 

@@ -80,8 +80,8 @@ def wanted_programs(config: Config) -> Sequence[Program]:
 
 
 def hosted_here(config: Config) -> Config:
-    """`config` with those shards only that have a process on this server, by the last snapshot: all
-    of them, if there is no other server."""
+    """Return `config` with those shards only that have a process on this server, by the last
+    snapshot: all of them, if there is no other server."""
     snapshot, server = read_snapshot(), config.server.server
     if not server:
         return config
@@ -112,8 +112,8 @@ def log_file(program: str) -> Path:
 
 
 def _fingerprint(settings: Sequence[object]) -> str:
-    """Changes when `settings` do, secrets included, and gives none of them away: so `up` restarts
-    those processes, and only those, whose configuration has changed."""
+    """Return a text that changes when `settings` do, secrets included, and gives none of them away:
+    so `up` restarts those processes, and only those, whose configuration has changed."""
     # not pickled: that differs for equal settings, by which of their parts are one object
     text = json.dumps(settings, sort_keys=True, default=asdict)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -182,7 +182,7 @@ class Action(NamedTuple):
 
 
 def plan(wanted: Iterable[Program], present: Iterable[ProgramInfo]) -> Sequence[Action]:
-    """What to do, in order: removals first, since they may hold what a newcomer needs."""
+    """Return what to do, in order: removals first, since they may hold what a newcomer needs."""
     wanted_by_name = {program.name: program for program in wanted}
     present_by_name = {program.name: program for program in present}
     actions = [
@@ -267,7 +267,7 @@ class Supervisord:
     Every call may be repeated; all raise SupervisorError."""
 
     def pid(self) -> int:
-        """supervisord's own; SupervisorError if it does not run."""
+        """Return supervisord's pid. Raises SupervisorError if it does not run."""
         return cast("int", self._call("getPID"))
 
     def shut_down(self) -> None:
@@ -288,7 +288,7 @@ class Supervisord:
         ]
 
     def present(self) -> Sequence[ProgramInfo]:
-        """The same, with their definitions."""
+        """Return the programs with their definitions."""
         stale = self._reread()
         return [
             info if info.name in stale else info._replace(definition=_definition(info.name))
@@ -320,7 +320,7 @@ class Supervisord:
         self._call("removeProcessGroup", name, tolerate=_Faults.BAD_NAME)
 
     def _reread(self) -> frozenset[str]:
-        """Names of programs that run by another definition than the files give now."""
+        """Return the programs that run by another definition than the files give now."""
         answer = cast("list[tuple[list[str], list[str], list[str]]]", self._call("reloadConfig"))
         _added, changed, removed = answer[0]
         return frozenset((*changed, *removed))
@@ -384,7 +384,7 @@ class LivePrograms:
         return not self._due
 
     def want(self, names: Iterable[str]) -> None:
-        """To be called before the configuration that needs it is written. Raises OSError."""
+        """Add programs, before the configuration that needs them is written. Raises OSError."""
         self._since |= frozenset(names)
         self._due |= self._since
         self._write()
@@ -401,7 +401,7 @@ class LivePrograms:
             self._at_work = asyncio.create_task(asyncio.to_thread(_arrange, self._due, config))
 
     async def stop(self) -> None:
-        """A thread can't be ended: what it has begun it finishes, or `programs.due` says so."""
+        """Stop the thread; what it has begun it finishes, or `programs.due` says so."""
         if self._at_work is not None:
             await asyncio.wait({self._at_work})
 

@@ -70,7 +70,7 @@ class RateControl:
         self._set_limits()
 
     def configure(self, queues: Mapping[str, QueueSettings]) -> None:
-        """The queues' settings were replaced."""
+        """Follow the queues' new settings."""
         self._queues = queues
         self._set_limits()
 
@@ -86,12 +86,12 @@ class RateControl:
             self._set_limits()
 
     def take_surplus(self) -> Mapping[str, float]:
-        """Tokens that nobody here wants, by queue, since this was asked last."""
+        """Take the tokens that nobody here wants, by queue."""
         surplus, self._surplus = self._surplus, {}
         return surplus
 
     def look(self) -> None:
-        """Whether the server set has changed. To be called a few times a second."""
+        """Look whether the server set has changed. To be called a few times a second."""
         if self._server_set is not None and self._server_set.look():
             self._set_limits()
 
@@ -115,7 +115,7 @@ class RateControl:
         return bool(grants)
 
     def problems(self) -> Sequence[str]:
-        """What is wrong with the server set: where, what, and what would be right."""
+        """Say what is wrong with the server set: where, what, and what would be right."""
         return () if self._server_set is None else self._server_set.problems
 
     def _set_limits(self) -> None:
@@ -142,7 +142,7 @@ class RateControl:
 
 
 def limits_of(queues: Mapping[str, QueueSettings]) -> dict[str, float]:
-    """The rates of all servers together, jobs/s by limited queue."""
+    """Return the rates of all servers together, jobs/s by limited queue."""
     return {
         queue: settings.max_jobs_per_second
         for queue, settings in queues.items()
@@ -161,7 +161,7 @@ class ServerSet(NamedTuple):
 
 
 def read_server_set(text: str, name: str) -> ServerSet:
-    """Lines of HOST:PORT; what follows a `#` is a comment. `name`: the file's, for messages."""
+    """Read lines of HOST:PORT; a `#` begins a comment. `name`: the file's, for messages."""
     servers: dict[str, int] = {}
     problems = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -202,7 +202,7 @@ class ServerSetFile:
         self._take(*self._content())
 
     def look(self) -> bool:
-        """Whether the set has changed."""
+        """Look whether the set has changed."""
         found = self._watch.look()
         return found is not None and self._take(*found)
 
@@ -227,7 +227,7 @@ class ServerSetFile:
         return changed
 
     def _content(self) -> ServerSet:
-        """No servers if there is anything wrong."""
+        """Return the servers; none if there is anything wrong."""
         try:
             found = read_file(self._path, _MAX_BYTES + 1)
             if len(found) > _MAX_BYTES:

@@ -74,7 +74,7 @@ Holds = Callable[[str], HeldJobs | None]
 def advance(
     active: ActiveConfig, wanted: Config, leaving: Mapping[str, Leaving], holds: Holds
 ) -> Transition:
-    """The next step towards `wanted`. `holds(shard)`: None while it does not serve."""
+    """Take the next step towards `wanted`. `holds(shard)`: None while it does not serve."""
     followed = follow(active.config.server, wanted.server)
     shards = dict(wanted.shards)
     still_leaving: dict[str, Leaving] = {}
@@ -99,12 +99,12 @@ def advance(
 
 
 def _leaving(before: ShardSettings, version: int) -> Leaving:
-    """It gets no jobs as of the next version, unless it gets none already."""
+    """Note that it gets no jobs as of the next version, unless it gets none already."""
     return Leaving(before, version if before.dequeue_only else version + 1)
 
 
 def vanished(etc: Path, before: Config, wanted: Config) -> list[str]:
-    """Files that held something and are gone or empty, which is hardly meant."""
+    """List files that held something and are gone or empty, which is hardly meant."""
     return [
         f"{etc / name}: the file is gone or empty; what it said stays active. Put it back, or "
         "write a comment into it if it is to say nothing"

@@ -78,12 +78,12 @@ class ServerRates:
         self._term = ""
         self._past_terms: set[str] = set()
         self._followed = 0  # number of the last grant
-        self._told: tuple[object, ...] = ()
-        self._told_demands: Mapping[str, float] = {}
-        self._told_at = self._look_due = self._waiting_since = clock.monotonic()
+        self._sent_basis: tuple[object, ...] = ()
+        self._sent_demands: Mapping[str, float] = {}
+        self._sent_at = self._look_due = self._waiting_since = clock.monotonic()
 
     def configure(self, limits: Mapping[str, float]) -> None:
-        """The rates of all servers together, jobs/s by limited queue."""
+        """Set the rates of all servers together, jobs/s by limited queue."""
         self._limits = limits
         if self._leading is not None:
             self._leading.allocator.set_limits(limits)
@@ -103,7 +103,7 @@ class ServerRates:
             self._rates.follow({})
 
     def heard_report(self, peer: bytes, message: ServerReport) -> None:
-        """By the connection `peer`, which an answer goes to."""
+        """Note a report, which came by the connection `peer`: an answer goes there."""
         if self._leading is None:
             return
         if message.term != self._leading.term:
@@ -112,7 +112,7 @@ class ServerRates:
             self._leading.heard(peer, message)
 
     def heard_grant(self, sender: str, message: ServerGrant) -> None:
-        """From the coordinator of the member node `sender`."""
+        """Note a grant from the coordinator of the member node `sender`."""
         if sender != self._view.leader or message.term in self._past_terms:
             return
         if message.term != self._term:
@@ -144,7 +144,7 @@ class ServerRates:
         return () if self._leading is None else self._leading.problems(late)
 
     def _holds_nothing(self) -> bool:
-        """Whether no router spends anything; also in the eyes of the coordinator after us."""
+        """Tell whether no router spends anything; also in the eyes of the coordinator after us."""
         held = self._rates.allocator.held()
         return self._rates.allocator.settled and not self._rates.unnoted and not any(held.values())
 
@@ -158,14 +158,14 @@ class ServerRates:
         # A cut must be noted before it is confirmed: the coordinator after us counts by the note.
         if not self._joined or not self._rates.allocator.settled or self._rates.unnoted:
             return
-        told = (self._view, self._term, self.member, self._followed, self._rates.notes)
-        now, same = self._clock.monotonic(), told == self._told and not returned
+        basis = (self._view, self._term, self.member, self._followed, self._rates.notes)
+        now, same = self._clock.monotonic(), basis == self._sent_basis and not returned
         if same and now < self._look_due:
             return
         self._look_due = now + _REPORT_SECONDS
         share, demands = self._rates.share, self._rates.allocator.demands()
         heartbeat = _HEARTBEAT_SECONDS if demands else _QUIET_HEARTBEAT_SECONDS
-        if same and demands == self._told_demands and now - self._told_at < heartbeat:
+        if same and demands == self._sent_demands and now - self._sent_at < heartbeat:
             return
         held = self._rates.allocator.held()
         over = {queue: rate for queue, rate in held.items() if rate > share.get(queue, 0.0)}
@@ -173,7 +173,7 @@ class ServerRates:
         report = RateReport(router, self._followed, share, demands, returned)
         message = ServerReport(self._term, report, over, tuple(sorted(self._view.admitted)))
         if self._peers.tell(self._view.leader, message):
-            self._told, self._told_demands, self._told_at = told, demands, now
+            self._sent_basis, self._sent_demands, self._sent_at = basis, demands, now
 
 
 class Leading:
@@ -217,7 +217,7 @@ class Leading:
         return grants
 
     def problems(self, late: float) -> Sequence[str]:
-        """`late`: since when what is waited for is a problem."""
+        """List problems. `late`: since when what is waited for is one."""
         kept = {s for n, (s, at) in self._gone.items() if at < late and self._may_spend(n)}
         if not kept and (self.allocator.settled or self._began > late):
             return ()
@@ -231,7 +231,7 @@ class Leading:
         self.allocator.expect(servers, complete=complete)
 
     def _may_spend(self, number: int) -> bool:
-        """Whether the routers of a member may be served anywhere."""
+        """Tell whether the routers of a member may be served anywhere."""
         return (
             number in self._live
             or not self._view.served
@@ -241,5 +241,5 @@ class Leading:
 
 
 def member_number(member: str) -> int:
-    """A node's number, which ZooKeeper gives once."""
+    """Return a node's number, which ZooKeeper gives once."""
     return int(member.rpartition("-")[2]) if member else _ANY

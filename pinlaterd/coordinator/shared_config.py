@@ -81,7 +81,7 @@ def write_base(shared: SharedFiles) -> None:
 
 
 def accepted(base: SharedFiles, read: Callable[[Path], bytes]) -> Callable[[Path], bytes]:
-    """For `load_config`: `base` in place of the files in etc/, where it is known."""
+    """Have `load_config` read `base` in place of the files in etc/, where it is known."""
     return lambda path: (
         base.text(path.name) if base.number and path.name in SHARED_FILES else read(path)
     )
@@ -114,7 +114,7 @@ def decide(shared: SharedFiles, wanted: Config, active: Config, holds: Holds) ->
 
 
 def kept_shards(shared: SharedFiles, wanted: Config, active: Config) -> Mapping[str, ShardSettings]:
-    """Active beside `wanted`: all that were, until the leading server has decided."""
+    """Return the shards that stay active in addition to `wanted`: all until the leader decides."""
     gone = {name: one for name, one in active.shards.items() if name not in wanted.shards}
     if not shared.decided:
         named = wanted.shards
@@ -137,7 +137,7 @@ Ask = Callable[[Collection[str]], Awaitable[Mapping[str, HeldJobs]]]
 
 
 class SharedConfig(Reload):
-    """The same for a server of a cluster. `see` is told what ZooKeeper holds."""
+    """The live configuration of a cluster's server; `see` gets what ZooKeeper holds."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class SharedConfig(Reload):
         return self._applied[0] == self.number and self._base.decided and not leaving
 
     def followed(self, version: int) -> int:
-        """The `number` that a process follows if it follows this version of the active
+        """Return the `number` that a process follows if it follows this version of the active
         configuration; 0 if that is not known."""
         number, active = self._applied
         return number if version >= active else 0

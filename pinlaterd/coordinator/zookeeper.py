@@ -159,8 +159,8 @@ class Session(Watcher):
             raise NotConnected(f"{path}: {error!r}") from error
 
     def stop(self, *, leave: bool) -> None:
-        """Without `leave` others take us for alive while the process lives, and for the session's
-        time-out. With it this waits until ZooKeeper knows, if it can be asked: for threads."""
+        """End the session if this server is to `leave`, and wait until ZooKeeper knows, if it can
+        be asked: for threads. Else others take us for alive until its time-out."""
         self.end(close_session=leave)
         if leave:
             self.join()
@@ -228,11 +228,11 @@ class Session(Watcher):
         return self._read(client, session)
 
     def _make(self, client: KazooClient, path: str, data: bytes, acl: list[Any]) -> None:
-        """A node that is numbered, and ends with the session."""
+        """Make a node that is numbered, and ends with the session."""
         self.ask(client.create_async(path, data, acl, ephemeral=True, sequence=True))
 
     def _keep_announced(self, client: KazooClient, session: int, endpoint: bytes | None) -> None:
-        """One node of this session, with this endpoint; or none."""
+        """Keep one node of this session, with this endpoint; or none."""
         path, problem = self._server_set, ""
         acl = [*_acl(self._digest), make_acl("world", "anyone", read=True)]
         try:
@@ -299,7 +299,7 @@ def _kept_session(state_file: Path) -> tuple[int, bytes] | None:
 
 
 def _read_folder(client: KazooClient, path: str, watch: Any = None) -> Mapping[str, Node]:
-    """The nodes there, by name; those that are numbered have names of one length."""
+    """Read the nodes there, by name; those that are numbered have names of one length."""
     names = Watcher.ask(client.get_children_async(path, watch))
     calls = {name: client.get_async(f"{path}/{name}", watch) for name in sorted(names)}
     found = {}
@@ -325,8 +325,8 @@ def _write(
     write: tuple[str, bytes | None, int | None],
     member: str = "",
 ) -> int:
-    """Only while the node of `member` is there, which as long as it is has the same place among
-    all. Raises Conflict."""
+    """Write only while the node of `member` is there, which as long as it is has the same place
+    among all. Raises Conflict."""
     name, data, version = write
     path = f"{root}/{name}"
     transaction = client.transaction()
@@ -342,7 +342,7 @@ def _write(
 
 
 def _commit(transaction: Any, name: str) -> int:
-    """The version that the last one has now. Raises Conflict."""
+    """Commit; return the version that the last one has now. Raises Conflict."""
     results = Watcher.ask(transaction.commit_async())
     for result in results:  # what fails has its error, all others one of these two
         if isinstance(result, Exception):

@@ -147,7 +147,7 @@ def join(directory: Path, key_file: Path, given: Mapping[str, str | int]) -> Non
 
 
 def leave(directory: Path) -> str:
-    """Returns where the key is kept."""
+    """Leave the cluster; return where the key is kept."""
     if processes_of(directory):
         raise DeploymentError(f"{directory} runs; `pinlaterd down` first")
     remove(directory, _Access.of(directory).server)
@@ -174,7 +174,7 @@ class _Access(NamedTuple):
 
 
 def _members(view: View) -> Collection[str]:
-    """The servers that are alive."""
+    """Return the servers that are alive."""
     return {msgspec.json.decode(data, type=Member).server for data in view.members.values()}
 
 
@@ -203,7 +203,7 @@ def set_maintenance(directory: Path, name: str, *, on: bool) -> None:
 
 
 def shards_to_leave(directory: Path, name: str) -> Sequence[str]:
-    """The shards that the server owns, and others can."""
+    """Return the shards that the server owns, and others can."""
     view = read_cluster(*_Access.of(directory).zookeeper)
     node = view.nodes.get("assignment")
     assigned = msgspec.json.decode(node.data, type=Assignment).shards if node is not None else {}
@@ -213,7 +213,7 @@ def shards_to_leave(directory: Path, name: str) -> Sequence[str]:
 
 
 def remove(directory: Path, name: str) -> None:
-    """A server that is gone for good."""
+    """Remove a server that is gone for good."""
     access = _Access.of(directory)
     view = read_cluster(*access.zookeeper)
     if name in _members(view):

@@ -126,14 +126,14 @@ _LOCAL_HEAD = (
 
 
 def server_text(ports: Mapping[str, int]) -> str:
-    """pinlaterd.yaml: every key, explained; those that are as by default are commented out."""
+    """Write pinlaterd.yaml: every key, explained; those with their default are commented out."""
     settings = settings_of(ServerSettings).items()
     shared = {name: setting for name, setting in settings if not setting.only_local}
     return _settings_text(_SERVER_HEAD, shared, ports)
 
 
 def local_text(given: Mapping[str, object]) -> str:
-    """local.yaml, likewise."""
+    """Write local.yaml, likewise."""
     given = with_http_ports(given)
     settings = settings_of(ServerSettings).items()
     own = {name: setting for name, setting in settings if setting.machine}
@@ -149,7 +149,7 @@ def _settings_text(
         lines += ["", *_explanation(setting)]
         if name in given:
             lines.append(f"{name}: {json.dumps(given[name])}")
-        elif setting.secret or setting.local:
+        elif setting.secret or setting.default_of_machine:
             lines.append(f"#{name}:")
         else:
             default = getattr(defaults, name)
@@ -187,7 +187,7 @@ def queues_text() -> str:
 
 
 def shards_text(engine: str, shards: int) -> str:
-    """shards.yaml with `shards` shards of `engine`, named 1, 2, …"""
+    """Write shards.yaml with `shards` shards of `engine`, named 1, 2, …"""
     text = resources_text("shards.yaml") + "shards:\n"
     for name in map(str, range(1, shards + 1)):
         lines = (f"engine: {engine}", *_SHARD_LINES[engine])
@@ -196,7 +196,7 @@ def shards_text(engine: str, shards: int) -> str:
 
 
 def resources_text(name: str) -> str:
-    """A file that lies beside this module."""
+    """Read a file of this package."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 

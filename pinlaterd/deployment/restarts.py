@@ -139,7 +139,7 @@ class _Restarts:
         return pid
 
     def _restart_alone(self, program: Program) -> int:
-        """Returns the new pid."""
+        """Restart a program; return its new pid."""
         name = program.name
         self._tell(f"stopping {name}")
         startup = Startup()
@@ -156,7 +156,7 @@ class _Restarts:
         return self._wait_until_serving(name, startup)
 
     def _has_ended(self, name: str, pid: int) -> bool:
-        """Whether it did in the time that supervisord would give it, too."""
+        """Tell whether it ended in the time that supervisord would give it, too."""
         deadline = time.monotonic() + stop_seconds(self._config.server)
         while self._found()[name].pid == pid:
             if time.monotonic() > deadline:
@@ -177,7 +177,7 @@ class _Restarts:
         return {found.name: found for found in self._supervisord.programs()}
 
     def _serves(self, found: ProgramInfo) -> bool:
-        """Whether the coordinator has heard from this very process that it serves."""
+        """Tell whether the coordinator has heard from this very process that it serves."""
         try:
             status = fetch_status()
         except ConnectionFailed:
@@ -211,7 +211,7 @@ class Startup:
         return time.monotonic() > self.deadline
 
     def has_failed(self, program: ProgramInfo) -> bool:
-        """Whether `program` ended in a way that no further try mends."""
+        """Tell whether `program` ended in a way that no further try mends."""
         crashes = self._crashes[program.name]
         if program.stopped_at >= self.started_at:
             crashes.add(program.stopped_at)
@@ -280,7 +280,7 @@ def _missing(config: Config) -> Sequence[str]:
 
 
 def last_lines(path: Path, since: int = 0) -> str:
-    """The end of a log, from byte `since` on if there is anything behind it."""
+    """Return the end of a log, from byte `since` on if there is anything behind it."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -238,7 +238,7 @@ def _with_running_downstream(config: Config, supervisord: Supervisord) -> Config
 
 
 def _check_environment(config: Config, supervisord: Supervisord) -> None:
-    """Processes get their environment from supervisord, which got its own when it was started."""
+    """Check that supervisord has the variables: processes get their environment from it."""
     there = psutil.Process(supervisord.pid()).environ()
     given = (DOWNSTREAM_ENVIRONMENT, DOWNSTREAM_AUTH_ENVIRONMENT)
     names = environment_of(config).union(name for name in given if name in os.environ)
@@ -381,7 +381,7 @@ def wait_for(processes: Sequence[psutil.Process], seconds: float) -> Sequence[ps
 
 
 def name_of(process: psutil.Process) -> str:
-    """The process's role in a deployment, or else the name of its program."""
+    """Name the process's role in a deployment, or else its program."""
     try:
         line = process.cmdline()
         if line and line[0].startswith(_TITLE):
@@ -392,7 +392,7 @@ def name_of(process: psutil.Process) -> str:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """A zombie has ended: in a container PID 1 may reap it late, or never."""
+    """Tell whether it runs. A zombie has ended: in a container PID 1 may reap it late, or never."""
     try:
         return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

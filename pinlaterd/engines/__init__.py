@@ -1,4 +1,12 @@
-"""Storage: the contract (`base.py`), what engines share, and each engine by its package's name.
+"""Storage: the contract, what engines share, and each engine by its package's name.
+
+    base        the StorageEngine contract
+    batches     the order of acks, keys, how many claims fit
+    counts      how many jobs each queue holds, in memory, counted beside the owner
+    searching   the search that all engines share
+    failover    how a replica becomes the master of its shards
+    sqlite, mysql, redis
+                the engines
 
 That name is what shards.yaml says. The module `engine` of such a package has `make_engine`; where
 another server can take the place of a shard's, the module `failover` has `make_failover`. Each is
@@ -16,14 +24,14 @@ from pinlaterd.engines.failover import Failover, Handover, Notes, Pair
 
 
 def make_engine(shard: ShardSettings, server: ServerSettings | None = None) -> StorageEngine:
-    """The engine that `shard` names, not opened yet."""
+    """Make the engine that `shard` names; it is not open yet."""
     module = import_module(f"{__package__}.{shard.engine}.engine")
     engine: StorageEngine = module.make_engine(shard, server or ServerSettings())
     return engine
 
 
 def has_failover(shard: ShardSettings) -> bool:
-    """Whether another server can take the place of the shard's."""
+    """Tell whether another server can take the place of the shard's."""
     return find_spec(f"{__package__}.{shard.engine}.failover") is not None
 
 

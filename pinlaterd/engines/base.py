@@ -49,7 +49,7 @@ EARLIEST_MS, LATEST_MS = -(2**63), 2**63 - 1  # as bounds of a search
 
 
 def first_local_id(now_ms: int) -> int:
-    """Where the ids of an owner that opens its store now begin, at least.
+    """Return where the ids of an owner that opens its store now begin, at least.
 
     No earlier owner has got there, unless it gave out more than 1,000,000 ids a second: so no id is
     used twice even if what is opened is an older copy. Below 2**53 until the year 2255."""
@@ -205,7 +205,7 @@ class EnqueueOp(NamedTuple):
     jobs: Sequence[Job]
 
 
-class KeyedEnqueueOp(NamedTuple):
+class EnqueueWithOptionsOp(NamedTuple):
     """Jobs that have options. A job is stored unless one that is kept holds its key, or one before
     it in the batch."""
 
@@ -281,7 +281,7 @@ class ClaimRoom(NamedTuple):
 
 class Batch(NamedTuple):
     """One commit. Carried out in this order: acks, checkpoints, releases, enqueues, those with
-    options (`keyed`), claims, finishes."""
+    options (`with_options`), claims, finishes."""
 
     acks: Sequence[AckOp] = ()
     checkpoints: Sequence[CheckpointOp] = ()
@@ -289,7 +289,7 @@ class Batch(NamedTuple):
     enqueues: Sequence[EnqueueOp] = ()
     claims: Sequence[ClaimOp] = ()
     claim_room: ClaimRoom = ClaimRoom()
-    keyed: Sequence[KeyedEnqueueOp] = ()
+    with_options: Sequence[EnqueueWithOptionsOp] = ()
     finishes: Sequence[FinishOp] = ()
     fails_expired: bool = True  # whether a claim fails a job that is past its expiry
 
@@ -347,7 +347,7 @@ class BatchResult(NamedTuple):
     releases: Sequence[Sequence[Requeued]]
     enqueues: Sequence[Sequence[int]]
     claims: Sequence[Sequence[Payload | None]]
-    keyed: Sequence[Sequence[KeyHolder]] = ()
+    with_options: Sequence[Sequence[KeyHolder]] = ()
     finishes: Sequence[Finished] = ()
     expired: Sequence[int] = ()
 
@@ -374,7 +374,7 @@ class ScanAfter(NamedTuple):
     downwards, then upwards by priority and local id. A scan yields what comes strictly after
     this."""
 
-    run_after_ms: int
+    time_ms: int
     priority: int
     local_id: int
 
@@ -409,7 +409,7 @@ class Search(NamedTuple):
         last = self.now_ms if self.future is False else LATEST_MS
         if self.newest_end_first:
             first, last = self.ends_ms
-        return first, last if self.after is None else min(last, self.after.run_after_ms)
+        return first, last if self.after is None else min(last, self.after.time_ms)
 
     @property
     def ends_ms(self) -> tuple[int, int]:
@@ -465,7 +465,7 @@ class StorageEngine(Protocol):
         StorageError if it has been lost: the owner closes and reopens it."""
 
     def address(self) -> str:
-        """HOST:PORT of the server that holds the shard; "" where it is a file, or not found yet."""
+        """Return HOST:PORT of the shard's server; "" where it is a file, or not found yet."""
         return ""
 
     def durability(self) -> Durability: ...
@@ -483,12 +483,12 @@ class StorageEngine(Protocol):
     def queues(self) -> frozenset[str]: ...
 
     def narrower(self, queue: str) -> Mapping[int, TableLimits]:
-        """The priorities of `queue` that hold less than `limits`; mostly none, and none of a queue
-        that does not exist. From memory: it is asked for each call."""
+        """Return the priorities of `queue` that hold less than `limits`; mostly none, and none of a
+        queue that does not exist. From memory: it is asked for each call."""
         return {}
 
     def create_queue(self, queue: str, now_ms: int) -> None:
-        """Idempotent."""
+        """Create a queue, unless it exists."""
 
     def delete_queue(self, queue: str) -> None:
         """Drop the queue and its jobs, at once for every reader; the space may come back later,
@@ -499,12 +499,12 @@ class StorageEngine(Protocol):
     def read_pending(
         self, queue: str, priority: int, *, after: PendingKey | None, until_ms: int, limit: int
     ) -> Sequence[PendingKey]:
-        """The first `limit` PENDING jobs behind `after` with run-after <= `until_ms`, in order."""
+        """Return the first PENDING jobs behind `after` with run-after <= `until_ms`, in order."""
 
     def payloads(
         self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int
     ) -> Sequence[Payload | None]:
-        """What a claim would hand out, in the order of `local_ids`; None for what does not exist.
+        """Return what a claim would hand out, in the order of `local_ids`; None: no such job.
 
         The ids are such as `read_pending` gave; whether a job is PENDING still, its claim finds
         out. Ends before the body with which all would have more than `most_bytes`, but never
@@ -513,7 +513,7 @@ class StorageEngine(Protocol):
     def lookup(
         self, queue: str, keys: Sequence[JobKey], *, include_body: bool
     ) -> Sequence[StoredJob]:
-        """Those of `keys` that exist."""
+        """Return those jobs of `keys` that exist."""
 
     def find_keys(self, queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
         """Return the jobs that hold those of `keys` that are held."""
@@ -535,13 +535,13 @@ class StorageEngine(Protocol):
     def depths(
         self, queues: Collection[str] | None = None
     ) -> Mapping[str, Mapping[tuple[int, JobState], int] | None]:
-        """Jobs by (priority, state) of those of `queues` that exist, by default of all, in constant
-        time for each; None while they are being counted. To be called about once a second: it
-        goes on with counting."""
+        """Count the jobs, by (priority, state), of those of `queues` that exist, by default of all,
+        in constant time for each; None while they are being counted. To be called about once a
+        second: it goes on with counting."""
 
     def suspects(self) -> Collection[str]:
-        """Queues in which there are traces of a foreign writer, beyond those that claims show (a
-        job that was not PENDING). From memory: it is asked for each second."""
+        """Return the queues in which a foreign writer has left traces, beyond those that claims
+        show (a job that was not PENDING). From memory: it is asked for each second."""
         return ()
 
     def recount(self, queue: str) -> None:
@@ -561,7 +561,7 @@ class StorageEngine(Protocol):
         limit: int,
         now_ms: int,
     ) -> Sequence[Requeued]:
-        """FAILED to PENDING, the longest failed first (by updated-at, then local id).
+        """Make FAILED jobs PENDING, the longest failed first (by updated-at, then local id).
 
         `attempts` remain; attempts allowed is raised to that if lower; no claim is left."""
 
@@ -590,7 +590,7 @@ class StorageEngine(Protocol):
         return ()
 
     def oldest_failed(self, queue: str, priority: int, *, limit: int) -> Sequence[int]:
-        """updated-at of the longest failed, in order: what a retry over shards is divided by."""
+        """Return updated-at of the longest failed, in order, to divide a retry over shards."""
 
     def delete_jobs(
         self, queue: str, state: JobState, priority: int, *, limit: int
@@ -645,7 +645,7 @@ class StorageEngine(Protocol):
         True if there is more to do."""
 
     def searcher(self) -> SearcherFactory:
-        """What opens a Searcher on this store in another process: picklable."""
+        """Return what opens a Searcher on this store in another process: picklable."""
 
 
 class Searcher(Protocol):
@@ -665,19 +665,19 @@ class Searcher(Protocol):
     """Up to where all of that scan's result is known; None: not known."""
 
     def count(self, search: Search) -> int:
-        """How many there are, of each priority at most the limit."""
+        """Count the jobs, of each priority up to the limit."""
 
     def scan(self, search: Search) -> Sequence[StoredJob]:
-        """The first of them, without bodies, in the order of ScanAfter."""
+        """Return the first of the jobs, without bodies, in the order of ScanAfter."""
 
     def find(self, search: Search) -> Sequence[JobKey]:
-        """Any of them, for a delete."""
+        """Return any of the jobs, for a delete."""
 
     def close(self) -> None: ...
 
 
 def no_pause() -> None:
-    """For a searcher that has its process to itself."""
+    """Do nothing: a searcher has its process to itself."""
 
 
 class SearcherFactory(Protocol):

@@ -19,7 +19,7 @@ from pinlaterd.engines.base import (
     ClaimOp,
     ClaimRoom,
     Claims,
-    KeyedEnqueueOp,
+    EnqueueWithOptionsOp,
     KeyHolder,
     Requeued,
 )
@@ -80,8 +80,8 @@ class _Ends(NamedTuple):
 
 
 def apply_acks(ops: Sequence[AckOp], actions: AckActions) -> list[AckResult]:
-    """Acks that name no job twice commute, and are carried out together: successes, then failures.
-    Where jobs are named again, it takes more rounds."""
+    """Carry out acks: those that name no job twice commute, and go together: successes, then
+    failures."""
     places = _by_place(ops)
     for ends in places.values():
         local_ids = local_ids_of(ends.succeeded + ends.failed)
@@ -106,9 +106,9 @@ def _by_place(ops: Sequence[AckOp]) -> dict[_Place, _Ends]:
 
 
 def _rounds(ops: Sequence[AckOp]) -> list[list[AckOp]]:
-    """Each with every op, of whose acks it has those that name a job for the first time, for the
-    second, and so on. Of the acks of one job under one claim only the first can apply: either it
-    ends the claim, or that is not held. The others are in no round."""
+    """Divide the acks into rounds: the first has, of every op, those that name a job for the first
+    time, the next those for the second time. Of the acks of one job under one claim only the first
+    can apply (it ends the claim, or the claim is not held), so the others are in no round."""
     seen: defaultdict[tuple[str, int, int], list[str | None]] = defaultdict(list)
     rounds: list[list[_Ends]] = []
     for number, op in enumerate(ops):
@@ -210,16 +210,16 @@ class FindKeys(NamedTuple):
 
 
 class _Free(NamedTuple):
-    """A job of KeyedPlan.free that an op of another queue named before."""
+    """A job of EnqueuePlan.free that an op of another queue named before."""
 
     queue: str
     place: int
 
 
-class KeyedPlan:
+class EnqueuePlan:
     """The jobs of a batch that have options, as far as they are to be stored."""
 
-    def __init__(self, ops: Sequence[KeyedEnqueueOp], find: FindKeys | None = None) -> None:
+    def __init__(self, ops: Sequence[EnqueueWithOptionsOp], find: FindKeys | None = None) -> None:
         """`find`: None takes all keys for free."""
         self._ops = ops
         keys: defaultdict[str, list[str]] = defaultdict(list)
@@ -321,15 +321,15 @@ class KeyedPlan:
         return holders
 
 
-def enqueue_keyed(
-    ops: Sequence[KeyedEnqueueOp],
+def enqueue_with_options(
+    ops: Sequence[EnqueueWithOptionsOp],
     find: FindKeys | None,
     store: Callable[[str, Sequence[Job]], Sequence[int]],
 ) -> list[list[KeyHolder]]:
     """Store the jobs, but of each key the first at most, and none that is held; return the holders
     for each op's jobs. `store`: stores jobs of a queue with their options, and returns their local
     ids."""
-    plan = KeyedPlan(ops, find)
+    plan = EnqueuePlan(ops, find)
     return plan.holders(
         {queue: store(queue, jobs) if jobs else () for queue, jobs in plan.free.items()}
     )
@@ -357,7 +357,7 @@ class ReadPayloads(Protocol):
 def fitting_payloads(
     ops: Sequence[ClaimOp], room: ClaimRoom, read: ReadPayloads
 ) -> list[Sequence[Payload | None]]:
-    """Of each op, the payloads of the first claims, as many as fit; None: there is no such job.
+    """Return the payloads of each op's first claims, as many as fit; None: there is no such job.
 
     A job that exists counts, be it PENDING or not."""
     stored: _Stored | None = None
@@ -384,8 +384,8 @@ def fitting_payloads(
 def _first_fitting(
     op: ClaimOp, job_bytes: int, left: int, stored: _Stored, *, alone: bool
 ) -> tuple[list[Payload | None], int]:
-    """The first payloads of `op` that fit, and what they take. `left`: of the batch's room, which
-    has place for the first job if it is `alone` there."""
+    """Return the first payloads of `op` that fit, and what they take. `left`: of the batch's room,
+    which has place for the first job if it is `alone` there."""
     payloads: list[Payload | None] = []
     used, first, room = 0, True, min(left, op.most_bytes)
     for claims in op.claims:
@@ -421,7 +421,7 @@ class _Stored:
                     self._missing[op.queue, claims.priority] |= missing
 
     def read(self, queue: str, priority: int, local_id: int, *, most_bytes: int) -> None:
-        """From this one on."""
+        """Read the payloads from this one on."""
         place = (queue, priority)
         local_ids = list(dropwhile(local_id.__ne__, self._missing[place]))
         most_bytes = max(0, min(most_bytes, _MOST_AHEAD_BYTES))
@@ -430,7 +430,7 @@ class _Stored:
 
 
 def first_claims(op: ClaimOp, count: int) -> Sequence[Claims]:
-    """The claims on the first `count` jobs of `op`."""
+    """Return the claims on the first `count` jobs of `op`."""
     first: list[Claims] = []
     for claims in op.claims:
         jobs = len(claims.local_ids)

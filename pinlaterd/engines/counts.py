@@ -42,7 +42,7 @@ class CountedSnapshot(Protocol[Q_contra]):
     """The store as it was when this was made. `count` and `close` are called by one thread."""
 
     def count(self, queue: Q_contra) -> Depths:
-        """The jobs of `queue`. Raises StorageError."""
+        """Count the jobs of `queue`. Raises StorageError."""
 
     def find_damage(self) -> str:
         """Walk over all jobs; say what disagrees in the store, "" if nothing does."""
@@ -119,12 +119,12 @@ class Counts(Generic[Q]):
         self._recount_at = self._retry_at = 0.0  # monotonic seconds
 
     def of(self, queue: Q) -> Depths | None:
-        """Without what is 0. None until it has been counted."""
+        """Return the counts that are not 0, or None until the queue has been counted."""
         known = self._known.get(queue)
         return None if known is None else {key: jobs for key, jobs in known.items() if jobs > 0}
 
     def open_queue(self, queue: Q, depths: Depths | None) -> None:
-        """None: not known."""
+        """Begin to keep the counts of a queue; None: not known."""
         if depths is None:
             self._wanted[queue] = None
         else:
@@ -143,7 +143,7 @@ class Counts(Generic[Q]):
         self._outdated.add(queue)
 
     def add(self, changes: Changes[Q]) -> None:
-        """The owner has committed these."""
+        """Add changes that the owner has committed."""
         for (queue, priority, state), jobs in changes.items():
             if self._pass is not None:
                 self._since[queue][priority, state] += jobs
@@ -158,7 +158,7 @@ class Counts(Generic[Q]):
         self._finds_damage = True
 
     def checked(self) -> None:
-        """The owner has looked through all jobs, and nothing disagrees any more."""
+        """Note that the owner has looked through all jobs, and nothing disagrees any more."""
         self.damage, self._finds_damage = "", False
 
     @property
@@ -182,7 +182,7 @@ class Counts(Generic[Q]):
             self._pass.join(_CANCEL_SECONDS)
 
     def close(self) -> None:
-        """The store is closed: nothing is known of it any more."""
+        """Forget all counts, since the store is closed."""
         self.cancel()
         self._pass = None
         for known in (self._known, self._wanted, self._since, self.suspects):

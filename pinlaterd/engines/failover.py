@@ -116,10 +116,10 @@ class Notes(Protocol):
     """The notes that one step leaves for later ones, kept over crashes."""
 
     def get(self, key: str) -> str:
-        """ "" if there is none."""
+        """Return the note, or "" if there is none."""
 
     def put(self, key: str, text: str) -> None:
-        """Kept on disk when this returns."""
+        """Keep a note, on disk when this returns."""
 
 
 class Failover(Protocol):
@@ -129,20 +129,20 @@ class Failover(Protocol):
         """Look, and change nothing."""
 
     def steps(self) -> Sequence[Step]:
-        """Until the replica is the master and takes writes."""
+        """Yield the steps until the replica is the master and takes writes."""
 
     def last_steps(self) -> Sequence[Step]:
-        """Once shards.yaml names the new master: what becomes of the old one. What such a step
-        can't do it returns as what is to be done by hand; it does not fail for that."""
+        """Yield the steps once shards.yaml names the new master: what becomes of the old one. What
+        such a step can't do it returns as what is to be done by hand; it does not fail for that."""
 
     def successor(self) -> Address:
-        """The server that is the master once the steps are done."""
+        """Return the server that is the master once the steps are done."""
 
     def undo(self) -> None:
         """Put everything back as it was, after a revocable step has failed or was interrupted."""
 
     def close(self) -> None:
-        """Safe to repeat."""
+        """Close the connections. Safe to repeat."""
 
 
 class PairFailover(Failover, Generic[S]):
@@ -171,7 +171,7 @@ class PairFailover(Failover, Generic[S]):
         return self._pair.replica
 
     def _old(self) -> S | None:
-        """The old master; None, and why in `_unreachable`, if it does not answer."""
+        """Connect to the old master; None, and why in `_unreachable`, if it does not answer."""
         if self._master is None and not self._unreachable:
             try:
                 self._master = self._connect(self._pair.master)

@@ -125,7 +125,7 @@ class WalkingSearcher(Searcher):
     # --- what an engine defines --------------------------------------------------------------
 
     def _guarded(self, search: Search) -> AbstractContextManager[None]:
-        """Around a search: foreign exceptions become StorageError, TimeoutError, QueueNotFound."""
+        """Guard a search: foreign exceptions become StorageError, TimeoutError, QueueNotFound."""
         raise NotImplementedError
 
     def _begin(self, search: Search) -> None:
@@ -138,11 +138,11 @@ class WalkingSearcher(Searcher):
         raise NotImplementedError
 
     def _walks_in_order(self, search: Search) -> bool:
-        """Whether `_walk` is in the order of a scan."""
+        """Tell whether `_walk` is in the order of a scan."""
         raise NotImplementedError
 
     def _quick_count(self, search: Search, priority: int) -> int | None:
-        """Without reading the jobs, where the store can do that; at most the limit, or more."""
+        """Count without reading the jobs, where the store can: at most the limit, or more."""
         raise NotImplementedError
 
     # --- the contract ------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class WalkingSearcher(Searcher):
             size = _SLICE_JOBS
 
     def _next_slice(self, search: Search) -> None:
-        """To be called before each, while nothing of the store is held."""
+        """Begin a slice. To be called before each, while nothing of the store is held."""
         self._between_slices()
         self._check(search)
 
@@ -250,5 +250,5 @@ def _behind(search: Search, jobs: Iterable[StoredJob]) -> Iterator[StoredJob]:
     if after is None:
         yield from jobs
         return
-    place = (-after.run_after_ms, after.priority, after.local_id)
+    place = (-after.time_ms, after.priority, after.local_id)
     yield from (job for job in jobs if search.order_of(job) > place)

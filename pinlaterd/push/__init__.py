@@ -1,7 +1,8 @@
 """The process that pushes jobs to HTTP servers, the downstreams.
 
-A worker that runs nothing itself: a consumer (client) claims jobs, and a `pusher` for each queue
-hands them to a `downstream`, which reports by a callback how they ended. `targets` says which
-queues are pushed where, `overdue` ends attempts whose callback does not come, `main` wires it all
-together. May rely on `client` and below.
+main         `pinlaterd push`: wires these together with a consumer (client), which claims jobs
+targets      which queues are pushed where, and the request that each job becomes
+pusher       hands the jobs of one queue to their downstream
+downstream   the HTTP server that jobs are posted to, and what its answers mean
+overdue      ends attempts whose callback does not come
 """

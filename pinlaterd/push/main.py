@@ -162,7 +162,7 @@ class PushProcess(ReportingProcess):
 
     def facts(self) -> Mapping[str, str]:
         facts = {"queues": str(len(self._works))}
-        down = {queue: work.pusher.places.why_down for queue, work in self._works.items()}
+        down = {queue: work.pusher.limit.why_down for queue, work in self._works.items()}
         down = {queue: why for queue, why in down.items() if why}
         if down:
             named = [f"{queue}: downstream {why}" for queue, why in down.items()][:_MOST_NAMED]
@@ -176,7 +176,7 @@ class PushProcess(ReportingProcess):
 
     def tick(self) -> None:
         for queue, work in self._works.items():
-            self._stats.gauge(f"{queue}_push_concurrency", work.pusher.places.open)
+            self._stats.gauge(f"{queue}_push_concurrency", work.pusher.limit.open)
         if self._secrets.look():
             self._changed.set()
 

@@ -30,7 +30,7 @@ _AGAIN_SECONDS = (0.5, 1.0)
 _PROBE_SECONDS = 1.0
 
 
-class Places:
+class RequestLimit:
     """The number of requests at a time: halved by each that finds the downstream down, one more
     after each that finds it up. Once it is 0, a probe follows, after a pause."""
 
@@ -64,7 +64,7 @@ class Pusher(Executor):
     ) -> None:
         """`handed_over` is called after each job that a downstream has taken."""
         self.target = target  # another one of the same queue may take its place
-        self.places = Places(target.concurrency)
+        self.limit = RequestLimit(target.concurrency)
         self._downstreams = downstreams
         self._stats = stats
         self._handed_over = handed_over
@@ -78,9 +78,9 @@ class Pusher(Executor):
     def follow(self, target: Target) -> None:
         """Go on with another target of the same queue."""
         self.target = target
-        before, self.places.most = self.places.most, target.concurrency
-        if self.places.open and target.concurrency != before:  # else the next probe opens one
-            self.places.open = target.concurrency
+        before, self.limit.most = self.limit.most, target.concurrency
+        if self.limit.open and target.concurrency != before:  # else the next probe opens one
+            self.limit.open = target.concurrency
             self._work.limit(target.concurrency)
             self._begin()
 
@@ -89,7 +89,7 @@ class Pusher(Executor):
         self._stopping.set()
 
     def _begin(self) -> None:
-        while len(self._tasks) < self.places.open and (job := self._work.begin()) is not None:
+        while len(self._tasks) < self.limit.open and (job := self._work.begin()) is not None:
             task = asyncio.get_running_loop().create_task(self._push_jobs(job))
             self._tasks.add(task)
             task.add_done_callback(self._ended)
@@ -107,7 +107,7 @@ class Pusher(Executor):
         while job is not None:
             outcome = await self._push(job)
             self._work.finish(job, outcome, time.monotonic())
-            job = self._work.begin() if len(self._tasks) <= self.places.open else None
+            job = self._work.begin() if len(self._tasks) <= self.limit.open else None
 
     async def _push(self, job: RunningJob) -> Outcome:
         target = self.target
@@ -148,16 +148,16 @@ class Pusher(Executor):
     def _note(self, answer: DownstreamAnswer) -> None:
         queue = self.target.queue
         self._stats.count(f"{queue}_push_failed" if answer.failure else f"{queue}_pushed")
-        if not self.places.note(answer):
+        if not self.limit.note(answer):
             return
-        self._work.limit(self.places.open)
-        if self.places.open:
+        self._work.limit(self.limit.open)
+        if self.limit.open:
             self._begin()
         else:
             asyncio.get_running_loop().call_later(_PROBE_SECONDS, self._probe)
 
     def _probe(self) -> None:
-        if not self.places.open:
-            self.places.open = 1
+        if not self.limit.open:
+            self.limit.open = 1
             self._work.limit(1)
             self._begin()

@@ -53,11 +53,11 @@ from pinlaterd.wire.link import ShardLink
 log = logging.getLogger(__name__)
 
 # Each step of a larger call takes milliseconds.
-LARGE_BYTES = 64 * KIB
-DEQUEUE: Final = Method.DEQUEUE  # see envelope.DONE
+DECODE_IN_PARTS_BYTES = 64 * KIB
+DEQUEUE: Final = Method.DEQUEUE  # a look-up of the member costs as much as a call
 
 # Smaller ones are bounded well enough by how many calls a connection may have in flight.
-_LARGE_BYTES = 2 * MIB
+_ADMITTED_AT_ONCE_BYTES = 2 * MIB
 # Of max_buffered_bytes. A claiming dequeue's answer passes through, most of the time; of the others
 # a router has each up to four times while it makes it (received, decoded, merged, encoded).
 _CLAIMS_PART = 2
@@ -186,7 +186,7 @@ class Admission:
         self._looking: asyncio.Handle | None = None
 
     def admit(self, call: Call) -> bool:
-        """Whether it may begin now; else it is begun later, or has failed."""
+        """Tell whether it may begin now; else it is begun later, or has failed."""
         self.in_flight += 1
         method = call.peek.method
         if self.in_flight > self._most_in_flight:
@@ -201,7 +201,7 @@ class Admission:
             end = call.message[-DEQUEUE_END_BYTES:] if call.peek.canonical else call.message
             call.claims = not may_be_dry_run(end)
         size = self._grantable(call)
-        if size if call.claims else size <= _LARGE_BYTES:
+        if size if call.claims else size <= _ADMITTED_AT_ONCE_BYTES:
             self._grant(call, size)
             return True
         self._lacking[call] = False
@@ -210,7 +210,7 @@ class Admission:
         return False
 
     def suspend(self, call: Call) -> None:
-        """It waits from now on. Raises Overloaded if too many do."""
+        """Have a call wait from now on. Raises Overloaded if too many do."""
         if self.waiting >= self._most_waiting:
             raise Overloaded(
                 f"{self.waiting} dequeues wait already, as many as max_waiting_dequeues in "
@@ -221,7 +221,7 @@ class Admission:
         self._release(call)
 
     def resume(self, call: Call) -> None:
-        """A claiming dequeue that is not the next one of its connection may be granted nothing."""
+        """Begin again; a claiming dequeue that is not its connection's next may get nothing."""
         self.waiting -= 1
         self.in_flight += 1
         self._grant(call, self._grantable(call))
@@ -252,8 +252,8 @@ class Admission:
             self._look_again(0)
 
     def _grantable(self, call: Call) -> int:
-        """All that its answer may need; of a claiming dequeue, what it may bring now, 0 if it has
-        to wait for room."""
+        """Return all that its answer may need; of a claiming dequeue, what it may bring now, 0 if
+        it has to wait for room."""
         if not call.claims:
             return self._size(call)
         room = min(self._free_bytes[True], call.room())
@@ -262,7 +262,7 @@ class Admission:
         return min(self._size(call), max(_LEAST_BYTES, room // _DEQUEUE_PART))
 
     def _size(self, call: Call) -> int:
-        """The most bytes that its answer may have."""
+        """Return the most bytes that its answer may have."""
         peek, settings = call.peek, self._shared.settings
         if peek.method is DEQUEUE:
             jobs = max(1, peek.limit) if peek.canonical else settings.max_jobs_per_call
@@ -293,7 +293,7 @@ class Admission:
             size = self._grantable(call) if call.claims or call.is_next else 0
             ready = size > 0
             if ready and not was_next:
-                # It could not be begun while the client had not taken the answers before it.
+                # Restart its deadline: it could not begin until the client had read the others.
                 call.deadline = now + self._shared.settings.request_timeout_ms / 1000
                 self._lacking[call] = True
             if ready and not call.claims:
@@ -338,7 +338,7 @@ class Query(NamedTuple):
         *,
         patient: bool = True,
     ) -> Replies:
-        """Of each shard to its own request; all are asked at once."""
+        """Ask each shard its own request, all at once; return their replies."""
         asked = []
         for shard, request in requests:
             part = await aside(self.size, self.part, request, op, patient=patient)
@@ -352,7 +352,7 @@ class Query(NamedTuple):
 
 
 async def ask_all(calls: Sequence[tuple[ShardLink, ShardCall]]) -> Replies:
-    """What each shard replies to its own call, all asked at once."""
+    """Ask all at once; return what each shard replies to its own call."""
     replies = await asyncio.gather(*(shard.ask(call) for shard, call in calls))
     return [(shard, reply) for (shard, _), reply in zip(calls, replies, strict=True)]
 
@@ -361,7 +361,7 @@ async def ask_all(calls: Sequence[tuple[ShardLink, ShardCall]]) -> Replies:
 
 
 def results_of(method: Method, replies: Replies) -> list[Result]:
-    """What each said; raises the first error that a shard gave, else names those that failed."""
+    """Return what each said. Raises the first error of a shard, else names those that failed."""
     for _, reply in replies:
         if reply.status is Status.FAILED:
             codec.decode_reply(method, reply.payload)
@@ -377,8 +377,8 @@ def failure(failed: Replies) -> ShardConnectionFailed:
     for shard, reply in failed:
         shards_by_why.setdefault(_why(reply), []).append(shard.name)
     whys = [f"shard {', '.join(names)}: {why}" for why, names in shards_by_why.items()]
-    told = next(iter(shards_by_why)) if len(whys) == 1 else "; ".join(whys)
-    return ShardConnectionFailed([shard.name for shard, _ in failed], told)
+    reason = next(iter(shards_by_why)) if len(whys) == 1 else "; ".join(whys)
+    return ShardConnectionFailed([shard.name for shard, _ in failed], reason)
 
 
 def _why(reply: ReplyEntry) -> str:
@@ -392,7 +392,7 @@ def _why(reply: ReplyEntry) -> str:
 
 
 def reason_of(reply: ReplyEntry) -> str:
-    """Why a shard refused, or would have."""
+    """Say why a shard refused, or would have."""
     return reply.payload.decode()
 
 
@@ -403,6 +403,6 @@ class AllRefused(EnqueueRejected):
         names: dict[str, list[str]] = {}
         for name, reason in refusals.items():
             names.setdefault(reason, []).append(name)
-        told = [f"shard {', '.join(shards)}: {reason}" for reason, shards in names.items()]
-        super().__init__(f"overloaded: {'; '.join(told)}; {left}; try later")
+        reasons = [f"shard {', '.join(shards)}: {reason}" for reason, shards in names.items()]
+        super().__init__(f"overloaded: {'; '.join(reasons)}; {left}; try later")
         self.refusals = refusals

@@ -40,7 +40,7 @@ from pinlaterd.wire.envelope import DONE, GiveUp, ReplyEntry, ShardCall, Status
 from pinlaterd.wire.link import ShardLink
 
 T = TypeVar("T")
-_FAILED, _REFUSED = Status.FAILED, Status.REFUSED  # see envelope.DONE
+_FAILED, _REFUSED = Status.FAILED, Status.REFUSED  # look-ups cost as much as calls
 _UNDONE = frozenset({_REFUSED, Status.SILENT})  # after which others can serve
 
 
@@ -57,17 +57,17 @@ class Dequeuer:
         shards.awaited, shards.on_ready = self._waiting.queues, self._wake
 
     def _wake(self, queue: str) -> None:
-        """Jobs of `queue` can be had: those who wait for it may try again."""
+        """Wake those who wait for jobs of `queue`, which can be had."""
         self._waiting.wake(queue, self._shards.ready_jobs(queue))
 
     def stop_waiting(self) -> None:
-        """The server stops: those who wait are answered now, and nobody waits any more."""
+        """Answer those who wait now: the server stops, and nobody waits any more."""
         self._stopping = True
         self._shared.limits.stop_waiting()
         self._waiting.wake_all()
 
     def choose(self, queue: str) -> ShardLink | None:
-        """One shard to ask for all: one that may hold jobs of the best priority, if any does."""
+        """Choose one shard to ask for all, one that may hold jobs of the best priority."""
         shards = self._shards.preferred()
         if len(shards) < 2:
             return shards[0] if shards else None
@@ -195,8 +195,8 @@ class Dequeuer:
         return False
 
     async def _wait(self, call: Call, begin: Callable[[], Coroutine[None, None, T]]) -> T | None:
-        """What the wait that begins now results in, or None as soon as the client has gone. Raises
-        Overloaded if too many wait."""
+        """Return what the wait that begins now results in, or None as soon as the client has gone.
+        Raises Overloaded if too many wait."""
         if call.client_gone:
             return None
         task = asyncio.current_task()
@@ -254,14 +254,14 @@ class Gathering:
         self.covered = dict.fromkeys(covered, 0)
 
     def begin_with(self, shard: ShardLink, reply: ReplyEntry) -> None:
-        """This shard has answered already."""
+        """Take the answer that this shard has given already."""
         if not self.request.dry_run:
             self._take(shard, reply)
         self.cover()
         self._confirm(shard, 0)
 
     async def claimed(self, wanted: int) -> None:
-        """`claim`, to be awaited. What comes in after that was cancelled is released."""
+        """Claim, for those who await it. What comes in after that was cancelled is released."""
         self._failures, self._patient = {}, False  # those before a wait are of no use
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -301,7 +301,7 @@ class Gathering:
         self._finish(None)
 
     def _portions(self, asked: Sequence[ShardLink], levels: int) -> list[tuple[ShardLink, int]]:
-        """How many jobs to ask of whom."""
+        """Return how many jobs to ask of whom."""
         wanted = self._wanted - self.jobs
         if len(asked) == 1:
             # Whatever it gives, the others hold nothing better.
@@ -392,8 +392,8 @@ class Gathering:
             self._empty_answer = reply.payload
 
     def _confirm(self, shard: ShardLink, level: int) -> None:
-        """It holds nothing ready of priorities 1 to `level`, and what it has published since it
-        answered is true: what comes later another call is about to take."""
+        """Note that it holds nothing ready of priorities 1 to `level`, and what it has published
+        since it answered is true: what comes later another call is about to take."""
         if shard in self.covered:
             published = best_level(shard.ready_counts(self.request.queue))
             self.covered[shard] = max(published, level)
@@ -441,7 +441,7 @@ class WaitingRoom:
         self.queues: dict[str, OrderedDict[asyncio.Future[None], None]] = {}
 
     async def wait(self, queue: str, seconds: float) -> None:
-        """Until there are jobs of `queue`, but no longer than `seconds`."""
+        """Wait until there are jobs of `queue`, but no longer than `seconds`."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters = self.queues.setdefault(queue, OrderedDict())
         waiters[woken] = None
@@ -454,12 +454,12 @@ class WaitingRoom:
                 del self.queues[queue]
 
     def wake_all(self) -> None:
-        """Nobody will get anything any more."""
+        """Wake all: nobody will get anything any more."""
         for queue in list(self.queues):
             self.wake(queue, len(self.queues[queue]))
 
     def wake(self, queue: str, ready: int) -> None:
-        """`ready` jobs of `queue` can be had: wake as many of those who still want one."""
+        """Wake as many of those who still want a job of `queue` as there are `ready`."""
         waiters = self.queues.get(queue)
         while waiters and ready > 0:
             woken, _ = waiters.popitem(last=False)
@@ -469,11 +469,11 @@ class WaitingRoom:
 
 
 def _ignore(_error: Exception | None) -> None:
-    """It has ended."""
+    """Do nothing: it has ended."""
 
 
 def _check(request: DequeueRequest) -> None:
-    """What a shard would say of a whole request, before it is divided."""
+    """Check a whole request as a shard would, before it is divided."""
     if request.limit < 1:
         raise InvalidRequest(f"limit is {request.limit}; it must be at least 1")
     if not 0 < request.coverage <= 1:

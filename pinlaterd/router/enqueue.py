@@ -152,7 +152,7 @@ class SplitEnqueue:
         raise AllRefused({shard.name: reason_of(reply) or "did not answer"})
 
     async def _store(self, part: EnqueuePart, shards: Sequence[ShardLink]) -> Sequence[str]:
-        """On the first of `shards` that takes it."""
+        """Store a part on the first of `shards` that takes it."""
         deadline = self._call.deadline
         if self._shared.clock.monotonic() >= deadline:
             raise Overloaded("the time of the call was over")
@@ -354,11 +354,11 @@ class EnqueueByKey:
 
     def _raise_errors(self) -> None:
         """Raise what says which of the jobs are stored."""
-        told = [
+        outcomes = [
             self._errors.get(place) or [descriptor[_LENGTH_BYTES:].decode()]
             for place, descriptor in enumerate(self._descriptors)
         ]
-        all_stored([1] * len(told), told)
+        all_stored([1] * len(outcomes), outcomes)
 
 
 def _keys_of(queue: str, jobs: Sequence[Job]) -> Sequence[QueueKey | None]:
@@ -422,7 +422,7 @@ def all_stored(
 
 
 def split_evenly(count: int, most: int) -> list[int]:
-    """`count` items in as few parts of at most `most` as possible, nearly equal; of none, one."""
+    """Divide `count` into as few parts of at most `most` as possible, nearly equal; 0: one part."""
     parts = max(1, -(-count // most))
     size, larger = divmod(count, parts)
     return [size + 1] * larger + [size] * (parts - larger)

@@ -135,7 +135,7 @@ class FanOut:
     # --- queues ------------------------------------------------------------------------------
 
     async def _create_queue(self, query: Query, request: CreateQueueRequest) -> None:
-        """On all healthy shards; the others catch up before they serve."""
+        """Create the queue on all healthy shards; others create it before they serve."""
         _check_queue_name(request.queue)
         longest = self._shards.longest_queue_name()
         if len(request.queue) > longest:
@@ -153,8 +153,8 @@ class FanOut:
             self._creating.discard(request.queue)
 
     def _check_room_for(self, queue: str) -> None:
-        """Before any shard creates it, with the creations that are under way here. Several routers
-        at once may exceed the limit by one queue each."""
+        """Check the limit before any shard creates it, with the creations under way here. Several
+        routers at once may exceed it by one queue each."""
         most = self._shared.settings.max_queues
         shards = self._shards
         if shards.knows_queue(queue):
@@ -167,7 +167,7 @@ class FanOut:
             )
 
     async def _delete_queue(self, query: Query, request: DeleteQueueRequest) -> None:
-        """On all shards or on none: a shard that is down would bring the queue back."""
+        """Delete the queue on all shards or on none, since one that is down would bring it back."""
         if not accept_ticket(request.password, request.queue):
             stored = self._shared.settings.admin_password_hash
             address = query.peer.rpartition(":")[0]
@@ -260,7 +260,7 @@ class FanOut:
         if not self._shards.knows_queue(request.queue):
             await self._ask_one(query, FinishRequest(request.queue, ()))
         by_shard: dict[ShardLink, list[FinishInfo]] = {}
-        bad = _sort(request.finishes, request.queue, self._shards.by_name, by_shard)
+        bad = _divide(request.finishes, request.queue, self._shards.by_name, by_shard)
         answers = await query.ask(
             (shard, FinishRequest(request.queue, items)) for shard, items in by_shard.items()
         )
@@ -361,7 +361,7 @@ class FanOut:
     async def _oldest_failed(
         self, query: Query, request: RetryFailedRequest, wanted: int, *, begun: bool
     ) -> Mapping[ShardLink, int]:
-        """Each shard says how old its candidates are, and gets its share of the oldest."""
+        """Ask each shard how old its candidates are; return its share of the oldest."""
         asked = zip(self._every(begun=begun), repeat(request._replace(limit=wanted)))
         replies = await query.replies(asked, Op.OLDEST_FAILED)
         if any(reply.status is not Status.DONE for _, reply in replies):
@@ -415,9 +415,9 @@ class FanOut:
         until = self._usable_until(query.deadline)
         shards = self._every()
         self._shared.rng.shuffle(shards)
-        deleted = 0
+        changed = 0
         while True:
-            each, more = divmod(request.limit - deleted, len(shards))
+            each, more = divmod(request.limit - changed, len(shards))
             limits = {
                 shard: each + (place < more)
                 for place, shard in enumerate(shards)
@@ -429,22 +429,22 @@ class FanOut:
             for (shard, limit), count in zip(
                 limits.items(), cast("list[int]", counts), strict=True
             ):
-                deleted += count
+                changed += count
                 # One that stops has done a part only; a second search would cost too much.
                 if not count or (request.chooses and count < limit):
                     shards.remove(shard)
             shards = [shard for shard in shards if self._is_known(shard)]
-            if not shards or deleted >= request.limit:
-                return deleted
-            if deleted and self._shared.clock.monotonic() >= until:
-                return deleted
+            if not shards or changed >= request.limit:
+                return changed
+            if changed and self._shared.clock.monotonic() >= until:
+                return changed
 
     def _is_known(self, shard: ShardLink) -> bool:
-        """One that was removed meanwhile is asked nothing more."""
+        """Tell whether a shard was not removed meanwhile: then it is asked nothing more."""
         return self._shards.by_name.get(shard.name) is shard
 
     def _usable_until(self, deadline: float) -> float:
-        """When a call that changes many jobs begins nothing more, to be answered in time."""
+        """Return when a call that changes many jobs begins nothing more, to be answered in time."""
         now = self._shared.clock.monotonic()
         return now + (deadline - now) * _USABLE_TIME
 
@@ -457,8 +457,8 @@ class FanOut:
         return present
 
     def _every(self, *, begun: bool = False) -> list[ShardLink]:
-        """All shards; raises an error that names those that are down. `begun`: whether the call may
-        have done something."""
+        """Return all shards; raise an error that names those that are down. `begun`: whether the
+        call may have done something."""
         down = self._shards.down()
         if down:
             done = "a part of it may have been done" if begun else "nothing was done"
@@ -539,7 +539,7 @@ def _shard_of(descriptor: str, queue: str, shards: Mapping[str, S]) -> S | None:
     return shards.get(parsed.shard) if parsed is not None and parsed.queue == queue else None
 
 
-def _sort(
+def _divide(
     items: Iterable[_Item], queue: str, shards: Mapping[str, S], by_shard: dict[S, list[_Item]]
 ) -> list[str]:
     """Add each item to those of its shard; returns the descriptors that name no job of these."""
@@ -567,8 +567,8 @@ def acks_by_shard(
     """Divide acks by shard, and return the descriptors that are malformed or name no job here."""
     succeeded: dict[S, list[AckInfo]] = {}
     failed: dict[S, list[AckInfo]] = {}
-    bad = _sort(request.succeeded, request.queue, shards, succeeded)
-    bad += _sort(request.failed, request.queue, shards, failed)
+    bad = _divide(request.succeeded, request.queue, shards, succeeded)
+    bad += _divide(request.failed, request.queue, shards, failed)
     return {
         shard: AckRequest(request.queue, succeeded.get(shard, ()), failed.get(shard, ()))
         for shard in {**succeeded, **failed}
@@ -588,11 +588,11 @@ def checkpoints_by_shard(
     request: CheckpointRequest, shards: Mapping[str, S]
 ) -> tuple[dict[S, list[CheckpointInfo]], list[str]]:
     by_shard: dict[S, list[CheckpointInfo]] = {}
-    return by_shard, _sort(request.checkpoints, request.queue, shards, by_shard)
+    return by_shard, _divide(request.checkpoints, request.queue, shards, by_shard)
 
 
 def lookups_by_shard(descriptors: Iterable[str], shards: Mapping[str, S]) -> dict[S, list[str]]:
-    """The descriptors of each shard; those of no shard of ours are left out."""
+    """Divide descriptors by shard; those of no shard of ours are left out."""
     by_shard: dict[S, list[str]] = defaultdict(list)
     for descriptor in dict.fromkeys(descriptors):
         parsed = JobDescriptor.parse(descriptor)
@@ -605,7 +605,7 @@ def lookups_by_shard(descriptors: Iterable[str], shards: Mapping[str, S]) -> dic
 
 
 def share_of_oldest(candidates: Mapping[S, Sequence[int]], limit: int) -> dict[S, int]:
-    """How many of the `limit` oldest come from each sorted list of ages; those of none left out."""
+    """Count how many of the `limit` oldest come from each sorted list of ages, if any do."""
     tagged = ([(age, index) for age in ages] for index, ages in enumerate(candidates.values()))
     shards = list(candidates)
     shares: dict[S, int] = defaultdict(int)
@@ -654,8 +654,8 @@ async def _merge(replies: Replies, limit: int, *, by_end: bool) -> ScanResult:
 
 
 def merge_scans(results: Sequence[ScanResult], limit: int, *, by_end: bool = False) -> ScanResult:
-    """The first `limit` of what the shards found, and where to go on. A shard that has not finished
-    knows nothing of what comes behind its continuation: there the merged answer ends."""
+    """Return the first `limit` of what the shards found, and where to go on. A shard that has not
+    finished knows nothing of what comes behind its continuation: there the merged answer ends."""
     keyed = sorted(
         ((_scan_key(job, by_end=by_end), job) for result in results for job in result.jobs),
         key=lambda pair: pair[0].sort_key(),

@@ -217,5 +217,5 @@ class Router(ReportingProcess):
 
 
 def _is_another(pid: int) -> bool:
-    """Whether a process other than this one has that pid."""
+    """Tell whether a process other than this one has that pid."""
     return pid != os.getpid() and process_exists(pid)

@@ -66,7 +66,7 @@ class TokenBucket:
         return self.tokens(now) >= self.capacity > 0
 
     def take(self, wanted: int, now: float) -> int:
-        """Up to `wanted` whole tokens."""
+        """Take up to `wanted` whole tokens."""
         taken = max(0, min(wanted, math.floor(self.tokens(now) + _EPSILON)))
         self._tokens -= taken
         return taken
@@ -141,7 +141,7 @@ class LimitedQueue:
         return self._bucket.rate
 
     def demand(self) -> float:
-        """Jobs/s that clients took, or would have if they had been let."""
+        """Return the jobs/s that clients took, or would have if they had been let."""
         now = self._clock.monotonic()
         demand = self._meter.per_second(now)
         if self._line:
@@ -151,7 +151,7 @@ class LimitedQueue:
         return demand
 
     def take_spilled(self) -> float:
-        """Tokens that did not fit into the bucket since this was asked last."""
+        """Take the tokens that did not fit into the bucket."""
         self._bucket.tokens(self._clock.monotonic())
         spilled, self._bucket.spilled = self._bucket.spilled, 0.0
         return spilled
@@ -159,7 +159,7 @@ class LimitedQueue:
     # --- for dequeues --------------------------------------------------------------------------
 
     def take(self, wanted: int) -> int:
-        """Up to `wanted` tokens, to be settled; 0: none is to be had at once."""
+        """Take up to `wanted` tokens, to be settled; 0: none is to be had at once."""
         return 0 if self._line else self._lend(wanted)  # those in line come first
 
     def settle(self, *, wanted: int, taken: int, used: int) -> None:
@@ -177,7 +177,7 @@ class LimitedQueue:
                 _give(granted, 0)
 
     async def wait(self, wanted: int, seconds: float) -> int:
-        """Like `take`, but wait up to `seconds` for a first token; 0 means rate limited."""
+        """Take tokens, but wait up to `seconds` for a first one; 0 means rate limited."""
         taken = self.take(wanted)
         if not taken and (seconds > 0 or self._lent):
             taken = await self._stand_in_line(wanted, seconds)
@@ -214,12 +214,12 @@ class LimitedQueue:
         return surplus
 
     def open(self) -> None:
-        """The queue has no limit any more."""
+        """Let all go on: the queue has no limit any more."""
         for granted, waiter in self._line.items():
             _give(granted, waiter.wanted)
 
     def close(self) -> None:
-        """Nobody gets anything any more."""
+        """Refuse all: nobody gets anything any more."""
         for granted in self._line:
             _give(granted, 0)
 
@@ -284,17 +284,17 @@ class RateLimits:
         return returned
 
     def shares(self) -> dict[str, float]:
-        """Jobs/s that may be spent, by limited queue."""
+        """Return the jobs/s that may be spent, by limited queue."""
         return {queue: limited.share for queue, limited in self.queues.items()}
 
     def demands(self) -> dict[str, float]:
-        """Jobs/s that clients take or would take, by limited queue; those of none left out."""
+        """Return the jobs/s, above 0, that clients take or would take, by limited queue."""
         demands = {queue: limited.demand() for queue, limited in self.queues.items()}
         return {queue: demand for queue, demand in demands.items() if demand > 0}
 
     def take_spilled(self, demands: Mapping[str, float]) -> dict[str, float]:
-        """Tokens that buckets could not hold since this was asked last, of queues that were wanted
-        then. They go to other routers, where the demand may have moved. `demands`: those of now."""
+        """Take the tokens that buckets could not hold, of queues that were wanted then. They go to
+        other routers, where the demand may have moved. `demands`: those of now."""
         spilled: dict[str, float] = {}
         for queue in (demands.keys() | self._wanted) & self.queues.keys():
             tokens = self.queues[queue].take_spilled()
@@ -359,7 +359,7 @@ class RateReporter:
         )
 
     def watch(self) -> None:
-        """While there are limited queues, report several times a second what is wanted of them; and
+        """Report several times a second what is wanted of limited queues, while there are any; and
         once that nothing is any more."""
         if self._timer is None and self._limits.queues:
             loop = asyncio.get_running_loop()

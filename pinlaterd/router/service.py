@@ -17,8 +17,8 @@ from pinlaterd.errors import PinLaterError
 from pinlaterd.lifecycle import aside
 from pinlaterd.model import Method
 from pinlaterd.router.call import (
+    DECODE_IN_PARTS_BYTES,
     DEQUEUE,
-    LARGE_BYTES,
     Admission,
     Call,
     Shared,
@@ -45,7 +45,8 @@ _SEARCHES = frozenset({Method.COUNT, Method.SCAN})
 _FILL_CALLS = 16
 _SMALL_CALL_BYTES = 4096
 _LONG_LIST = 1000
-_SILENT, _STALLED, _NEVER = GiveUp.SILENT, GiveUp.STALLED, GiveUp.NEVER  # see envelope.DONE
+# Looking a member of an enum up costs as much as a call (Python 3.11).
+_SILENT, _STALLED, _NEVER = GiveUp.SILENT, GiveUp.STALLED, GiveUp.NEVER
 _FOREIGN, _REFUSED, _STALE = Status.FOREIGN, Status.REFUSED, Status.STALE
 _TRY_OTHERS = (_FOREIGN, _REFUSED)
 _LOOK_SECONDS = 0.01
@@ -229,7 +230,7 @@ class RouterService:
             call.finish(shard, reply)
 
     def _may_be_more(self, call: Call, shard: ShardLink, reply: ReplyEntry) -> bool:
-        """Whether a shard's short answer to a dequeue may leave jobs that could be had."""
+        """Tell whether a shard's short answer to a dequeue may leave jobs that could be had."""
         if call.client_gone:
             return False
         granted = call.max_jobs
@@ -262,7 +263,7 @@ class RouterService:
             call.finish(shard, reply)
 
     def _shard_named_in(self, descriptor: str) -> ShardLink | None:
-        """The shard that `QUEUE:sSHARD:pPRIORITY:LOCALID` names, unless it is down."""
+        """Return the shard that `QUEUE:sSHARD:pPRIORITY:LOCALID` names, unless it is down."""
         parts = descriptor.split(":", 2)
         shard = self._shards.by_name.get(parts[1][1:]) if len(parts) > 1 else None
         if shard is None or not (shard.healthy or shard.returning):
@@ -296,11 +297,11 @@ class RouterService:
 
 
 def _is_for_several(call: Call) -> bool:
-    """Whether a long list is better taken apart here. A shard would take many times as long to find
-    that its descriptors don't all begin like the first; and long acks go in parts, since neither
-    we nor a shard decode all of them at once."""
+    """Tell whether a long list is better taken apart here. A shard would take many times as long to
+    find that its descriptors don't all begin like the first; and long acks go in parts, since
+    neither we nor a shard decode all of them at once."""
     peek = call.peek
-    if peek.method is Method.ACK and len(call.message) > LARGE_BYTES:
+    if peek.method is Method.ACK and len(call.message) > DECODE_IN_PARTS_BYTES:
         return True
     return peek.items > _LONG_LIST and not names_one_shard(call.message, peek)
 

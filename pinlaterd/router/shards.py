@@ -70,7 +70,7 @@ class ShardSet:
         return [shard for shard in self.by_name.values() if shard.healthy]
 
     def present(self) -> list[ShardLink]:
-        """The healthy ones; if there are none, those that are expected back at any moment."""
+        """Return the healthy shards, or, if there are none, those that are expected back."""
         return self.healthy() or [shard for shard in self.by_name.values() if shard.returning]
 
     def preferred(self) -> list[ShardLink]:
@@ -102,7 +102,7 @@ class ShardSet:
         return ready
 
     def longest_queue_name(self) -> int:
-        """Characters, by the store that allows least."""
+        """Return how many characters a queue's name may have, by the store that allows least."""
         known = [shard.facts for shard in self.by_name.values() if shard.facts is not None]
         return min((facts.queue_name_chars for facts in known), default=64)
 
@@ -117,8 +117,8 @@ class ShardSet:
         """Wait until keys that met another placement on `shards` may be sent again. Raises
         ShardConnectionFailed once it is too late."""
         if self._monotonic() + _KEYS_AGAIN_SECONDS >= deadline:
-            told = "follows another placement of keys than this router; nothing was done there"
-            raise ShardConnectionFailed(list(shards), told)
+            reason = "follows another placement of keys than this router; nothing was done there"
+            raise ShardConnectionFailed(list(shards), reason)
         await asyncio.sleep(_KEYS_AGAIN_SECONDS)
 
     def follow(self, snapshot: Snapshot) -> None:
@@ -154,8 +154,8 @@ class ShardSet:
     # --- what links hear (LinkListener) ---------------------------------------------------
 
     def queues_known(self) -> frozenset[str]:
-        """A queue exists if a shard says so that is healthy, or said so a moment ago: while shards
-        are restarted one after the other, the last that has it may be away when the next one joins.
+        """Return the queues that a healthy shard has, or had a moment ago: while shards are
+        restarted one after the other, the last that has one may be away when the next joins.
 
         deleteQueue needs all shards healthy, so no shard that is away has missed it."""
         names = [
@@ -169,7 +169,7 @@ class ShardSet:
         return self._membership
 
     def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
-        """A shard joined: it has what we know by now; the others get what only it has."""
+        """Welcome a shard that joined: it gets what we know by now, the others what only it has."""
         if self.by_name.get(link.name) is not link:
             return
         before = self._queues.get(link.name, set())
@@ -229,7 +229,7 @@ class ShardSet:
                 self.on_ready(queue)
 
     def _deleted_there(self, queue: str) -> None:
-        """A shard has it no more."""
+        """Note that a shard has a queue no more."""
         if not self.knows_queue(queue):
             self._on_deleted(queue)
 
@@ -247,7 +247,7 @@ def _best(shards: Collection[ShardLink]) -> list[ShardLink]:
 
 
 def less_loaded(shards: Sequence[ShardLink], rng: Random) -> ShardLink:
-    """The better of two chosen at random, by calls in flight.
+    """Choose the better of two random shards, by calls in flight.
 
     Power of two choices (Mitzenmacher, 2001): nearly as even as asking all, without the herd that
     runs to the emptiest.
@@ -264,7 +264,7 @@ def less_loaded(shards: Sequence[ShardLink], rng: Random) -> ShardLink:
 
 
 def cover(shards: Sequence[S], coverage: float, rng: Random) -> list[S]:
-    """max(1, round(coverage x shards)) of them, of which a random one is the first."""
+    """Choose max(1, round(coverage x shards)) of them, of which a random one is the first."""
     count = len(shards)
     if coverage < 1:
         return rng.sample(shards, max(1, round(coverage * count)))
@@ -284,7 +284,7 @@ def best_level(counts: Sequence[int]) -> int:
 
 
 def ready_through(counts: Sequence[int], level: int) -> int:
-    """Jobs ready at priorities 1 to `level`."""
+    """Count the jobs ready at priorities 1 to `level`."""
     return sum(counts[:level])
 
 

@@ -168,15 +168,15 @@ def _before_claim(attempts: tuple[int, int]) -> bytes:
 def _metadata_text(
     key: bytes, attempts: tuple[int, int], claim: bytes, timeout_seconds: int
 ) -> bytes:
-    """The format of the metadata of jobs that differ only in their numbers and their claims'."""
+    """Write the format of metadata of jobs that differ only in their numbers and their claims'."""
     before = _before_claim(attempts).replace(b"%", b"%%")
     behind = _BEHIND_CLAIM.pack(_TIMEOUT, timeout_seconds, 0).replace(b"%", b"%%")
     return b"".join((key, before, claim, behind))
 
 
 def counted_text(prefix: str, least: int, greatest: int) -> bytes | None:
-    """The format of texts of `prefix` and a number from `least` to `greatest`, with their length in
-    front; None if these have not equally many digits."""
+    """Write the format of texts of `prefix` and a number from `least` to `greatest`, with their
+    length in front; None if these have not equally many digits."""
     digits = len(str(least))
     alike = least == greatest or len(str(greatest)) == digits
     return _counted_text(prefix, digits) if alike else None
@@ -189,7 +189,7 @@ def _counted_text(prefix: str, digits: int) -> bytes:
 
 
 def _keys(texts: Sequence[str]) -> list[bytes]:
-    """Each with its length in front."""
+    """Write each with its length in front."""
     try:
         return [(SHORT_TEXT[len(text)] + text).encode("ascii") for text in texts]
     except (IndexError, UnicodeEncodeError):
@@ -197,7 +197,7 @@ def _keys(texts: Sequence[str]) -> list[bytes]:
 
 
 def _interleave(*columns: Sequence[bytes]) -> list[bytes]:
-    """The first of each, then the second of each, …"""
+    """Return the first of each, then the second of each, …"""
     count = len(columns)
     mixed = [b""] * (count * len(columns[0]))
     for at, column in enumerate(columns):
@@ -211,7 +211,7 @@ def count_dequeued(message: bytes, at: int) -> int:
 
 
 def read_dequeue_result(message: bytes, at: int) -> DequeueResult:
-    """The result struct of dequeueJobs, as this version writes it: the same jobs in both maps,
+    """Read the result struct of dequeueJobs, as this version writes it: the same jobs in both maps,
     in the same order, with all metadata."""
     if not message.startswith(_JOBS, at):
         raise Unusual

@@ -48,8 +48,8 @@ from pinlaterd.model import (
     ClaimedJob,
     DequeueResult,
     EnqueueRequest,
+    EnqueueWithOptionsResult,
     JobDefaults,
-    KeyedEnqueueResult,
     Method,
     Payload,
     Request,
@@ -258,12 +258,12 @@ def _invalid(method: Method) -> type[InvalidRequest | InvalidEnqueue]:
 
 
 def encode_reply(head: Head, result: Result) -> bytes:
-    """The answer to a call whose method is one of ours."""
+    """Encode the answer to a call whose method is one of ours."""
     method_name = head.method_name
     parts = [reply_head(head)]
     if method_name == Method.DEQUEUE:
         parts.append(_dequeued(cast("DequeueResult", result)).encode())
-    elif method_name == Method.ENQUEUE and not isinstance(result, KeyedEnqueueResult):
+    elif method_name == Method.ENQUEUE and not isinstance(result, EnqueueWithOptionsResult):
         _write_descriptors(parts, result)
         parts.append(b"\0\0")
     else:
@@ -283,7 +283,7 @@ def _dequeued(result: DequeueResult) -> DequeueAnswer:
 
 
 def encode_enqueued(head: Head, prefix: str, local_ids: Sequence[int]) -> bytes:
-    """The answer to an enqueue of jobs of one priority: `prefix` begins their descriptors."""
+    """Encode the answer to an enqueue at one priority; `prefix` begins the descriptors."""
     least = greatest = local_ids[0]
     if len(local_ids) > 1:
         least, greatest = min(local_ids), max(local_ids)
@@ -307,19 +307,20 @@ def cut_keyed(message: bytes) -> CutEnqueued:
         return cut_enqueued(message, head.at)
     except UNUSUAL:
         result = decode_reply(Method.ENQUEUE, message)
-    if not isinstance(result, KeyedEnqueueResult):
-        result = KeyedEnqueueResult(texts := cast("Sequence[str]", result), [False] * len(texts))
+    if not isinstance(result, EnqueueWithOptionsResult):
+        texts = cast("Sequence[str]", result)
+        result = EnqueueWithOptionsResult(texts, [False] * len(texts))
     return CutEnqueued([sized(text) for text in result.descriptors], bytes(result.existed))
 
 
 def encode_dequeued(head: Head, answer: DequeueAnswer) -> bytes:
-    """The answer to a dequeue."""
+    """Encode the answer to a dequeue."""
     return reply_head(head) + answer.encode()
 
 
 def encode_error(head: Head, error: PinLaterError) -> bytes:
-    """The answer to a call that failed. In an enqueue, what no code names is ENQUEUE_REJECTED, as
-    long as it is sure that nothing was stored."""
+    """Encode the answer to a call that failed. In an enqueue, what no code names is
+    ENQUEUE_REJECTED, as long as it is sure that nothing was stored."""
     code = error.code
     if head.method_name == Method.ENQUEUE and isinstance(error, (InvalidRequest, Overloaded)):
         code = ErrorCode.ENQUEUE_REJECTED
@@ -331,7 +332,7 @@ def encode_error(head: Head, error: PinLaterError) -> bytes:
 
 
 def encode_unknown_method(head: Head) -> bytes:
-    """The TApplicationException with which every Thrift server answers a method it lacks."""
+    """Encode the TApplicationException with which a Thrift server answers a method it lacks."""
     parts = [message_head(head, MessageType.EXCEPTION)]
     text = f"unknown method: {head.method_name[:80]!r}"
     _write_application_error(parts, ApplicationErrorBody(text, _UNKNOWN_METHOD))
@@ -359,7 +360,7 @@ def decode_reply(method: Method, message: bytes) -> Result:
 
 
 def _decode_result(method: Method, message: bytes, at: int) -> Result:
-    """The general way, whatever the layout."""
+    """Decode a result in the general way, whatever the layout."""
     declared = METHODS[method].result
     try:
         body: ResultBody = read_struct(message, at, declared)
@@ -373,7 +374,7 @@ def _decode_result(method: Method, message: bytes, at: int) -> Result:
     match method:
         case Method.ENQUEUE:
             if success.existed is not None:
-                return KeyedEnqueueResult(*success)
+                return EnqueueWithOptionsResult(*success)
             return cast("list[str]", success.descriptors)
         case Method.DEQUEUE:
             return _dequeue_result(success)
@@ -403,7 +404,7 @@ def _raise_application_error(message: bytes, at: int) -> NoReturn:
 
 
 def peek_error(message: bytes) -> ErrorCode | None:
-    """The code of the error that an answer of ours carries; None if it is a result."""
+    """Read the code of the error that an answer of ours carries; None if it is a result."""
     head = read_message_head(message)
     if head.kind == MessageType.EXCEPTION:
         return ErrorCode.UNKNOWN
@@ -416,7 +417,7 @@ def peek_error(message: bytes) -> ErrorCode | None:
 
 
 def peek_jobs(message: bytes) -> int:
-    """How many jobs an answer of ours to dequeueJobs carries; 0 if it is an error."""
+    """Count the jobs that an answer of ours to dequeueJobs carries; 0 if it is an error."""
     head = read_message_head(message)
     if head.kind != MessageType.REPLY:
         return 0
@@ -424,7 +425,7 @@ def peek_jobs(message: bytes) -> int:
 
 
 def peek_seqid(message: bytes) -> int:
-    """The sequence number of a call or an answer."""
+    """Read the sequence number of a call or an answer."""
     return read_message_head(message).seqid
 
 
@@ -451,8 +452,8 @@ _BY_BEGINNING: Final[dict[tuple[int, str], type[PinLaterError]]] = {
 def error_from_code(
     code: int, message: str, descriptors: Sequence[str] | None = None
 ) -> PinLaterError:
-    """The error that an answer carries, with its very message. A code that this version does not
-    know is a plain PinLaterError. `descriptors` make it an EnqueuedInPart."""
+    """Make the error that an answer carries, with its very message. A code that this version does
+    not know is a plain PinLaterError. `descriptors` make it an EnqueuedInPart."""
     beginning = message.partition(": ")[0]
     kind = _BY_BEGINNING.get((code, beginning)) or _BY_CODE.get(code, PinLaterError)
     if descriptors is not None:

@@ -112,7 +112,7 @@ class _Conversion(ABC):
 
     @abstractmethod
     def _fields(self, at: int, depth: int, last_id: int = 0) -> int:
-        """The fields of a struct behind the one of `last_id`, and its end."""
+        """Convert the fields of a struct behind the one of `last_id`, and its end."""
 
     @abstractmethod
     def _string(self, at: int) -> int: ...
@@ -122,14 +122,14 @@ class _Conversion(ABC):
 
     @abstractmethod
     def _list_head(self, at: int) -> tuple[int, int, int]:
-        """The elements' type, how many they are, and where the first begins."""
+        """Read the elements' type, how many they are, and where the first begins."""
 
     @abstractmethod
     def _map_head(self, at: int) -> tuple[int, int, int, int]:
-        """The types of keys and values, how many pairs there are, and where the first begins."""
+        """Read the types of keys and values, how many pairs there are, and where they begin."""
 
     def _value(self, at: int, code: int, depth: int) -> int:
-        """A field's value, or one within a collection."""
+        """Convert a field's value, or one within a collection."""
         if code in _INTEGERS:
             return self._integer(at, code)
         if code == _STRING:
@@ -158,8 +158,8 @@ class _Conversion(ABC):
         return at
 
     def _structs(self, at: int, count: int, depth: int) -> int:
-        """The structs of a list, jobs or acks, mostly differ in their first field alone: what
-        follows it is converted once, and repeated as long as the same bytes follow."""
+        """Convert the structs of a list, jobs or acks, which mostly differ in their first field
+        alone: what follows it is converted once, and repeated as long as the same bytes follow."""
         data, out = self._data, self._out
         first, converted_first = self._first_text
         rest, converted, values = b"", bytearray(), 0
@@ -195,7 +195,7 @@ class _Conversion(ABC):
         return taken
 
     def _count(self, values: int) -> None:
-        """So many values are to come, of a byte each at least, or have just come."""
+        """Count values that are to come, of a byte each at least, or have just come."""
         if values > len(self._data):
             raise ProtocolError(f"a collection claims {values} values, more than its message holds")
         self._values_left -= values
@@ -373,7 +373,7 @@ class _Contraction(_Conversion):
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
-    """A signed number, and where it ends."""
+    """Read a signed number, and where it ends."""
     number = data[at]
     at += 1
     if number > _MOST_SHORT:
@@ -382,7 +382,7 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned number, and where it ends."""
+    """Read an unsigned number, and where it ends."""
     number = shift = 0
     while shift < _MOST_VARINT_BITS:
         byte = data[at]

@@ -83,7 +83,7 @@ class Answer:
             connection.slots.append(self)
 
     def expect_wait(self) -> None:
-        """The call may wait for long: its connection may have only so many of those."""
+        """Count a call that may wait for long: its connection may have only so many of those."""
         if not self.oneway:
             self.may_wait = True
             self.connection.calls_that_may_wait += 1
@@ -94,15 +94,15 @@ class Answer:
 
     @property
     def is_next(self) -> bool:
-        """Whether the client has taken, but for little, all answers before it."""
+        """Whether the client has read, but for little, all earlier answers."""
         return self.connection.is_next(self)
 
     def room(self) -> int:
-        """How many bytes more may be held back for clients that do not read."""
+        """Return how many bytes more may be held back for clients that do not read."""
         return self.connection.server.budget.room()
 
     def send(self, message: bytes) -> bool:
-        """False if nobody will get it: the client has gone, or the call is oneway."""
+        """Send a message; False if the client has gone, or the call is oneway."""
         return self.connection.answered(self, message)
 
     def lost(self) -> None:
@@ -241,17 +241,17 @@ class Connection(asyncio.Protocol):
     # --- calls and answers ----------------------------------------------------------------------
 
     def is_next(self, answer: Answer) -> bool:
-        """Of a oneway call nobody waits for an answer; once the client has gone, of none."""
+        """Return whether the client has read all earlier answers, or none is awaited."""
         if self.gone or self._unsent_high:
             return False
         return answer.oneway or self.slots[0] is answer
 
     def is_lost(self) -> bool:
-        """Whether nothing written now could arrive."""
+        """Tell whether nothing written now could arrive."""
         return self.gone or self._transport.is_closing()
 
     def answered(self, answer: Answer, message: bytes) -> bool:
-        """`message` is the answer, which goes out once all earlier ones are. False if the client
+        """Take `message`, the answer, which goes out once all earlier ones are. False if the client
         has gone."""
         assert answer.sent is None
         if answer.oneway:
@@ -401,7 +401,7 @@ class Connection(asyncio.Protocol):
         self._reading = wanted
 
     def hold(self, held: bool) -> None:  # noqa: FBT001 - two states, and that is what it is about
-        """Whether the server is too short of memory to read from this one."""
+        """Pause reading while the server is too short of memory to read from this one."""
         if held != self._held:
             self._held = held
             self._update_reading()
@@ -412,7 +412,7 @@ class Connection(asyncio.Protocol):
         return None if busy or self._transport.get_write_buffer_size() else self._received.finished
 
     def held_bytes(self) -> int:
-        """What this connection keeps in memory: unfinished, not begun, answered but not sent."""
+        """Count what is kept in memory: unfinished, not begun, answered but not sent."""
         answers = sum(len(answer.sent or b"") for answer in self.slots)
         waiting = sum(map(len, self._waiting))
         written = self._transport.get_write_buffer_size()
@@ -500,7 +500,7 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def stalled(self, now: float, seconds: float) -> str | None:
-        """Why this connection should be closed: what has made no progress for so long."""
+        """Say why this connection should be closed: what has made no progress for so long."""
         is_unfinished = bool(self.reader.buffer or self.reader.left) and self._reading
         if self._received.idle_seconds(now, expected=is_unfinished) > seconds:
             return f"an unfinished message, and no more of it for {seconds:g} s"
@@ -521,8 +521,8 @@ class _Deliveries:
     """The answers of one connection that were written and may not have arrived, oldest first.
 
     The end of a connection does not say how far the client has read, but the kernel knows how many
-    bytes the client's kernel has acknowledged. Only an answer of which all are counts as delivered;
-    where TCP_INFO does not tell, all that was written does.
+    bytes the client's kernel has acknowledged. An answer counts as delivered once all its bytes are
+    acknowledged; where TCP_INFO does not report that, once it is written.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -532,11 +532,11 @@ class _Deliveries:
         self.held_bytes = 0
 
     def detach(self) -> None:
-        """The connection ends: its descriptor is used no more."""
+        """Let the descriptor go: the connection ends."""
         self._socket.detach()
 
     def written(self, end: int, answer: Answer) -> None:
-        """`answer` was written up to byte `end` of the connection."""
+        """Note that `answer` was written up to byte `end` of the connection."""
         self._answers.append((end, answer))
         self.held_bytes += len(answer.sent or b"")
         if len(self._answers) > _KEPT_ANSWERS or self.held_bytes > _KEPT_BYTES:
@@ -557,7 +557,7 @@ class _Deliveries:
         return [answer for _, answer in self._answers]
 
     def client_has_ended(self) -> bool:
-        """Whether the client has closed the connection: shows also while nothing is read."""
+        """Tell whether the client has closed the connection, also while nothing is read."""
         return self._info()[:1] in _ENDED
 
     def _info(self) -> bytes:

@@ -92,7 +92,7 @@ class FrameReader:
         return self._needed - len(self.buffer) if self.buffer else 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that `data` completes.
+        """Return the messages that `data` completes.
 
         Once the bytes make no sense, `failure` says why, and nothing more is read from them.
         """
@@ -166,7 +166,7 @@ class FrameReader:
             )
 
     def _frame_end(self, data: bytes | bytearray, at: int) -> int:
-        """Where the frame ends that begins there, or where its length does."""
+        """Find where the frame ends that begins there, or where its length does."""
         if len(data) - at < 4:
             return at + 4
         (length,) = U32(data, at)
@@ -178,7 +178,7 @@ class FrameReader:
         return at + 4 + int(length)
 
     def _unframed_end(self, data: bytes | bytearray, at: int) -> int:
-        """Where the message ends that begins there, or how far it must be there to go on."""
+        """Find where the message ends that begins there, or how far it must be there to go on."""
         try:
             if self._walk is not None and not at:
                 return self._walk.send(data)
@@ -194,7 +194,7 @@ class FrameReader:
         return f"a frame of {length} bytes (it begins {start.hex(' ')}); {self._cure(length)}"
 
     def _cure(self, wanted_bytes: int) -> str:
-        """What to do about a message of so many bytes."""
+        """Say what to do about a message of so many bytes."""
         cure = f"max_frame_bytes is {self._max_frame_bytes}: send fewer jobs a call"
         if wanted_bytes > MOST_FRAME_BYTES:
             return cure

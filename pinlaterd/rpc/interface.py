@@ -104,7 +104,7 @@ _MAP: Final = int(TType.MAP)
 
 
 def type_name(code: int) -> str:
-    """As the interface language calls it, for messages to people."""
+    """Name a type as the interface language does, for messages to people."""
     try:
         return TType(code).name.lower()
     except ValueError:
@@ -159,7 +159,7 @@ def skip_value(data: bytes, at: int, code: int, limits: ReadLimits) -> int:
 
 
 def walk_message(data: bytes | bytearray, start: int, max_bytes: int) -> Walk:
-    """To the end of the strict message that begins at `start`, of `max_bytes` at most."""
+    """Walk to the end of the strict message that begins at `start`, of `max_bytes` at most."""
     while len(data) < start + 8:
         data = yield start + 8
     version, name_length = _VERSION_AND_LENGTH(data, start)
@@ -236,7 +236,7 @@ def _walk(  # noqa: C901, PLR0912, PLR0915 - one step for each kind of value
 def _collection(
     data: bytes | bytearray, at: int, max_end: int, *, is_map: bool
 ) -> list[int] | None:
-    """The level of a list, set or map whose head ends at `at`; None if it is empty."""
+    """Return the level of a list, set or map whose head ends at `at`; None if it is empty."""
     (count,) = I32(data, at - 4)
     code = data[at - 5]
     key = data[at - 6] if is_map else code
@@ -484,7 +484,7 @@ def _load_fields(
 
 
 def _model_in(annotation: Any) -> type[Any] | None:
-    """The model's class in an annotation such as `Sequence[Job] | None`, if there is one."""
+    """Find the model's class in an annotation such as `Sequence[Job] | None`, if there is one."""
     if parts := get_args(annotation):
         return next(filter(None, map(_model_in, parts)), None)
     is_model = hasattr(annotation, "_fields") or isinstance(annotation, type(IntEnum))
@@ -492,7 +492,7 @@ def _model_in(annotation: Any) -> type[Any] | None:
 
 
 def _load_type(spec: Any, model: Any, *, binary: bool = False) -> Type:
-    """thriftpy2 writes a type as its code, or as (code, what it is made of)."""
+    """Load a type, which thriftpy2 writes as its code, or as (code, what it is made of)."""
     code, *detail = spec if isinstance(spec, tuple) else (spec,)
     if code == ParserType.BINARY or binary:
         return Type(TType.STRING, "binary", binary=True)

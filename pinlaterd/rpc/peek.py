@@ -118,8 +118,8 @@ def read_message_head(message: bytes) -> MessageHead:
 
 
 def read_call_head(message: bytes) -> tuple[Head, Method | None, int]:
-    """The head of a call, its method (None: there is none of that name), and where its arguments
-    begin."""
+    """Read the head of a call, its method (None: there is none of that name), and where its
+    arguments begin."""
     try:
         at = message[7] + 8
         method = _USUAL_CALLS.get(message[:at])
@@ -137,13 +137,13 @@ def read_call_head(message: bytes) -> tuple[Head, Method | None, int]:
 
 
 def reply_head(head: Head) -> bytes:
-    """The head of a reply to the call, in the same form."""
+    """Write the head of a reply to the call, in the same form."""
     usual = _REPLY_HEADS.get(head.method_name) if head.strict else None
     return message_head(head, MessageType.REPLY) if usual is None else usual + pack_i32(head.seqid)
 
 
 def message_head(head: Head, kind: MessageType) -> bytes:
-    """The head of a message about the same call, in the same form."""
+    """Write the head of a message about the same call, in the same form."""
     name = head.method_name.encode("utf-8", "replace")
     if head.strict:
         layout = f">HBBI{len(name)}si"
@@ -261,8 +261,8 @@ def _descriptors(message: bytes, at: int) -> _Found:
 
 
 def _first_descriptor(message: bytes, at: int) -> tuple[str | None, int, int]:
-    """The first field of the first element of a list, or of one of two, and how many elements that
-    has. If there is none: where the request ends."""
+    """Read the first field of the first element of a list, or of one of two, and how many elements
+    that has. If there is none: where the request ends."""
     for tag in (SUCCEEDED, FAILED):
         if message.startswith(tag, at):
             (count,) = U32(message, at + 4)
@@ -279,7 +279,7 @@ def _first_descriptor(message: bytes, at: int) -> tuple[str | None, int, int]:
 
 
 def _text(message: bytes, at: int) -> str:
-    """The text whose length begins at `at`."""
+    """Read the text whose length begins at `at`."""
     begin = at + 4
     end = begin + U32(message, at)[0]
     if end > len(message):
@@ -341,7 +341,7 @@ def names_one_shard(message: bytes, peek: Peek) -> bool:
 
 
 def _has_lists(method: Method) -> bool:
-    """Whether a request is a queue and lists of what begins with a job's descriptor."""
+    """Tell whether a request is a queue and lists of what begins with a job's descriptor."""
     request = METHODS[method].arguments.fields[-1].type.struct
     listed = request.fields[1].type.element if request and len(request.fields) > 1 else None
     return bool(listed and listed.struct and not listed.struct.fields[0].type.binary)

@@ -251,8 +251,8 @@ class ThriftServer:
         self._looking = asyncio.get_running_loop().call_later(wait, self._look)
 
     def _warn(self, line: str) -> None:
-        """At most _LOG_LINES in _LOG_SECONDS, so that a flood of hostile connections cannot fill
-        the log; how many more there were is said afterwards."""
+        """Log at most _LOG_LINES in _LOG_SECONDS, so that a flood of hostile connections cannot
+        fill the log; how many more there were is said afterwards."""
         if self._warnings == 0:
             self._warned_at = time.monotonic()
         self._warnings += 1
@@ -289,7 +289,7 @@ class BufferBudget:
         self.crowded = False  # somebody has to wait for memory
 
     def charge(self, size: int) -> None:
-        """So many bytes more may be held."""
+        """Allow so many bytes more to be held."""
         self._estimate += size
         if self._estimate > self._mark:
             self.count()

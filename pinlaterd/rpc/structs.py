@@ -81,7 +81,7 @@ class Mismatch(Exception):
 
 
 def read_struct(data: bytes, at: int, declared: Struct, most_elements: int = UNLIMITED) -> Any:
-    """What `declared` makes of the struct that begins at `at` and ends with `data`.
+    """Read what `declared` makes of the struct that begins at `at` and ends with `data`.
 
     Raises Mismatch, for a list of more than `most_elements` before any of them is read, or
     ProtocolError."""
@@ -133,7 +133,7 @@ def _struct_reader(declared: Struct) -> Read:
 
 
 def _bits(declared: Struct) -> list[tuple[int, Any]]:
-    """Of each field, in the set of those that were given."""
+    """Return the bit of each field in the set of those that were given."""
     return [(1 << at, field) for at, field in enumerate(declared.fields)]
 
 
@@ -261,7 +261,7 @@ def _map_reader(declared: Type) -> Read:
 
 
 def _check_count(count: int, least: int, data: bytes, at: int) -> None:
-    """No more values than could follow in so few bytes."""
+    """Refuse more values than could follow in so few bytes."""
     if count * least > len(data) - at:
         raise ProtocolError(f"a collection claims {count} values, more than its message holds")
 
@@ -307,7 +307,7 @@ def _option_writer(declared: Struct, field: Field) -> Write:
 
 
 def _writer(declared: Type, head: bytes = b"") -> Write:
-    """Writes values of this type, with `head` in front."""
+    """Make what writes values of this type, with `head` in front."""
     code, element = declared.code, declared.element
     if code in FORMATS:
         pack = struct.Struct(f">{len(head)}s{FORMATS[code]}").pack
@@ -359,7 +359,7 @@ def _map_writer(head: bytes, write_key: Write, write_element: Write) -> Write:
 
 
 def texts_writer(head: bytes) -> Write:
-    """A list or set of texts, which are mostly short and ASCII."""
+    """Make what writes a list or set of texts, which are mostly short and ASCII."""
 
     def write(parts: list[bytes], values: Collection[str]) -> None:
         parts += (head, pack_u32(len(values)))
@@ -467,8 +467,8 @@ _SHOWN_CHARS: Final = 60
 
 
 def problem(declared: Type, value: object, where: str = "") -> str | None:
-    """What of `value` can't be written, as in "jobs[2].body: expected bytes, got 'x'"; None if all
-    of it can."""
+    """Say what of `value` can't be written, as in "jobs[2].body: expected bytes, got 'x'"; None if
+    all of it can."""
     parts: list[bytes] = []
     try:
         _writer(declared)(parts, value)

@@ -120,7 +120,7 @@ def read_ack(message: bytes, at: int, most: int) -> tuple[CallContext, AckReques
 
 
 def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, DequeueRequest]:
-    """The arguments of dequeueJobs; declined if a list of acks has more than `most` elements."""
+    """Read the arguments of dequeueJobs; decline a list of acks of more than `most` elements."""
     context, queue, at = _context_and_queue(message, at)
     tag, limit = TAG3_I32(message, at)
     if tag != LIMIT:
@@ -152,7 +152,7 @@ def read_dequeue(message: bytes, at: int, most: int) -> tuple[CallContext, Deque
 
 
 def _context_and_queue(message: bytes, at: int) -> tuple[CallContext, str, int]:
-    """The context, and the request up to its first field, the queue's name."""
+    """Read the context, and the request up to its first field, the queue's name."""
     tag, length = TAG6_U32(message, at)
     if tag != CONTEXT_SOURCE:
         raise Unusual
@@ -357,7 +357,7 @@ def _job_of_tail(tail: bytes) -> tuple[Job, int]:
 
 
 def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckRequest, int]:
-    """A PinLaterJobAckRequest, from behind its queue's name on, and where it ends."""
+    """Read a PinLaterJobAckRequest, from behind its queue's name on, and where it ends."""
     succeeded, failed = _ACK_REQUEST.succeeded, _ACK_REQUEST.failed
     if message.startswith(SUCCEEDED, at):
         (count,) = U32(message, at + 4)
@@ -371,8 +371,8 @@ def _ack_request(message: bytes, queue: str, at: int, most: int) -> tuple[AckReq
 
 
 def read_acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[AckInfo], int]:
-    """So many elements, one at least, of a list of acks, and where they end. Like `read_jobs`, but
-    for the claim, which differs from ack to ack."""
+    """Read so many elements, one at least, of a list of acks, and where they end. Like `read_jobs`,
+    but for the claim, which differs from ack to ack."""
     acks: list[AckInfo] = []
     append, startswith, new = acks.append, message.startswith, new_record
     if count > most or not startswith(FIRST_TEXT, at):
@@ -418,8 +418,8 @@ def read_acks(message: bytes, at: int, count: int, most: int) -> tuple[Sequence[
 
 
 def _alike_acks(message: bytes, at: int, count: int) -> tuple[AlikeAcks, int] | None:
-    """The elements of a list of acks and where it ends, if they differ only in their jobs' numbers
-    and those have equally many digits: then each takes as many bytes as the first."""
+    """Read the elements of a list of acks and where it ends, if they differ only in their jobs'
+    numbers and those have equally many digits: then each takes as many bytes as the first."""
     begin = at + 7
     (length,) = U32(message, at + 3)
     end = begin + length
@@ -489,8 +489,8 @@ class EnqueuePart(NamedTuple):
 def enqueue_parts(
     message: bytes, most_elements: int, sizes_of: Callable[[int], Sequence[int]]
 ) -> Iterator[EnqueuePart]:
-    """All jobs in order, as the bytes that came; `sizes_of` divides their number. Raises one of
-    UNUSUAL, perhaps only at the end: until then nothing may be carried out."""
+    """Yield all jobs in order, as the bytes that came; `sizes_of` divides their number. Raises one
+    of UNUSUAL, perhaps only at the end: until then nothing may be carried out."""
     _, _, at = read_call_head(message)
     _, _, at = _context_and_queue(message, at)
     tag, count = TAG4_U32(message, at)
@@ -545,7 +545,7 @@ def dequeue_without_acks(message: bytes) -> bytes:
 
 
 def ack_parts(whole: AckRequest) -> Iterator[AckRequest]:
-    """The acks of `whole` in order, at most SLICE in a part; a short one is its only part."""
+    """Yield the acks of `whole` in order, at most SLICE in a part; a short one is its only part."""
     queue, succeeded, failed = whole.queue, whole.succeeded, whole.failed
     if len(succeeded) + len(failed) <= SLICE:
         yield whole

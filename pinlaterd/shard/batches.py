@@ -52,9 +52,9 @@ from pinlaterd.shard.operations import (
     CheckpointJobs,
     Commit,
     Enqueue,
+    EnqueueWithOptions,
     FinishJobs,
     ForeignError,
-    KeyedEnqueue,
     Operation,
     ReleaseClaims,
     have_keys,
@@ -72,7 +72,7 @@ _ROOM_SECONDS, _RETRY_AFTER_MS = 0.1, 1000
 _TOO_LATE = "got the call after its deadline"
 _DELETE_QUEUE = Method.DELETE_QUEUE.encode()
 _TAKES_NO_JOBS = "is dequeue-only"
-_FIND_KEYS, _VALIDATE = Op.FIND_KEYS, Op.VALIDATE  # see envelope.CALL
+_FIND_KEYS, _VALIDATE = Op.FIND_KEYS, Op.VALIDATE  # look-ups cost as much as calls
 _CALLS = (Op.CALL, Op.VALIDATE, Op.OLDEST_FAILED, Op.ACK_SCHEDULED)
 
 
@@ -100,15 +100,15 @@ class Batches:
         self._most_claims = BATCH_JOBS
 
     def refuse_all(self, reason: str) -> None:
-        """All that has arrived and is in no batch yet."""
+        """Refuse all that has arrived and is in no batch yet."""
         while self.backlog:
             self._state.stats.count("shard_calls_refused")
             self._replies.refuse(self.backlog.popleft(), reason)
 
-    def abandon(self, told: ShardConnectionFailed) -> None:
+    def abandon(self, error: ShardConnectionFailed) -> None:
         """End all that is in flight; those that wait for a lock are in the backlog then."""
         for operation in self._in_flight:
-            operation.fail(told)
+            operation.fail(error)
         self._in_flight.clear()
         self.unfinished.clear()
         self._awaiting_room.clear()
@@ -135,11 +135,11 @@ class Batches:
     # --- one batch ---------------------------------------------------------------------------
 
     def run(self) -> None:
-        """One commit of what has arrived, as much as fits."""
+        """Make one commit of what has arrived, as much as fits."""
         batch = _Batch(self._clock.now_ms(), self._clock.monotonic(), self._most_claims)
         unfinished, self.unfinished = self.unfinished, []
         for operation in unfinished:
-            if batch.jobs < PART_JOBS or operation.call.deadline <= batch.now:
+            if batch.jobs < PART_JOBS or operation.entry.deadline <= batch.now:
                 self._add(batch, operation)
             else:
                 self.unfinished.append(operation)
@@ -184,11 +184,11 @@ class Batches:
                 self._add(batch, operation)
 
     def _add(self, batch: _Batch, operation: Operation) -> None:
-        """One that needs no commit is answered, or goes on later."""
-        late = operation.call.deadline <= batch.now
+        """Add an operation, or answer or continue one that needs no commit."""
+        late = operation.entry.deadline <= batch.now
         if late and (operation.parts if isinstance(operation, Dequeue) else operation.begun):
-            told = "has carried out a part of the call in time"
-            operation.fail(ShardConnectionFailed([self._state.name], told))
+            reason = "has carried out a part of the call in time"
+            operation.fail(ShardConnectionFailed([self._state.name], reason))
             del self._in_flight[operation]
             return
         locked = self._locks.holding(operation.queues) if self._locks.known else None
@@ -277,8 +277,8 @@ class Batches:
         return fits
 
     def _refuse_full(self, enqueue: Enqueue) -> None:
-        """Other shards may have room, unless the job's key has its place here."""
-        full, call = QueueFull(enqueue.queue, _RETRY_AFTER_MS), enqueue.call
+        """Refuse an enqueue; others may have room, unless the job's key has its place here."""
+        full, call = QueueFull(enqueue.queue, _RETRY_AFTER_MS), enqueue.entry
         self._state.stats.count(f"{enqueue.queue}_enqueue_rejected")
         if call.placement:
             enqueue.fail(full)
@@ -301,8 +301,8 @@ class Batches:
     # --- its commit --------------------------------------------------------------------------
 
     def _commit(self, operations: Sequence[Operation], now_ms: int) -> StorageNotCommitted | None:
-        """Returns why none of them was carried out, if that says anything of the store; None if any
-        was. Those whose queue is locked are put off, and the others go on without them."""
+        """Commit; return why none of them was carried out, if that says anything of the store; None
+        if any was. Those whose queue is locked are put off, and the others go on without them."""
         while operations:
             commit = Commit(operations, self._room)
             batch = commit.batch
@@ -337,7 +337,7 @@ class Batches:
         stats, now = self._state.stats, self._clock.monotonic()
         self._state.heard_at = started
         self._state.health.succeeded(now - started, now)
-        if batch.enqueues or batch.keyed:
+        if batch.enqueues or batch.with_options:
             self._state.health.stored()
         stats.record("shard_batch_jobs", sum([operation.in_commit for operation in operations]))
         stats.record("shard_commit_ms", (now - started) * 1000)
@@ -352,9 +352,9 @@ class Batches:
     def _apart(
         self, operations: Sequence[Operation], error: StorageNotCommitted, now_ms: int
     ) -> StorageNotCommitted | None:
-        """One by one, after `error`, which one of them may have caused; but what takes no room does
-        not wait for each refusal of a full store. Returns as `_commit` does; where some were
-        refused for lack of room only, that is not why."""
+        """Commit operations one by one, after `error`, which one of them may have caused; but what
+        takes no room does not wait for each refusal of a full store. Returns as `_commit` does;
+        where some were refused for lack of room only, that is not why."""
         log.warning("a batch failed, so its calls are tried one by one: %s", error.message)
         groups: list[Sequence[Operation]] = [[operation] for operation in operations]
         if isinstance(error, StorageFull):
@@ -382,14 +382,14 @@ class Batches:
         return min(refusals, key=lambda refusal: isinstance(refusal, StorageFull))
 
     def _conclude(self, operation: Operation, now_ms: int) -> None:
-        """After a commit, or where it needs none."""
+        """Reply after a commit, or where none is needed."""
         if operation.reply(now_ms):
             del self._in_flight[operation]
         else:
             self.unfinished.append(operation)
 
     def _conclude_empty(self, dequeue: Dequeue, now_ms: int) -> None:
-        """One that finds nothing in memory."""
+        """Answer a dequeue that finds nothing in memory."""
         try:
             self._state.confirm()
         except StorageError as error:
@@ -398,11 +398,11 @@ class Batches:
             self._conclude(dequeue, now_ms)
 
     def _put_off(self, operations: Sequence[Operation], error: StorageLocked, now_ms: int) -> None:
-        """A queue of theirs is locked: they wait for the next try, or are refused."""
+        """Have operations whose queue is locked wait for the next try, or refuse them."""
         refused = []
         for operation in operations:
             self._state.touched.update(operation.queues)
-            if not operation.begun and self._locks.keep(error, operation.call):
+            if not operation.begun and self._locks.keep(error, operation.entry):
                 operation.give_up(now_ms)
                 del self._in_flight[operation]
             else:
@@ -411,12 +411,12 @@ class Batches:
             self._refuse(refused, error, now_ms)
 
     def _refuse(self, operations: Sequence[Operation], error: StorageError, now_ms: int) -> None:
-        """Nothing has changed: another shard may serve, unless their queue was removed. But of what
-        earlier commits have carried out a part, the answer says so."""
+        """Refuse operations: nothing has changed, so another shard may serve, unless their queue
+        was removed. If earlier commits have carried out a part of one, the answer says so."""
         if not isinstance(error, StorageLocked):
             log.warning("calls that can't be carried out: %d: %s", len(operations), error.message)
         self._state.stats.count("shard_calls_refused", len(operations))
-        told = isinstance(error, StorageFull | StorageLocked)
+        has_reason = isinstance(error, StorageFull | StorageLocked)
         for operation in operations:
             operation.give_up(now_ms)
             if operation.begun:
@@ -424,7 +424,7 @@ class Batches:
             elif isinstance(error, QueueGone) and error.queue in operation.queues:
                 operation.fail(QueueNotFound(error.queue))
             else:
-                self._replies.refuse(operation.call, error.message if told else STORE_FAILED)
+                self._replies.refuse(operation.entry, error.message if has_reason else STORE_FAILED)
             del self._in_flight[operation]
 
     # --- dry runs ----------------------------------------------------------------------------
@@ -439,13 +439,13 @@ class Batches:
             self._tasks.start(self._look_in_turn())
 
     def _look_in_turn(self) -> Steps:
-        """In slices, one dry run after the other: the answer of only one takes memory."""
+        """Look in slices, one dry run after the other: the answer of only one takes memory."""
         while self._dry_runs:
             dequeue, now_ms = self._dry_runs[0], self._clock.now_ms()
             try:
                 for _ in dequeue.look(now_ms):
                     yield None
-                    if dequeue.call.deadline <= self._clock.monotonic():
+                    if dequeue.entry.deadline <= self._clock.monotonic():
                         break
             except StorageNotCommitted as error:
                 self._refuse([dequeue], error, now_ms)
@@ -499,7 +499,7 @@ class Dispatch:
         }
 
     def take(self, entry: CallEntry, now_ms: int) -> Operation | None:
-        """The Operation that `entry` takes; None if it is answered here, now or later."""
+        """Return the Operation that `entry` takes; None if it is answered here, now or later."""
         if entry.op not in _CALLS:
             return self._take_message(entry)
         state, replies = self._state, self._replies
@@ -530,7 +530,7 @@ class Dispatch:
         return None
 
     def _take_message(self, entry: CallEntry) -> Operation | None:
-        """Something between router and shard, which is no call of a client."""
+        """Take a message between router and shard, which is no call of a client."""
         try:
             if entry.op in RELEASES:
                 return ReleaseClaims(entry, self._state)
@@ -562,8 +562,8 @@ class Dispatch:
         if peeked.method is None:
             self._replies.add(entry, Status.DONE, codec.encode_unknown_method(peeked.head))
             return
-        told = error if isinstance(error, PinLaterError) else InvalidRequest(str(error))
-        self._replies.fail(entry, peeked.head, told)
+        answer = error if isinstance(error, PinLaterError) else InvalidRequest(str(error))
+        self._replies.fail(entry, peeked.head, answer)
 
     def _enqueue(
         self, entry: CallEntry, call: Call, state: ShardState, now_ms: int
@@ -577,7 +577,7 @@ class Dispatch:
         jobs, with_options = state.rules.enqueue(call.context, request, now_ms)
         if with_options and not entry.placement and have_keys(jobs):
             raise ForeignError
-        kind = KeyedEnqueue if with_options else Enqueue
+        kind = EnqueueWithOptions if with_options else Enqueue
         operation = kind(entry, call.head, facts, state, jobs)
         if entry.op is _VALIDATE or not operation.count:
             self._replies.add(entry, Status.DONE, codec.encode_reply(call.head, []))

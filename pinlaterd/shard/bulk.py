@@ -78,7 +78,7 @@ class BulkCalls:
         self._searches: dict[tuple[bytes, int], Steps] = {}  # by router and call id
 
     def answer(self, entry: CallEntry, call: Call) -> None:
-        """At once, or as a task. Raises what the call is to be answered with instead, or
+        """Answer at once, or as a task. Raises what the call is to be answered with instead, or
         AnsweredError."""
         request, source, state = call.request, call.context.source, self._state
         now = self._clock.monotonic()
@@ -123,7 +123,7 @@ class BulkCalls:
     def _start(
         self, entry: CallEntry, call: Call, answering: Steps, *, at_once: bool = True
     ) -> None:
-        """`at_once`: the first slice is small, or only a search."""
+        """Start a task. `at_once`: the first slice is small, or only a search."""
         self._tasks.check_room(self._state.name)
         steps = self._answering(entry, call.head, answering)
         next(steps)
@@ -188,7 +188,7 @@ class BulkCalls:
             self._state.touched.add(queue)
 
     def _delete_queue(self, queue: str) -> None:
-        """The router has checked the password."""
+        """Delete a queue; the router has checked the password."""
         if queue in self._state.ready:
             self._engine.delete_queue(queue)
             self._state.drop_queue(queue)
@@ -292,7 +292,7 @@ class BulkCalls:
         if part.more or len(part.jobs) > limit:
             place, shard = after or SCAN_START, self._state.name
             if part.place is not None and len(part.jobs) <= limit:
-                place = ScanKey(part.place.run_after_ms, shard, *part.place[1:])
+                place = ScanKey(part.place.time_ms, shard, *part.place[1:])
             elif jobs:
                 place = ScanKey(search.time_of(jobs[-1]), shard, *jobs[-1].key)
             continuation = place.token()
@@ -312,10 +312,10 @@ class BulkCalls:
         if key is None:
             return None
         if key.shard < self._state.name:
-            return ScanAfter(key.run_after_ms, 0, 0)  # all of this run-after are still to come
+            return ScanAfter(key.time_ms, 0, 0)  # all of this run-after are still to come
         if key.shard > self._state.name:
-            return ScanAfter(key.run_after_ms, LAST_PRIORITY + 1, 0)  # none of them
-        return ScanAfter(key.run_after_ms, key.priority, key.local_id)
+            return ScanAfter(key.time_ms, LAST_PRIORITY + 1, 0)  # none of them
+        return ScanAfter(key.time_ms, key.priority, key.local_id)
 
     def _jobs_of(self, request: CountRequest | ScanRequest, limit: int, until: float) -> Search:
         levels = range(1, self._state.config.server.num_priority_levels + 1)
@@ -531,7 +531,7 @@ class JobChanges:
         return changed, False
 
     def _deleted(self, request: DeleteJobsRequest, keys: Sequence[JobKey]) -> int:
-        """PENDING ones leave the memory; returns how many they are."""
+        """Remove PENDING jobs from memory; return how many they are."""
         self._state.ended(request.queue)
         if request.state is JobState.PENDING:
             self._state.touched.add(request.queue)

@@ -204,7 +204,7 @@ class Dequeue(Acking):
         if self.parts:
             return False
         if self.problem is not None:
-            self.state.replies.fail(self.call, self.head, self.problem)
+            self.state.replies.fail(self.entry, self.head, self.problem)
             return True
         state = self.state
         state.touched.add(self.queue)
@@ -221,19 +221,19 @@ class Dequeue(Acking):
         """Answer with the jobs claimed by now."""
         payload = codec.encode_dequeued(self.head, self._found)
         jobs = 0 if self.dry_run else len(self._found)
-        self.state.replies.add(self.call, Status.DONE, payload, jobs)
+        self.state.replies.add(self.entry, Status.DONE, payload, jobs)
 
     def fail(self, error: PinLaterError) -> None:
         """Fail, unless earlier commits claimed jobs: these are delivered all the same."""
         if self._found:
             self.answer()
         else:
-            self.state.replies.fail(self.call, self.head, error)
+            self.state.replies.fail(self.entry, self.head, error)
 
     # --- dry runs ----------------------------------------------------------------------------
 
     def look(self, now_ms: int) -> Iterator[None]:
-        """A dry run, in slices: what it would get, as the store has it, without claims."""
+        """Make a dry run, in slices: what it would get, as the store has it, without claims."""
         state, queue, engine = self.state, self.queue, self.state.engine
         levels = state.config.server.num_priority_levels
         for priority in range(1, (self._lowest_priority or levels) + 1):

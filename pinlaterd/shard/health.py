@@ -28,7 +28,7 @@ from pinlaterd.wire.envelope import CallEntry
 
 log = logging.getLogger(__name__)
 
-# Fewer uses say nothing of a share.
+# Below this many samples a failure rate is not meaningful.
 LEAST_OUTCOMES = 10
 # Uses in a row that have to go well before a degraded store is trusted again.
 GOOD_IN_A_ROW = 3
@@ -61,7 +61,7 @@ class StoreHealth:
         return bool(self.reason)
 
     def succeeded(self, seconds: float, now: float) -> None:
-        """A use went well, and took so long."""
+        """Record that a use went well, and took so long."""
         self._failures_in_row = 0
         if not self.reason:
             self.cause = ""
@@ -164,7 +164,7 @@ class QueueLocks:
 
     @contextmanager
     def trying(self, queue: str) -> Iterator[None]:
-        """Around a use of the store for `queue`. Raises StorageLocked, at once where one is known
+        """Guard a use of the store for `queue`. Raises StorageLocked, at once where one is known
         and its next try is still to come."""
         held = self.holding((queue,))
         if held is not None:
@@ -177,7 +177,7 @@ class QueueLocks:
             raise
 
     def met(self, error: StorageLocked, started: float) -> None:
-        """A try that began at `started` met a lock."""
+        """Record that a try that began at `started` met a lock."""
         now = self._clock.monotonic()
         lock = self.known.get(error.queue)
         if lock is None:
@@ -197,7 +197,7 @@ class QueueLocks:
         return None
 
     def passed(self, queues: Iterable[str]) -> None:
-        """A try that touched `queues` met no lock. A lock that is met later is another one."""
+        """Record that a try that touched `queues` met no lock. One met later is another."""
         for queue in (WHOLE_STORE, *queues):
             lock = self.known.get(queue)
             if lock is not None and not lock.waits:
@@ -213,12 +213,12 @@ class QueueLocks:
         return True
 
     def next_try(self) -> float:
-        """When `due` has something to say next."""
+        """Return when `due` has something to say next."""
         return min((lock.retry_at for lock in self.known.values() if lock.waits), default=math.inf)
 
     def due(self) -> tuple[list[str], list[CallEntry]]:
-        """The queues that may be tried again, and the calls that waited for that. A lock that was
-        not met again is forgotten."""
+        """Return the queues that may be tried again, and the calls that waited for that. A lock
+        that was not met again is forgotten."""
         now = self._clock.monotonic()
         queues: list[str] = []
         calls: list[CallEntry] = []

@@ -145,8 +145,8 @@ class ShardLoop:
         self._missing_out: set[bytes] = set()
         self._member_of: dict[bytes, str] = {}  # the member node of each router of another server
         self._refusals: set[str] = set()  # the reasons that were logged
-        self._told_degraded = False
-        self._told: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
+        self._sent_degraded = False
+        self._sent_ready: dict[str, bool] = {}  # by queue: whether routers know of ready jobs
         self._counts: dict[str, ReadyCounts] = {}  # since the last pulse
         self._next_pulse = 0.0
         self._unused_pulses = 0  # since a router has sent something
@@ -155,8 +155,8 @@ class ShardLoop:
         self._control_fileno = updates.control.fileno()
 
     def run(self) -> None:
-        """Until told to stop, or the shard is to be owned by another term. Raises ShardOwned if
-        another process has taken the store over."""
+        """Serve until told to stop, or the shard is to be owned by another term. Raises ShardOwned
+        if another process has taken the store over."""
         self._end.watch(self._stop.fileno())
         self._end.watch(self._control_fileno)
         while not (self._stop.requested or self._updates.deposed):
@@ -191,7 +191,7 @@ class ShardLoop:
             service.recover()
         if service.serving and service.incarnation != self._incarnation:
             self._welcome_all()
-        if bool(service.degraded) != self._told_degraded:
+        if bool(service.degraded) != self._sent_degraded:
             self._next_pulse = self._next_report = 0.0
         if self._clock.monotonic() >= self._next_pulse:
             self._pulse()
@@ -224,8 +224,8 @@ class ShardLoop:
         self._leave()
 
     def _withdraw(self) -> None:
-        """The store is closed: until it is open again the shard is down, as routers see it. So
-        none waits for an answer while an attempt to open it takes its time."""
+        """Have routers take the shard for down until its store is open again: so none waits for an
+        answer while an attempt to open it takes its time."""
         if not self._incarnation:
             return
         self._service.run_batch()  # which refuses all that has arrived
@@ -235,14 +235,14 @@ class ShardLoop:
         self._counts = {}
 
     def _say_goodbye(self) -> None:
-        """Calls that arrive from here on are not carried out: their routers may try elsewhere."""
+        """Tell routers that calls which arrive from here on are not carried out."""
         goodbye = pack(Goodbye(self._incarnation))
         for router in list(self._routers):
             self._send(router, goodbye)
 
     def _leave(self) -> None:
-        """A router's ZeroMQ drops what it has not read when it finds the connection closed. So this
-        one stays open until every router has heard."""
+        """Stay until every router has heard: its ZeroMQ drops what it has not read when it finds
+        the connection closed."""
         self._say_goodbye()
         self._watch_searcher()
         self._end.forget(self._stop.fileno())
@@ -286,8 +286,8 @@ class ShardLoop:
     # --- routers of other servers ----------------------------------------------------------------
 
     def _is_member(self, router: bytes) -> bool:
-        """Whether its server belongs to the cluster by now. One that has left for others may answer
-        for all shards by an old view, and spend rates that were given to them."""
+        """Tell whether its server belongs to the cluster by now. One that has left for others may
+        answer for all shards by an old view, and spend rates that were given to them."""
         member = self._member_of.get(router)
         return member is None or member in self._updates.members
 
@@ -326,7 +326,7 @@ class ShardLoop:
             self._welcome(router)
 
     def _welcome_again(self, router: bytes) -> None:
-        """This router missed a message: welcome it again, so that it fails its calls in flight."""
+        """Welcome a router that missed a message, so that it fails its calls in flight."""
         if self._incarnation and self._is_member(router):
             self._missing_out.discard(router)
             self._routers.add(router)
@@ -337,7 +337,7 @@ class ShardLoop:
         self._send(router, pack(Welcome(self._incarnation, facts, now=now)))
 
     def _welcome_all(self) -> None:
-        """A new incarnation: what routers sent to the one before is lost to them."""
+        """Welcome all routers: what they sent to the incarnation before is lost to them."""
         self._incarnation = self._service.incarnation
         self._end.bind_again()
         for router in list(self._routers):
@@ -356,7 +356,7 @@ class ShardLoop:
                 service.undelivered(router, entries)
         if urgent:
             now = self._clock.monotonic()
-            frame = pack(Pulse(self._incarnation, urgent, self._told_degraded, now))
+            frame = pack(Pulse(self._incarnation, urgent, self._sent_degraded, now))
             for router in self._routers - replies.keys():
                 self._send(router, frame)
 
@@ -368,17 +368,17 @@ class ShardLoop:
             self._counts[queue] = found
             ready = any(numbers)
             if not numbers:
-                self._told.pop(queue, None)
+                self._sent_ready.pop(queue, None)
                 urgent.append(found)
-            elif queue not in self._told or (ready and not self._told[queue]):
+            elif queue not in self._sent_ready or (ready and not self._sent_ready[queue]):
                 urgent.append(found)
             if numbers:
-                self._told[queue] = ready
+                self._sent_ready[queue] = ready
         return urgent
 
     def _send(self, router: bytes, frame: bytes) -> bool:
-        """False if the router can't be reached, or does not read. It is told nothing more until it
-        says hello, on a new connection, or calls."""
+        """Send a frame; return False if the router can't be reached, or does not read. Then it gets
+        nothing more until it calls, or says hello on a new connection."""
         if self._end.send(router, frame):
             return True
         self._routers.discard(router)
@@ -393,9 +393,9 @@ class ShardLoop:
         self._unused_pulses += 1
         quiet = self._unused_pulses >= PULSES_UNTIL_QUIET
         self._next_pulse = now + (until_full(QUIET_PULSE_SECONDS, now) if quiet else PULSE_SECONDS)
-        self._told_degraded = bool(self._service.degraded)
+        self._sent_degraded = bool(self._service.degraded)
         counts = list(self._counts.values())
-        frame = pack(Pulse(self._incarnation, counts, self._told_degraded, now))
+        frame = pack(Pulse(self._incarnation, counts, self._sent_degraded, now))
         self._counts = {}
         if self._incarnation:
             for router in list(self._routers):
@@ -446,7 +446,7 @@ class ShardLoop:
 
 
 def _read(frame: bytes) -> Frame | None:
-    """None for what no router of this version sends."""
+    """Read a frame; None if no router of this version sends such."""
     try:
         return unpack(frame)
     except MALFORMED as error:

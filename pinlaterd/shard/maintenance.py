@@ -95,7 +95,7 @@ class QueueGauges:
     def _show(
         self, queue: str, depths: Mapping[tuple[int, JobState], int] | None, now_ms: int
     ) -> None:
-        """Jobs that are scheduled are among the pending ones. `depths` None: they are counted."""
+        """Set the gauges of a queue; scheduled jobs count as pending. `depths` None: not known."""
         ready, stats = self._state.ready, self._stats
         oldest_ms = ready.oldest_ms(queue)
         stats.peak(f"{queue}_oldest_ready_age_ms", 0 if oldest_ms is None else now_ms - oldest_ms)
@@ -156,7 +156,7 @@ class Maintenance:
         self._look_due = 0.0
 
     def follow_state(self) -> None:
-        """The state follows another configuration."""
+        """Follow the state's new configuration."""
         self._collect_due.clear()  # times to live may be shorter now
         self.due = min(self.due, self._clock.monotonic() + self._interval_seconds())
 
@@ -164,7 +164,7 @@ class Maintenance:
         return self._state.config.server.monitor_interval_seconds
 
     def due_round(self) -> Steps | None:
-        """A round, if one is due and the one before has ended."""
+        """Return a round, if one is due and the one before has ended."""
         now = self._clock.monotonic()
         if now < self.due or (
             self._round is not None and inspect.getgeneratorstate(self._round) != inspect.GEN_CLOSED
@@ -175,7 +175,7 @@ class Maintenance:
         return self._round
 
     def begin(self) -> None:
-        """The store was opened, or the clock was set back: claims may bear times to come."""
+        """Begin again: the store was opened or the clock set back; claims may bear later times."""
         self._with_later_claims = set(self._engine.queues())
 
     def set_back(self) -> None:
@@ -283,7 +283,7 @@ class Maintenance:
     # --- rounds --------------------------------------------------------------------------------
 
     def _reread(self, queue: str) -> None:
-        """Between batches no keys of the ready index are taken."""
+        """Read a queue again, between batches, when no keys of the ready index are taken."""
         if queue in self._state.ready:
             self._engine.recount(queue)
             self._state.ready.reread(queue)
@@ -341,8 +341,8 @@ class Maintenance:
         return _next(self._in_turn)
 
     def _queue(self, queue: str, states: AbstractSet[JobState]) -> Generator[None, None, bool]:
-        """Each part goes on while slices come back full. The queue may be dropped or locked between
-        two. Returns whether the store was asked."""
+        """Maintain a queue; each part goes on while slices come back full. The queue may be dropped
+        or locked between two. Returns whether the store was asked."""
         asked = False
         for state in _ENDING:
             due = self._collect_due.get((queue, state), 0.0)
@@ -354,8 +354,8 @@ class Maintenance:
                     with self._pace:
                         changed = self._end(queue, state, limit)
                 except StorageLocked as error:
-                    told = "maintenance leaves queue %s to the next round: %s"
-                    log.warning(told, queue, error.message)
+                    message = "maintenance leaves queue %s to the next round: %s"
+                    log.warning(message, queue, error.message)
                     return asked
                 if changed < limit:
                     break
@@ -363,7 +363,7 @@ class Maintenance:
         return asked
 
     def _end(self, queue: str, state: JobState, limit: int) -> int:
-        """Returns how many jobs were changed."""
+        """End what is due in one state; return how many jobs were changed."""
         settings = self._state.config.queue(queue)
         if state is JobState.IN_PROGRESS:
             return self._release_expired(queue, settings.job_claimed_timeout_seconds, limit)

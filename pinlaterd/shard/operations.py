@@ -25,10 +25,10 @@ from pinlaterd.engines.base import (
     ClaimRoom,
     Claims,
     EnqueueOp,
+    EnqueueWithOptionsOp,
     Finish,
     Finished,
     FinishOp,
-    KeyedEnqueueOp,
     KeyHolder,
     Release,
     ReleaseOp,
@@ -43,6 +43,7 @@ from pinlaterd.model import (
     CheckpointOutcomes,
     CheckpointRequest,
     DequeueResult,
+    EnqueueWithOptionsResult,
     FinishOutcome,
     FinishRequest,
     FinishResult,
@@ -50,7 +51,6 @@ from pinlaterd.model import (
     JobDescriptor,
     JobKey,
     JobState,
-    KeyedEnqueueResult,
     Method,
     Payload,
     Result,
@@ -95,8 +95,8 @@ class Commit:
         "claims",
         "enqueues",
         "finishes",
-        "keyed",
         "releases",
+        "with_options",
     )
 
     def __init__(self, operations: Iterable[Operation], room: ClaimRoom) -> None:
@@ -106,7 +106,7 @@ class Commit:
         self.releases: list[Operation] = []
         self.finishes: list[FinishJobs] = []
         self.enqueues: dict[str, list[Enqueue]] = {}  # by queue
-        self.keyed: dict[str, list[KeyedEnqueue]] = {}  # by queue
+        self.with_options: dict[str, list[EnqueueWithOptions]] = {}  # by queue
         # Claims, and what takes those that were made, and how many jobs have expired.
         self.claims: list[
             tuple[ClaimOp, Callable[[ClaimOp, Sequence[Payload | None], int, int], None]]
@@ -125,16 +125,16 @@ class Commit:
             [op for op, _ in self.claims] if self.claims else (),
             room,
             [
-                KeyedEnqueueOp(queue, joined([call.jobs for call in calls]))
-                for queue, calls in self.keyed.items()
+                EnqueueWithOptionsOp(queue, joined([call.jobs for call in calls]))
+                for queue, calls in self.with_options.items()
             ]
-            if self.keyed
+            if self.with_options
             else (),
             [operation.parts[0] for operation in self.finishes] if self.finishes else (),
         )
 
     def hand_over(self, result: BatchResult, state: ShardState, now_ms: int) -> None:
-        """It is durable: give each result to whom it belongs."""
+        """Hand each result of the finished commit to its operation."""
         if self.acks:
             _hand_over_parts(self.acks, result.acks, state.acked, now_ms)
         if self.checkpoints:
@@ -148,19 +148,19 @@ class Commit:
                 enqueue.local_ids = local_ids[at:end]
                 at = end
             state.stored(op.queue, op.jobs, local_ids, now_ms)
-        for keyed_op, holders in zip(self.batch.keyed, result.keyed, strict=True):
-            self._hand_over_keyed(keyed_op, holders, state, now_ms)
+        for with_options, holders in zip(self.batch.with_options, result.with_options, strict=True):
+            self._hand_over_with_options(with_options, holders, state, now_ms)
         expired = result.expired or repeat(0)
         for (op_of_claims, claimed), payloads, gone in zip(self.claims, result.claims, expired):  # noqa: B905 - repeat has no end
             claimed(op_of_claims, payloads, gone, now_ms)
         if self.finishes:
             _hand_over_parts(self.finishes, result.finishes, state.finished, now_ms)
 
-    def _hand_over_keyed(
-        self, op: KeyedEnqueueOp, holders: Sequence[KeyHolder], state: ShardState, now_ms: int
+    def _hand_over_with_options(
+        self, op: EnqueueWithOptionsOp, holders: Sequence[KeyHolder], state: ShardState, now_ms: int
     ) -> None:
         held = iter(holders)
-        for call in self.keyed[op.queue]:
+        for call in self.with_options[op.queue]:
             call.holders = list(islice(held, call.rows))
         is_new = [not holder.existed for holder in holders]
         if all(is_new):
@@ -187,10 +187,10 @@ class Operation:
     `parts`. `begun`: whether a commit has carried out any of it; `problem`: what is wrong with some
     of it, told once the rest is done; `in_commit`: its jobs in the commit in the making."""
 
-    __slots__ = ("begun", "call", "head", "in_commit", "parts", "problem", "queue", "state")
+    __slots__ = ("begun", "entry", "head", "in_commit", "parts", "problem", "queue", "state")
 
-    def __init__(self, call: CallEntry, head: Head, queue: str, state: ShardState) -> None:
-        self.call = call
+    def __init__(self, entry: CallEntry, head: Head, queue: str, state: ShardState) -> None:
+        self.entry = entry
         self.head = head
         self.queue = queue
         self.state = state
@@ -201,7 +201,7 @@ class Operation:
 
     @property
     def queues(self) -> Collection[str]:
-        """Those whose tables its next commit touches."""
+        """Return the queues that its next commit touches."""
         return (self.queue,)
 
     @property
@@ -216,14 +216,14 @@ class Operation:
         """Keep what the answer needs of the result of a part."""
 
     def reply(self, now_ms: int) -> bool:
-        """After a commit; False if it goes on with the next one."""
+        """Reply after a commit; return False if it goes on with the next one."""
         if self.parts:
             return False
         if self.problem is not None:
             self.fail(self.problem)
         else:
             payload = codec.encode_reply(self.head, self.result())
-            self.state.replies.add(self.call, Status.DONE, payload)
+            self.state.replies.add(self.entry, Status.DONE, payload)
         return True
 
     def result(self) -> Result:
@@ -231,11 +231,11 @@ class Operation:
         return None
 
     def give_up(self, now_ms: int) -> None:
-        """Its commit failed, and nothing of it has changed."""
+        """Return what was taken: the commit failed, and nothing of it has changed."""
 
     def fail(self, error: PinLaterError) -> None:
-        """It ends here."""
-        self.state.replies.fail(self.call, self.head, error)
+        """End the call with an error."""
+        self.state.replies.fail(self.entry, self.head, error)
 
 
 _NO_PARTS: deque[Any] = deque(maxlen=0)
@@ -281,11 +281,11 @@ class Enqueue(Operation):
             pairs = zip(self.local_ids, jobs, strict=True)
             descriptors = [f"{prefix}{job.priority}:{local_id}" for local_id, job in pairs]
             payload = codec.encode_reply(self.head, descriptors)
-        self.state.replies.add(self.call, Status.DONE, payload)
+        self.state.replies.add(self.entry, Status.DONE, payload)
         return True
 
 
-class KeyedEnqueue(Enqueue):
+class EnqueueWithOptions(Enqueue):
     """An enqueue of jobs of which some have options. `holders`: of all, once the call is done."""
 
     __slots__ = ("holders",)
@@ -293,7 +293,7 @@ class KeyedEnqueue(Enqueue):
     holders: Sequence[KeyHolder]
 
     def add_to(self, commit: Commit) -> None:
-        commit.keyed.setdefault(self.queue, []).append(self)
+        commit.with_options.setdefault(self.queue, []).append(self)
 
     def reply(self, now_ms: int) -> bool:
         descriptors = [
@@ -302,9 +302,9 @@ class KeyedEnqueue(Enqueue):
         ]
         result: Result = descriptors
         if have_keys(self.jobs):
-            result = KeyedEnqueueResult(descriptors, [held.existed for held in self.holders])
+            result = EnqueueWithOptionsResult(descriptors, [held.existed for held in self.holders])
         payload = codec.encode_reply(self.head, result)
-        self.state.replies.add(self.call, Status.DONE, payload)
+        self.state.replies.add(self.entry, Status.DONE, payload)
         return True
 
 
@@ -340,7 +340,7 @@ class Acking(Operation):
             if succeeded or failed:
                 parts.append(new_record(AckOp, (request.queue, succeeded, failed)))
         if bad:
-            if self.call.whole:
+            if self.entry.whole:
                 raise ForeignError
             self.problem = BadDescriptors(bad, facts.place)
         self.parts = parts
@@ -401,8 +401,7 @@ class AckJobs(Ack):
 
 
 class AckScheduled(Ack):
-    """Of jobs that are not due, and were enqueued elsewhere: they are claimed first, in a commit of
-    their own."""
+    """An ack of scheduled jobs, which it claims first in a commit of its own."""
 
     __slots__ = ()
 
@@ -461,8 +460,8 @@ def _check_named_once(method: Method, keys: Iterable[JobKey | None]) -> None:
 
 
 def _acks(facts: QueueFacts, infos: Sequence[AckInfo], bad: list[str]) -> list[Acks]:
-    """Jobs that are acked together mostly have all but their local ids in common: what comes
-    before it is understood once, as long as it stays the same."""
+    """Group acks. Jobs that are acked together mostly have all but their local ids in common: what
+    comes before it is understood once, as long as it stays the same."""
     if type(infos) is AlikeAcks:
         known_priority = facts.priority_of(infos.alike.descriptor)
         if known_priority is not None and is_local_id(infos.digits[0].decode()):
@@ -649,11 +648,11 @@ class ReleaseClaims(Operation):
 
     def reply(self, now_ms: int) -> bool:
         if not self.parts:
-            self.state.replies.add(self.call, Status.DONE, b"")
+            self.state.replies.add(self.entry, Status.DONE, b"")
         return not self.parts
 
     def fail(self, error: PinLaterError) -> None:
-        self.state.replies.refuse(self.call, STORE_FAILED)
+        self.state.replies.refuse(self.entry, STORE_FAILED)
 
 
 _NO_HEAD = Head("", 0, oneway=False, strict=True)
@@ -667,5 +666,5 @@ def _claimed_jobs(reply: bytes) -> DequeueResult:
 
 
 def chunks(items: Sequence[_Item], most: int) -> Iterable[Sequence[_Item]]:
-    """`items` in order, at most `most` at a time."""
+    """Divide `items`, in order, into chunks of at most `most`."""
     return [items[at : at + most] for at in range(0, len(items), most)]

@@ -26,14 +26,14 @@ class _Limited:
     """A limited queue. `grant` is the number of the last grant that is followed; `used`: jobs in
     the state; None while they are counted."""
 
-    __slots__ = ("contested", "grant", "permits", "ready", "told", "told_at", "used")
+    __slots__ = ("contested", "grant", "permits", "ready", "reported", "reported_at", "used")
 
     def __init__(self) -> None:
         self.grant = self.permits = self.ready = 0
         self.used: int | None = None
         self.contested = False
-        self.told: HeldPermits | None = None
-        self.told_at = -math.inf
+        self.reported: HeldPermits | None = None
+        self.reported_at = -math.inf
 
     @property
     def free(self) -> int:
@@ -73,7 +73,7 @@ class Permits:
         self.report_all()
 
     def end(self) -> None:
-        """The store is closed: nothing is known of what it holds."""
+        """Forget all counts: the store is closed."""
         self._is_open = False
         for limited in self.queues.values():
             limited.permits, limited.used = 0, None
@@ -146,9 +146,9 @@ class Permits:
                 continue
             self.free(queue)
             if limited.used is not None:
-                limited.told, limited.told_at = _held(limited, limited.used), now
-                found[queue] = limited.told
-                if limited.told.waits:  # a report may be lost
+                limited.reported, limited.reported_at = _held(limited, limited.used), now
+                found[queue] = limited.reported
+                if limited.reported.waits:  # a report may be lost
                     self._due[queue] = now + _AGAIN_SECONDS
         return found
 
@@ -158,17 +158,17 @@ class Permits:
             return
         if limited.contested and self._hands_back:
             limited.permits = min(limited.permits, limited.used + limited.ready)
-        held, told = _held(limited, limited.used), limited.told
-        if held == told:
+        held, reported = _held(limited, limited.used), limited.reported
+        if held == reported:
             return
         is_urgent = (
-            told is None
-            or held.permits != told.permits
+            reported is None
+            or held.permits != reported.permits
             or (self._hands_back and held.used > held.permits)  # others wait for these jobs' ends
-            or (held.waits and not told.waits)
-            or (limited.contested and held.used < told.used)  # others may have it
+            or (held.waits and not reported.waits)
+            or (limited.contested and held.used < reported.used)  # others may have it
         )
-        due = -math.inf if is_urgent else limited.told_at + _REPORT_SECONDS
+        due = -math.inf if is_urgent else limited.reported_at + _REPORT_SECONDS
         self._due[queue] = min(due, self._due.get(queue, math.inf))
 
 

@@ -102,22 +102,22 @@ class _Shard:
 
     def _take_ownership(self) -> bool:
         """Wait until the store is ours; False if told to stop before."""
-        told = ""
+        logged = ""
         while not self._stop.requested:
             state, facts = self._try_to_own()
             if state is ProcessState.SERVING:
                 return True
             text = next(iter(facts.values()))
-            if text != told:
+            if text != logged:
                 log.warning("waits for its store: %s", text)
-                told = text
+                logged = text
             self._control.report(state, {**self._facts(), **facts})
             self._updates.follow()
             select.select([self._stop.fileno(), self._control.fileno()], [], [], _RETRY_SECONDS)
         return False
 
     def _try_to_own(self) -> tuple[ProcessState, Mapping[str, str]]:
-        """SERVING if the store is ours; else what is waited for, as the first of the facts."""
+        """Return SERVING if the store is ours, else what is waited for: the first of the facts."""
         term = self._updates.term
         try:
             self._listen()
@@ -139,15 +139,15 @@ class _Shard:
         return ProcessState.SERVING, {}
 
     def _listen(self) -> None:
-        """For other servers, before the store is ours: their routers connect meanwhile. Raises
-        OSError."""
+        """Listen for other servers before the store is ours: their routers connect meanwhile.
+        Raises OSError."""
         endpoint = self._updates.endpoint
         if self._key is not None and endpoint not in ("", self._listens_at):
             self._end.listen(endpoint, self._key)
             self._listens_at = endpoint
 
     def _serve(self) -> None:
-        """Until told to stop, or another term is to own the shard. Raises ShardOwned."""
+        """Serve until told to stop, or another term is to own the shard. Raises ShardOwned."""
         endpoint = layout.shard_endpoint(self._settings.name)
         try:
             self._end.bind(endpoint)

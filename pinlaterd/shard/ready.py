@@ -123,7 +123,7 @@ class _Line:
         return True
 
     def take(self, count: int) -> tuple[list[Key], list[Payload | None]]:
-        """The first ones."""
+        """Take the first ones."""
         if count == len(self.keys):
             taken = list(self.keys), list(self.payloads)
             self.keys = self.payloads = _EMPTY
@@ -173,7 +173,7 @@ class ReadyIndex:
     # --- queues --------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Keys in memory."""
+        """Count the keys in memory."""
         return self._held
 
     @property
@@ -222,7 +222,7 @@ class ReadyIndex:
         now_ms: int,
         payloads: Sequence[Payload | None] = (),
     ) -> None:
-        """Jobs became PENDING: `keys`, ascending, and what is known of their payloads.
+        """Add jobs that became PENDING: `keys`, ascending, and what is known of their payloads.
 
         A priority may be of a time with more levels; its jobs come back if the setting does."""
         if not keys or priority > self._levels or queue not in self._queues:
@@ -250,7 +250,7 @@ class ReadyIndex:
         self._watch(queue, line)
 
     def requeue(self, queue: str, taken: Iterable[Taken], now_ms: int) -> None:
-        """What was taken was not claimed after all."""
+        """Return jobs that were taken and not claimed."""
         for each in taken:
             self.add(queue, each.priority, each.keys, now_ms, each.payloads)
 
@@ -281,7 +281,7 @@ class ReadyIndex:
     # --- keys go -------------------------------------------------------------------------
 
     def take(self, queue: str, limit: int, lowest_priority: int, now_ms: int) -> list[Taken]:
-        """Up to `limit` ready jobs, higher priorities first, within one the earliest first.
+        """Take up to `limit` ready jobs, higher priorities first, within one the earliest first.
 
         None of a priority below `lowest_priority`; 0: any."""
         taken: list[Taken] = []
@@ -308,7 +308,7 @@ class ReadyIndex:
         return taken
 
     def discard(self, queue: str, priority: int, local_ids: Iterable[int]) -> None:
-        """Jobs are PENDING no more (deleted)."""
+        """Remove jobs that are PENDING no more (deleted)."""
         if priority > self._levels or queue not in self._queues:
             return
         line, gone = self._queues[queue][priority - 1], set(local_ids)
@@ -338,23 +338,23 @@ class ReadyIndex:
         return tuple([len(line.keys) for line in lines])
 
     def no_counts(self, queue: str) -> tuple[int, ...]:
-        """As if nothing were ready."""
+        """Return the counts of a queue in which nothing is ready."""
         return (0,) * len(self._queues.get(queue, ()))
 
     def has_ready(self, queue: str, lowest_priority: int, now_ms: int) -> bool:
-        """Whether `take` would find anything (or has to look in the store)."""
+        """Tell whether `take` would find anything (or has to look in the store)."""
         return any(
             line.keys or line.next_due_ms <= now_ms
             for line in self._queues.get(queue, ())[: lowest_priority or None]
         )
 
     def oldest_ms(self, queue: str) -> int | None:
-        """The earliest run-after of a ready job, of any priority."""
+        """Return the earliest run-after of a ready job, of any priority."""
         first = [line.keys[0][0] for line in self._queues[queue] if line.keys]
         return min(first, default=None)
 
     def scheduled(self, queue: str, pending: Mapping[int, int], now_ms: int) -> int:
-        """How many of `pending` (jobs by priority) have a run-after that is still to come.
+        """Count those of `pending` (jobs by priority) whose run-after is still to come.
 
         While more is ready than is in memory, they are counted in the store, up to one read for
         each priority: then there may be more."""
@@ -377,11 +377,11 @@ class ReadyIndex:
         return found
 
     def is_counted(self, queue: str, now_ms: int) -> bool:
-        """Whether `counts` needs no read. If not, a `look` that is due reads."""
+        """Tell whether `counts` needs no read. If not, a `look` that is due reads."""
         return all(line.keys or line.next_due_ms > now_ms for line in self._queues[queue])
 
     def wake_ms(self) -> int:
-        """When `look` has to be called next; NEVER_MS if nothing is scheduled."""
+        """Return when `look` has to be called next; NEVER_MS if nothing is scheduled."""
         return self._heap[0][0] if self._heap else NEVER_MS
 
     def look(self, now_ms: int) -> Iterator[str]:

@@ -67,7 +67,7 @@ class _Turns:
         self._since = 0.0  # when the turn began
 
     def enter(self, source: str, turn: threading.Event) -> None:
-        """Returns when it has the turn."""
+        """Wait for the turn."""
         turn.clear()
         with self._lock:
             is_first = not self._sources
@@ -77,8 +77,8 @@ class _Turns:
         turn.wait()
 
     def pass_on(self, turn: threading.Event) -> None:
-        """To be called by the holder of the turn; once it has had it long enough, it returns when
-        it has it again."""
+        """Pass the turn on once its holder, who calls, has had it long enough; return when it comes
+        back."""
         if time.monotonic() - self._since < _TURN_SECONDS:
             return
         turn.clear()
@@ -88,13 +88,13 @@ class _Turns:
         turn.wait()
 
     def leave(self) -> None:
-        """To be called by the holder of the turn."""
+        """Leave the turn. To be called by its holder."""
         with self._lock:
             self._remove_first()
             self._give_turn()
 
     def _remove_first(self) -> deque[threading.Event]:
-        """Its source goes to the end; returns those of that source."""
+        """Remove and return the turns of the first source, which goes to the end."""
         source, turns = self._sources.popitem(last=False)
         turns.popleft()
         self._sources[source] = turns
@@ -130,7 +130,7 @@ class _Search:
         self._told_looked_at = 0  # in the answers to the calls before it
 
     def run(self) -> None:
-        """Until it has its result, is given up, or fails."""
+        """Search until there is a result, it is given up, or fails."""
         turns = self._process.turns
         turns.enter(self.call.source, self.turn)
         try:
@@ -192,7 +192,7 @@ class _Search:
         return ScanPart(jobs, more, place, looked_at)
 
     def resumes(self, call: SearchCall) -> bool:
-        """Whether `call` asks for what this one found, or will find."""
+        """Tell whether `call` asks for what this one found, or will find."""
         asked, mine = call.search, self.call.search
         assert self._searcher is not None
         found, place = self._searcher.found, self._searcher.place
@@ -218,7 +218,7 @@ def _what_it_looks_for(search: Search) -> Search:
 
 
 def _within_answer(jobs: list[StoredJob]) -> list[StoredJob]:
-    """The first of them, one at least: statuses may be long, and a router holds what all shards
+    """Return the first jobs, one at least: statuses may be long, and a router holds what all shards
     found several times while it merges it."""
     sizes = accumulate(len(job.custom_status.encode()) for job in jobs)
     return jobs[: max(1, bisect_right(list(sizes), SCAN_BYTES))]
@@ -226,7 +226,7 @@ def _within_answer(jobs: list[StoredJob]) -> list[StoredJob]:
 
 def _place_of(after: ScanAfter | None) -> tuple[int, int, int]:
     """Return the place after which a scan continues; None is the start, as SCAN_START."""
-    return (-SCAN_START.run_after_ms, 0, 0) if after is None else (-after.run_after_ms, *after[1:])
+    return (-SCAN_START.time_ms, 0, 0) if after is None else (-after.time_ms, *after[1:])
 
 
 # --- the process --------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class _Process:
                 search.ended = True
 
     def searcher(self, search: _Search) -> Searcher:
-        """The Searcher of this thread, which lasts longer than a search."""
+        """Return the Searcher of this thread, which lasts longer than a search."""
         own = self._of_thread
         own.search = search
         if not hasattr(own, "searcher"):
@@ -310,7 +310,7 @@ class _Process:
                 waiting[0].resumed.set()
 
     def unpause(self, search: _Search) -> bool:
-        """Whether it was resumed."""
+        """Resume a search if it is paused; return whether it was."""
         with self._lock:
             self._paused.remove(search)
             return search.resumed.is_set()
@@ -325,7 +325,7 @@ class _Process:
 
 
 def main() -> None:
-    """`python -m pinlaterd.shard.searcher TITLE`, with a socket to the shard as standard input."""
+    """Run `python -m pinlaterd.shard.searcher TITLE`; standard input is a socket to the shard."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C: the shard ends us
     run_in_background()
     begin_process(f"{sys.argv[1]} searcher")

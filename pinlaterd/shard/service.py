@@ -197,8 +197,8 @@ class ShardService:
         state.changed.update(queue for queue in depths if ready.is_counted(queue, now_ms))
 
     def close(self) -> None:
-        """Calls in flight that have changed nothing (look-ups, searches, dry runs) stay unanswered:
-        routers have a successor carry them out. Else the answer is how far the call got."""
+        """Close the store. Calls in flight that have changed nothing (look-ups, searches, dry runs)
+        stay unanswered: routers have a successor carry them out. Others hear how far they got."""
         if self.serving:
             self.time.note()
         self.serving = False
@@ -225,8 +225,8 @@ class ShardService:
             log.error("can't open its store: %s", error.message)
 
     def _reopen_later(self, now: float) -> None:
-        """At once the first time; then less and less often, until it has served for a while: a
-        store may open each time, and fail in the first call."""
+        """Reopen at once the first time; then less and less often, until it has served for a while:
+        a store may open each time, and fail in the first call."""
         self._reopen_at = now + self._reopen_seconds
         self._reopen_seconds = min(
             max(2 * self._reopen_seconds, _REOPEN_SECONDS), _MOST_REOPEN_SECONDS
@@ -239,8 +239,8 @@ class ShardService:
         self.serving, self.store_error = False, error.message
         state.health.failed(self._clock.monotonic(), error.message)
         state.stats.count("shard_store_failures")
-        told = f"{error.message}; whether the call was carried out is not known"
-        self._abandon(ShardConnectionFailed([self.name], told))
+        reason = f"{error.message}; whether the call was carried out is not known"
+        self._abandon(ShardConnectionFailed([self.name], reason))
         queues = list(state.ready.queues())
         state.clear()
         for queue in queues:  # they exist still, with nothing to be had
@@ -255,9 +255,9 @@ class ShardService:
             self._reopen_seconds = 0.0
         self._reopen_later(now)
 
-    def _abandon(self, told: ShardConnectionFailed) -> None:
-        """End all that is in flight; callers are told why."""
-        self._batches.abandon(told)
+    def _abandon(self, error: ShardConnectionFailed) -> None:
+        """Fail all calls in flight with `error`."""
+        self._batches.abandon(error)
         self._tasks.abandon()
 
     # --- what the loop asks --------------------------------------------------------------------
@@ -310,7 +310,7 @@ class ShardService:
         return max(0.0, seconds)
 
     def facts(self) -> ShardFacts:
-        """For a router that says hello. Queues that are not counted yet are told of as they are."""
+        """Return the facts for a router's hello; queues that are not counted yet follow later."""
         ready, now_ms = self._state.ready, self._clock.now_ms()
         queues = tuple(ready.queues())
         counts = self._counts([queue for queue in queues if ready.is_counted(queue, now_ms)])
@@ -352,7 +352,7 @@ class ShardService:
         self._guarded(lambda: self._bulk.create_queues(names), can_wait=True)
 
     def undelivered(self, router: bytes, entries: Iterable[ReplyEntry]) -> None:
-        """A router could not be reached: the jobs in these answers go back."""
+        """Return the jobs of answers that could not be sent: their router can't be reached."""
         for entry in entries:
             if entry.jobs:
                 release = CallEntry(entry.call_id, _NEVER, entry.payload, Op.RELEASE, router=router)
@@ -368,7 +368,7 @@ class ShardService:
     # --- batches -------------------------------------------------------------------------------
 
     def run_batch(self) -> None:
-        """One commit of what has arrived, as much as fits; its answers are taken afterwards."""
+        """Make one commit of what has arrived, as much as fits; answers are taken later."""
         batches = self._batches
         if not self.serving:
             batches.refuse_all(_STORE_CLOSED)

@@ -87,7 +87,7 @@ def _kinds_of(
 
 
 def is_local_id(text: str) -> bool:
-    """Whether these are digits, and so few that no number is too large."""
+    """Tell whether these are digits, and so few that no number is too large."""
     return text.isdigit() and text.isascii() and len(text) < _ID_DIGITS
 
 
@@ -109,13 +109,13 @@ class QueueFacts:
         return f"queue {self.queue!r} on shard {self.shard!r}"
 
     def priority_of(self, head: str) -> int | None:
-        """The priority in `head`, a descriptor up to its local id, if it is one of ours."""
+        """Return the priority in `head`, a descriptor up to its local id, if it is one of ours."""
         return (
             _PRIORITIES.get(head[len(self.prefix) : -1]) if head.startswith(self.prefix) else None
         )
 
     def key(self, descriptor: str) -> JobKey | None:
-        """The job that `descriptor` names; None if it is malformed or names none of ours."""
+        """Return the job that `descriptor` names; None if it is malformed or names none of ours."""
         if descriptor.startswith(self.prefix):
             priority_text, _, id_text = descriptor[len(self.prefix) :].partition(":")
             priority = _PRIORITIES.get(priority_text)
@@ -167,7 +167,7 @@ class Replies:
         self.add(call, Status.FAILED, codec.encode_error(head, error))
 
     def refuse(self, call: CallEntry, reason: str) -> None:
-        """`reason`: what a caller is told of this shard if no other serves."""
+        """Refuse a call; `reason` reaches the caller if no other shard serves."""
         self.add(call, Status.REFUSED, reason.encode())
 
     def take(self) -> Mapping[bytes, list[ReplyEntry]]:
@@ -235,7 +235,7 @@ class ShardState:
         self.touched.update(queue for queue in changed if queue in self.ready)
 
     def begin(self, incarnation: int) -> None:
-        """With an empty memory, in which no two claims bear the same descriptor."""
+        """Begin with an empty memory, in which no two claims bear the same descriptor."""
         self.clear()
         for permits in (self.permits, self.room):
             permits.begin()
@@ -297,7 +297,7 @@ class ShardState:
         return self.ready.has_ready(queue, lowest_priority, now_ms)
 
     def ended(self, queue: str) -> None:
-        """Jobs are IN_PROGRESS, or PENDING, no more: others may be."""
+        """Note that jobs have left IN_PROGRESS or PENDING, so that others may be there."""
         self.changed.add(queue)
         if queue in self.permits.queues or queue in self.room.queues:
             self.touched.add(queue)
@@ -308,8 +308,8 @@ class ShardState:
         self.heard_at = began
 
     def confirm(self) -> None:
-        """Before a reply from memory alone: another server may own the store by now. Raises
-        StorageError if it does."""
+        """Confirm the ownership before a reply from memory alone. Raises StorageError if another
+        server owns the store by now."""
         if self.is_shared and self.clock.monotonic() > self.heard_at + _CONFIRM_SECONDS:
             self.heartbeat()
 
@@ -353,7 +353,7 @@ class ShardState:
             self.ready.add(queue, priority, ordered, now_ms, known)
 
     def requeue(self, queue: str, requeued: Sequence[Requeued], now_ms: int) -> None:
-        """Jobs became PENDING again."""
+        """Index jobs that became PENDING again."""
         if not requeued:
             return
         self.touched.add(queue)
@@ -393,7 +393,7 @@ class ShardState:
         self.requeue(queue, result.requeued, now_ms)
 
     def finished(self, queue: str, result: Finished, now_ms: int) -> None:
-        """Jobs have ended, or are to be tried again; some of them were PENDING."""
+        """Note jobs that have ended, or are to be tried again; some of them were PENDING."""
         done = result.outcomes.count(FinishOutcome.DONE)
         if done:
             self.ended(queue)
@@ -412,7 +412,7 @@ class ShardState:
         self.requeue(queue, requeued, now_ms)
 
     def dequeued(self, queue: str, delays_ms: Sequence[int], payloads: PayloadColumns) -> None:
-        """Jobs were claimed so long after each was due; recorded once for all of its batch."""
+        """Record how long after each was due jobs were claimed, once for all of its batch."""
         delays = self._delays_ms.get(queue)
         if delays is None:
             delays = self._delays_ms[queue] = ([], [])

@@ -83,7 +83,7 @@ def framed(message: object) -> bytes:
 
 
 def take_message(received: bytearray) -> Any:
-    """The first whole message, taken out of `received`; None if there is none."""
+    """Take the first whole message out of `received`; None if there is none."""
     if len(received) < _LENGTH.size:
         return None
     end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
@@ -131,13 +131,13 @@ class SearchClient:
         if len(self._running) >= MOST_SEARCHES:
             self._deliver(task, Overloaded(f"{MOST_SEARCHES} searches run already"))
         elif of_source >= MOST_OF_A_SOURCE:
-            told = f"{MOST_OF_A_SOURCE} searches of {call.source!r} run already"
-            self._deliver(task, Overloaded(told))
+            reason = f"{MOST_OF_A_SOURCE} searches of {call.source!r} run already"
+            self._deliver(task, Overloaded(reason))
         else:
             self._begin(next(self._numbers), _Running(call, task))
 
     def end(self, task: Steps) -> bool:
-        """Nobody waits for its search; False if it waits for none."""
+        """End a search for which nobody waits; return False if the task waits for none."""
         for number, running in self._running.items():
             if running.task is task:
                 del self._running[number]
@@ -206,13 +206,13 @@ class SearchClient:
             self._lost()
 
     def _lost(self) -> None:
-        """The searcher died: its searches are tried once more, by another."""
+        """Try the searches of a searcher that died once more, by another."""
         self._end()
         lost, self._running = self._running, {}
         for number, running in lost.items():
             if running.tried:
-                told = StorageError("the searcher ended in the middle of this search")
-                self._deliver(running.task, told)
+                error = StorageError("the searcher ended in the middle of this search")
+                self._deliver(running.task, error)
             else:
                 self._begin(number, running._replace(tried=True))
 
@@ -311,11 +311,11 @@ class Tasks:
             self.ready.append((steps, None))
 
     def _resume(self, steps: Steps, result: object) -> None:
-        """Its search has ended so."""
+        """Resume a task with the result of its search."""
         self.ready.append((steps, result))
 
     def run_slice(self, *, calls_wait: bool) -> None:
-        """One slice of the task whose turn it is, unless those who wait come first.
+        """Run a slice of the task whose turn it is, unless those who wait come first.
 
         Raises what a task raised; that task is over."""
         started = self._clock.monotonic()
@@ -331,12 +331,12 @@ class Tasks:
             steps.close()
 
     def abandon(self) -> None:
-        """The store they work on has to be opened again: end them; each answers as it can."""
+        """End all tasks, since their store has to be opened again; each answers as it can."""
         for steps in self._take_all():
             steps.close()
 
     def stop(self) -> None:
-        """The shard ends in order: end them with ShardStops."""
+        """End all tasks with ShardStops: the shard ends in order."""
         for steps in self._take_all():
             with contextlib.suppress(ShardStops, StopIteration):
                 steps.throw(ShardStops())

@@ -75,7 +75,7 @@ class Timekeeper:
     # --- begin and end of service ------------------------------------------------------------
 
     def resume(self) -> None:
-        """Before the store is opened: go on with the clock of a predecessor in this boot."""
+        """Go on with the clock of a predecessor in this boot, before the store is opened."""
         if self._begun or self._file is None:
             return
         with contextlib.suppress(OSError, ValueError):
@@ -90,7 +90,7 @@ class Timekeeper:
                 self._absent, self._breaks = noted.absent, deque(noted.breaks, _MOST_BREAKS)
 
     def latest_ms(self) -> int:
-        """The time, or that of the owner that was furthest ahead, as if it served still."""
+        """Return the time, or that of the owner that was furthest ahead, as if it served still."""
         elapsed, latest_ms = self._latest
         now_ms = self._clock.now_ms()
         if latest_ms:
@@ -98,7 +98,7 @@ class Timekeeper:
         return now_ms
 
     def begin(self) -> None:
-        """The store is open."""
+        """Begin to count: the store is open."""
         elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()
         since, before_ms = self._alive or (elapsed, _LONG_AGO_MS)
         self._break_off(since, before_ms, elapsed, now_ms)
@@ -107,8 +107,8 @@ class Timekeeper:
         self.note()
 
     def awake(self) -> None:
-        """Once a second while the shard serves, and before ages are computed: the process may have
-        stood still."""
+        """Note that the process runs: once a second while the shard serves, and before ages are
+        computed, since it may have stood still."""
         elapsed, now_ms = self._clock.elapsed(), self._clock.now_ms()
         if self._alive is not None and elapsed - self._alive[0] > _ABSENT_SECONDS:
             log.warning("did not run for %.1f s; claims get that time", elapsed - self._alive[0])
@@ -116,7 +116,7 @@ class Timekeeper:
         self._alive = (elapsed, now_ms)
 
     def tick(self) -> bool:
-        """Once a second. True if the time went back."""
+        """Look at the clock, once a second. True if the time went back."""
         self.awake()
         before_ms, warning = self._clock.now_ms(), self._clock.warning
         followed = self._clock.look()
@@ -141,8 +141,8 @@ class Timekeeper:
     # --- ages ----------------------------------------------------------------------------------
 
     def claimed_before_ms(self, timeout_ms: int) -> int:
-        """Claims renewed before this time are older than `timeout_ms`; if the clock was set back,
-        perhaps not all that are."""
+        """Return a time: claims renewed before it are older than `timeout_ms`; if the clock was set
+        back, perhaps not all that are."""
         self.awake()
         elapsed, end_ms = self._clock.elapsed(), self._clock.now_ms()
         end = self._served(elapsed)
@@ -156,8 +156,8 @@ class Timekeeper:
         return max(0, min(most_ms, end_ms - round((end - at) * 1000)))
 
     def known_for(self, timeout_ms: int) -> bool:
-        """Whether all claims of a time-out's age bear times of the clock as it goes now: those that
-        bear times still to come are from before it was set back."""
+        """Tell whether all claims of a time-out's age bear times of the clock as it goes now: those
+        that bear times still to come are from before it was set back."""
         self.awake()
         return self._served(self._clock.elapsed()) - self._unknown_since >= timeout_ms / 1000
 
@@ -176,7 +176,7 @@ class Timekeeper:
         self._alive = (until, after_ms)
 
     def note(self) -> None:
-        """For a successor; nothing before `begin`."""
+        """Note the clock for a successor; nothing before `begin`."""
         if self._file is None or not self._begun:
             return
         self.awake()

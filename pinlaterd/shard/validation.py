@@ -213,7 +213,7 @@ class Rules:
         if request.continuation == CONTINUATION_START:
             return None
         key = ScanKey.parse_token(request.continuation)
-        if key is None or max(key.run_after_ms, key.local_id) > _LARGEST_I64:
+        if key is None or max(key.time_ms, key.local_id) > _LARGEST_I64:
             raise ContinuationInvalid(request.continuation)
         return key
 
@@ -249,7 +249,7 @@ class Rules:
     # --- what the tables of a queue hold -----------------------------------------------------
 
     def _most_body(self, queue: str, priority: int) -> tuple[int, str]:
-        """In bytes, and what else is to be said of it."""
+        """Return the longest body in bytes, and what else is to be said of it."""
         table = self._narrower(queue).get(priority)
         if table is None or table.body_bytes >= self._body_bytes:
             return self._body_bytes, ""
@@ -261,7 +261,7 @@ class Rules:
 
 
 def _fitted(where: str, job: Job, table: TableLimits | None, now_ms: int) -> Job:
-    """A job, valid otherwise, as its table holds it. Raises InvalidEnqueue if it can't."""
+    """Return a job, valid otherwise, as its table holds it. Raises InvalidEnqueue if it can't."""
     if table is None:
         return job
     its_table = f"the table of priority {job.priority} of this queue holds"

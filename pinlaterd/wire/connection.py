@@ -100,7 +100,7 @@ class LinkConnection:
         self._open()
 
     def send(self, frame: bytes) -> bool:
-        """False if there is no connection: nothing was sent."""
+        """Send a frame; False if there is no connection: nothing was sent."""
         try:
             self._socket.send(frame, NOBLOCK)
         except zmq.Again:
@@ -125,7 +125,7 @@ class LinkConnection:
         self._greeting = self._loop.call_later(seconds, self.greet)
 
     def retry_handshake(self) -> None:
-        """libzmq does not try again by itself where it found another protocol."""
+        """Connect again: libzmq does not try by itself where it found another protocol."""
         if self._handshake_failed:
             self.close()
             self._open()

@@ -3,8 +3,11 @@
     process (DEALER) -> coordinator (ROUTER)    a Report, once a second and after each Snapshot;
                                                 when nothing changed, a Heartbeat
     router -> coordinator                       a RateReport: what it holds, and what is wanted
+                                                a Mend: how many jobs a call has changed
+    shard -> coordinator                        a PermitReport: permits for jobs of limited queues
     coordinator -> process                      the Snapshot, to each newcomer, and to all on change
     coordinator -> router                       a RateGrant: its share of each limited queue
+    coordinator -> shard                        a PermitGrant, after its reports
     coordinator -> process                      a DetailsQuestion, answered with Details, while
                                                 somebody looks at the dashboard
 
@@ -146,7 +149,7 @@ class Snapshot(_Message):
     keys: KeyPlacement = KeyPlacement()
 
     def endpoint_of(self, entry: ShardEntry) -> str:
-        """The address of the shard's owner for processes of this server; "" if there is none."""
+        """Return the address of the shard's owner for processes of this server, or ""."""
         return layout.shard_endpoint(entry.name) if entry.server == self.server else entry.endpoint
 
 
@@ -383,7 +386,7 @@ def write_snapshot(snapshot: Snapshot, path: Path = layout.SNAPSHOT_FILE) -> Non
 
 
 def read_snapshot(path: Path = layout.SNAPSHOT_FILE) -> Snapshot | None:
-    """The last snapshot, for a process that starts while the coordinator is away; None if
+    """Read the last snapshot, for a process that starts while there is no coordinator; None if
     there is none that can be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Snapshot)
@@ -440,7 +443,7 @@ def _is_readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & READABLE)
 
 
-_Told = tuple[ProcessState, dict[str, str], int]  # the last: the configuration that is followed
+_Reported = tuple[ProcessState, dict[str, str], int]  # the last: the configuration that is followed
 
 
 class PeerClient:
@@ -474,7 +477,7 @@ class PeerClient:
         return int(self._socket.getsockopt(zmq.FD))
 
     def send(self, message: bytes) -> bool:
-        """False if nobody is there to take it: it is lost."""
+        """Send a message; False if nobody is there to take it: it is lost."""
         try:
             self._socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
@@ -514,27 +517,27 @@ class ControlClient(PeerClient):
         self._snapshot_version = 0
         self._about = (process, kind, os.getpid(), started_at_ms)
         self._stats = stats
-        # As the coordinator knows it; None: it has to be told all, all figures included.
-        self._told: _Told | None = None
+        # As the coordinator knows it; None: all is reported next, all figures included.
+        self._reported: _Reported | None = None
         self._grants: list[RateGrant] = []  # received, not taken yet
         self._permits: list[PermitGrant] = []  # likewise
         self._question: DetailsQuestion | None = None
 
     def report(self, state: ProcessState, facts: Mapping[str, str]) -> None:
-        """Tell what changed since the last report, or just that we live."""
-        told = (state, dict(facts), self.config_version)
-        changes, full = self._stats.take_changes(), self._told is None
+        """Report what has changed since the last report, or only that the process lives."""
+        current = (state, dict(facts), self.config_version)
+        changes, full = self._stats.take_changes(), self._reported is None
         if full:
             changes = Changes(self._stats.snapshot())
         message = _HEARTBEAT
-        if full or changes or told != self._told:
+        if full or changes or current != self._reported:
             report = Report(*self._about, state, facts, changes.now, full, self.config_version)
             report.dropped, report.snapshot_version = changes.dropped, self._snapshot_version
             message = pack(report)
-        self._told = told if self.send(message) else None
+        self._reported = current if self.send(message) else None
 
     def receive(self) -> Snapshot | None:
-        """The latest snapshot that has come, if any."""
+        """Return the latest snapshot that has come, if any."""
         latest: Snapshot | None = None
         for message in self.messages():
             if isinstance(message, RateGrant):
@@ -546,11 +549,11 @@ class ControlClient(PeerClient):
             elif isinstance(message, Snapshot):
                 latest = message
                 self._snapshot_version = message.version
-                self._told = None
+                self._reported = None
         return latest
 
     def take_grants(self) -> list[RateGrant]:
-        """The grants that `receive` met on its way, in their order."""
+        """Take the grants that `receive` met on its way, in their order."""
         grants, self._grants = self._grants, []
         return grants
 
@@ -600,7 +603,7 @@ class ControlServer:
         return int(self._socket.getsockopt(zmq.FD))
 
     def receive(self) -> tuple[bytes, bytes] | None:
-        """A peer and its message, for `unpack`; None if there is none."""
+        """Return a peer and its message, for `unpack`; None if there is none."""
         # To ask costs less than the exception of a receive in vain, with which each look ends.
         if not _is_readable(self._socket):
             return None
@@ -608,8 +611,8 @@ class ControlServer:
         return (frames[0], frames[1]) if len(frames) == 2 else (frames[0], b"")
 
     def send(self, peer: bytes, message: Message) -> None:
-        """Peers that have gone are passed over, and so are those that do not read: a grant that is
-        not confirmed in time has to be followed by another."""
+        """Send a message, but not to peers that have gone or do not read: a grant that is not
+        confirmed in time has to be followed by another."""
         with contextlib.suppress(zmq.Again):
             self._socket.send_multipart((peer, pack(message)), zmq.NOBLOCK)
 

@@ -272,7 +272,7 @@ def misunderstanding(frame: Hello | Welcome) -> str:
 
 
 def pack_calls(incarnation: int, calls: Iterable[ShardCall], ahead: float = 0.0) -> bytes:
-    """`ahead`: by how much the shard's clock is before this one; 0.0 if it is the same."""
+    """Pack calls. `ahead`: by how much the shard's clock is before this one; 0.0: the same."""
     # Plain tuples are packed alike, and a NamedTuple costs three times as much. Of an entry the
     # defaults at the end can be left out.
     entries = [
@@ -322,7 +322,7 @@ class Received(NamedTuple):
 
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """One for each process; its one input/output thread serves any number of peers."""
+    """Make a process's one context; its input/output thread serves any number of peers."""
     return zmq.Context()
 
 
@@ -382,8 +382,8 @@ class ShardEnd:
         self._poller.unregister(descriptor)
 
     def wait(self, until: Callable[[], float]) -> frozenset[int]:
-        """Until a frame is there, or a watched descriptor is readable, or `until()` seconds have
-        passed.
+        """Wait until a frame is there, or a watched descriptor is readable, or `until()` seconds
+        have passed.
 
         Returns the watched descriptors that are readable. While frames keep coming, those are
         looked at only now and then: a look costs as much as taking a call."""
@@ -421,7 +421,7 @@ class ShardEnd:
         return received
 
     def send(self, router: bytes, frame: bytes) -> bool:
-        """False if `router` has gone, or has stopped reading: it gets nothing of this frame."""
+        """Send a frame; False if `router`, which has gone or does not read, gets nothing of it."""
         try:
             self._socket.send(router, _MORE)
             self._socket.send(frame, NOBLOCK)

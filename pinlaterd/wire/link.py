@@ -73,26 +73,26 @@ class LinkListener(Protocol):
     """The events that a link reports. Called on the event loop; must not raise."""
 
     def welcomed(self, link: ShardLink, facts: ShardFacts) -> None:
-        """The shard serves (again)."""
+        """Note that the shard serves (again)."""
 
     def counted(self, link: ShardLink, counts: Iterable[ReadyCounts]) -> None:
-        """Hints have changed."""
+        """Note that hints have changed."""
         return
 
     def assessed(self) -> None:
-        """A link's `healthy`, `answering` or `preferred` has changed."""
+        """Note that a link's `healthy`, `answering` or `preferred` has changed."""
         return
 
     def others_can_serve(self, link: ShardLink) -> bool:
-        """Whether calls that this link holds up may be given up."""
+        """Tell whether calls that this link holds up may be given up."""
         return False
 
     def queues_known(self) -> Iterable[str]:
-        """The queues that a shard must have before it serves this router."""
+        """Return the queues that a shard must have before it serves this router."""
         return ()
 
     def membership(self) -> tuple[str, str]:
-        """This server's name and its member node, by which shards of other servers judge it."""
+        """Return this server's name and member node, by which other servers' shards judge it."""
 
 
 class ShardLink:
@@ -151,7 +151,7 @@ class ShardLink:
         self._connection.close()
 
     def move_to(self, endpoint: str) -> None:
-        """The shard's owner is at `endpoint` now, or soon. Calls that are kept go there.
+        """Move to `endpoint`, where the owner is now, or soon. Calls that are kept go there.
 
         An owner before that still serves this link may answer what it has, for as long as it is
         not silent, until it says Goodbye."""
@@ -165,7 +165,7 @@ class ShardLink:
         self._connection.move(endpoint)
 
     def _assess(self) -> None:
-        """After the incarnation, the silence or what the shard says of its store has changed."""
+        """Assess the link, whose incarnation, silence or store may have changed."""
         before = (self.healthy, self.answering, self.preferred)
         self.healthy = self.incarnation != 0 and self._silent_sweeps < GiveUp.STALLED
         self.answering = self.incarnation != 0 and self._silent_sweeps < GiveUp.SILENT
@@ -213,8 +213,8 @@ class ShardLink:
         self.unsent.append(call)
 
     def ask(self, call: ShardCall) -> asyncio.Future[ReplyEntry]:
-        """`call`, to be awaited. A reply with claims that nobody awaits any more is released, and a
-        search is ended."""
+        """Make `call`, to be awaited. A reply with claims that nobody awaits any more is released,
+        and a search is ended."""
         future: asyncio.Future[ReplyEntry] = self._loop.create_future()
 
         def arrived(_call: ShardCall, _link: ShardLink, reply: ReplyEntry) -> None:
@@ -260,7 +260,7 @@ class ShardLink:
             self._count_all()
 
     def _count_all(self) -> None:
-        """Others came first; now its jobs count again, and those who wait have to hear of them."""
+        """Count its jobs again, after others came first: those who wait have to hear of them."""
         self._listener.counted(self, [ReadyCounts(*found) for found in self.ready.items()])
 
     def _take(self, data: bytes) -> None:
@@ -306,7 +306,7 @@ class ShardLink:
             self._tell(call, reply)
 
     def _tell(self, call: ShardCall, reply: ReplyEntry) -> None:
-        """A caller's failure is its own: the others of this message get their replies."""
+        """Deliver a reply. A caller's failure is its own: the others of this message get theirs."""
         on_reply, call.on_reply = call.on_reply, None
         if on_reply is None:  # it was given up
             if reply.jobs:
@@ -362,8 +362,8 @@ class ShardLink:
             self._move()
 
     def _leave(self, reply: ReplyEntry | None) -> None:
-        """Not welcomed any more: `reply` is the answer to all calls that were sent, None if they
-        were not carried out. What was not carried out waits for the successor, if it is patient."""
+        """Leave the owner: answer all calls that were sent with `reply`; None if they were not
+        carried out. Patient calls that were not carried out wait for the successor."""
         self.incarnation = 0
         self.degraded = False
         self._assess()
@@ -427,7 +427,7 @@ class ShardLink:
             self._give_up(lambda call: call.give_up <= self._silent_sweeps, _SILENT)
 
     def _sweep_often(self) -> None:
-        """There is a call for the shard, which pulses often from its receipt on."""
+        """Sweep often: there is a call for the shard, which pulses often from its receipt on."""
         self._unused_sweeps = 0
         if self._sweep_seconds != PULSE_SECONDS:
             self._sweep_seconds = PULSE_SECONDS

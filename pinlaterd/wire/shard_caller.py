@@ -51,7 +51,7 @@ class Route(NamedTuple):
 
 
 def route_to(shard: str) -> Route:
-    """By run/snapshot.json. Raises ConfigError."""
+    """Find the route by run/snapshot.json. Raises ConfigError."""
     snapshot = read_snapshot()
     if snapshot is None or not snapshot.server:
         return Route(layout.shard_endpoint(shard))

@@ -37,6 +37,28 @@ def test_docstrings_that_begin_with_a_fragment_are_counted_by_module(module):
     assert figures.fragments(modules) == {"a.py": 4}
 
 
+@pytest.mark.parametrize(
+    ("docstring", "count"),
+    [
+        ("Return the jobs.", 0),
+        ("Process a job.", 0),
+        ("Pass it on.", 0),
+        ("Raises ValueError.", 0),
+        ("The jobs of one shard.", 1),
+        ("Jobs that wait.", 1),
+        ("Returns the jobs.", 1),
+        ("PENDING becomes FAILED.", 1),
+        ("`queue`: whose jobs.", 1),
+    ],
+)
+def test_docstrings_of_functions_that_begin_with_no_verb_are_counted(module, docstring, count):
+    text = '"""The jobs."""\nclass Jobs:\n    """The jobs."""\n'
+    text += f'    def of(self):\n        """{docstring}"""\n'
+    text += '    @property\n    def queue(self):\n        """The queue of the jobs."""\n'
+
+    assert sum(figures.without_verb([module("a.py", text)]).values()) == count
+
+
 def test_a_public_class_name_of_several_modules_is_named_with_them(module):
     modules = [module(f"{name}.py", SOURCE) for name in "ab"]
 

@@ -22,11 +22,11 @@ from pinlaterd.engines.base import (
     CheckpointResult,
     ClaimOp,
     EnqueueOp,
+    EnqueueWithOptionsOp,
     Expired,
     ExpiredJobs,
     Finished,
     FinishOp,
-    KeyedEnqueueOp,
     KeyHolder,
     Limits,
     ReleaseOp,
@@ -126,7 +126,7 @@ class ModelEngine:
             [self._checkpoint(op, now_ms) for op in batch.checkpoints],
             [self._release(op) for op in batch.releases],
             [self._enqueue(op, now_ms) for op in batch.enqueues],
-            keyed=[self._enqueue_keyed(op, now_ms) for op in batch.keyed],
+            with_options=[self._enqueue_keyed(op, now_ms) for op in batch.with_options],
             claims=[self._claim(op, now_ms) for op in batch.claims],
             finishes=[self._finish(op, now_ms) for op in batch.finishes],
         )
@@ -222,7 +222,7 @@ class ModelEngine:
     def _enqueue(self, op: EnqueueOp, now_ms: int) -> list[int]:
         return [self._store(op.queue, job, now_ms) for job in op.jobs]
 
-    def _enqueue_keyed(self, op: KeyedEnqueueOp, now_ms: int) -> list[KeyHolder]:
+    def _enqueue_keyed(self, op: EnqueueWithOptionsOp, now_ms: int) -> list[KeyHolder]:
         holders = []
         for job in op.jobs:
             wanted = key_of(op.queue, job.options)

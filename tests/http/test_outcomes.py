@@ -31,7 +31,7 @@ from pinlaterd.http import changes
 from pinlaterd.http.job_types import JobTypes
 from pinlaterd.http.problems import FailedLater, problem_of
 from pinlaterd.http.v1_jobs import JobHandlers
-from pinlaterd.model import JobOptions, KeyedEnqueueResult
+from pinlaterd.model import EnqueueWithOptionsResult, JobOptions
 from pinlaterd.router_client import RouterClient
 from tests.conftest import WaitUntil
 from tests.deployment import CALL_SECONDS
@@ -112,7 +112,7 @@ def test_a_change_that_fails_after_some_priorities_says_how_many(
 
 @pytest.mark.parametrize("existed", [False, True])
 def test_a_job_that_was_stored_is_not_denied(tmp_path: Path, *, existed: bool) -> None:
-    stored = KeyedEnqueueResult(["mail:s1:p1:1"], [existed])
+    stored = EnqueueWithOptionsResult(["mail:s1:p1:1"], [existed])
     jobs = JobHandlers(after(stored, ConnectionFailed("no router")), JobTypes(tmp_path, Config()))
     type_: JobType = made_type("mail")
 

@@ -30,9 +30,9 @@ from pinlaterd.engines.base import (
     Checkpoint,
     CheckpointOp,
     EnqueueOp,
+    EnqueueWithOptionsOp,
     Finish,
     FinishOp,
-    KeyedEnqueueOp,
     Release,
     ReleaseOp,
 )
@@ -109,14 +109,17 @@ class QueueMachine(RuleBasedStateMachine):
     def apply(self, batch: Batch) -> None:
         found = self.store.engine.apply(batch, self.now_ms)
         stored = [
-            holder.local_id for of_op in found.keyed for holder in of_op if not holder.existed
+            holder.local_id
+            for of_op in found.with_options
+            for holder in of_op
+            if not holder.existed
         ]
         self.model.ids = iter([*(i for of_op in found.enqueues for i in of_op), *stored])
         expected = self.model.apply(batch, self.now_ms)
         for one, other in zip(found.acks, expected.acks, strict=True):
             assert one[:3] == other[:3]
             assert sorted(one.requeued) == sorted(other.requeued)
-        for name in ("checkpoints", "releases", "keyed", "claims", "finishes"):
+        for name in ("checkpoints", "releases", "with_options", "claims", "finishes"):
             of_ops = [list(map(_plain, getattr(each, name))) for each in (found, expected)]
             assert of_ops[0] == of_ops[1]
 
@@ -160,7 +163,8 @@ class QueueMachine(RuleBasedStateMachine):
             keyed(key, priority=at, run_after_ms=None if delay is None else self.now_ms + delay)
             for key, at, delay in specs
         ]
-        self.apply(Batch(keyed=[KeyedEnqueueOp(QUEUE, jobs[:2]), KeyedEnqueueOp(QUEUE, jobs[2:])]))
+        ops = [EnqueueWithOptionsOp(QUEUE, jobs[:2]), EnqueueWithOptionsOp(QUEUE, jobs[2:])]
+        self.apply(Batch(with_options=ops))
         assert not set(self.jobs) & set(self.gone)
 
     @rule(priority=priorities, limit=limits, source=st.sampled_from(["web", "web2:h"]))

@@ -9,7 +9,7 @@ import pytest
 
 from pinlaterd.client import AckInfo, Job, JobState
 from pinlaterd.push.downstream import DownstreamAnswer
-from pinlaterd.push.pusher import Places
+from pinlaterd.push.pusher import RequestLimit
 from tests.conftest import WaitUntil
 from tests.deployment import MOST_PATIENT, serving, unused_port
 from tests.push.downstream import Received, downstream
@@ -22,24 +22,24 @@ DOWN, UP, REFUSED = (
 
 
 def test_requests_at_a_time_are_halved_and_grow_again() -> None:
-    places = Places(20)
+    limit = RequestLimit(20)
 
-    fall = [places.open for _ in range(6) if places.note(DOWN)]
-    why = places.why_down
-    places.open = 1  # the probe
-    rise = [places.open for _ in range(30) if places.note(UP)]
+    fall = [limit.open for _ in range(6) if limit.note(DOWN)]
+    why = limit.why_down
+    limit.open = 1  # the probe
+    rise = [limit.open for _ in range(30) if limit.note(UP)]
 
     assert fall == [10, 5, 2, 1, 0]
     assert why == "refused"
     assert rise == list(range(2, 21))
-    assert places.why_down == ""
+    assert limit.why_down == ""
 
 
 def test_a_downstream_that_refuses_a_job_is_not_down() -> None:
-    places = Places(20)
-    places.note(REFUSED)
+    limit = RequestLimit(20)
+    limit.note(REFUSED)
 
-    assert (places.open, places.why_down) == (20, "")
+    assert (limit.open, limit.why_down) == (20, "")
 
 
 @pytest.mark.service

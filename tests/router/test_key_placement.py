@@ -28,9 +28,9 @@ from pinlaterd.errors import PinLaterError
 from pinlaterd.model import (
     CallContext,
     EnqueueRequest,
+    EnqueueWithOptionsResult,
     Job,
     JobOptions,
-    KeyedEnqueueResult,
     Method,
     QueueKey,
 )
@@ -165,7 +165,7 @@ class Router:
         assert self.client is not None
         if task.exception() is None:
             result = codec.decode_reply(Method.ENQUEUE, self.client.message.result())
-            assert isinstance(result, KeyedEnqueueResult)
+            assert isinstance(result, EnqueueWithOptionsResult)
             self._world.news += not result.existed[0]
         else:
             assert isinstance(task.exception(), PinLaterError)

@@ -48,12 +48,12 @@ from pinlaterd.model import (
     DequeueRequest,
     DequeueResult,
     EnqueueRequest,
+    EnqueueWithOptionsResult,
     Job,
     JobDescriptor,
     JobOptions,
     JobRecord,
     JobState,
-    KeyedEnqueueResult,
     LookupRequest,
     Method,
     QueueKey,
@@ -1390,7 +1390,7 @@ async def test_a_job_with_a_key_is_stored_by_no_other_shard_than_its_own(site: S
     found = await site.call(Method.ENQUEUE, EnqueueRequest(QUEUE, [keyed(n) for n in others]))
 
     stored = [descriptor for descriptor in in_part.value.descriptors if descriptor != "?"]
-    assert found == KeyedEnqueueResult(stored, [True] * len(others))
+    assert found == EnqueueWithOptionsResult(stored, [True] * len(others))
     assert {shard_of(descriptor) for descriptor in stored} == {"1", "3"}
 
 

@@ -18,9 +18,9 @@ from pinlaterd.model import (
     DequeueRequest,
     DequeueResult,
     EnqueueRequest,
+    EnqueueWithOptionsResult,
     Job,
     JobOptions,
-    KeyedEnqueueResult,
     Method,
     Payload,
     Request,
@@ -365,7 +365,7 @@ def test_descriptors_are_written_and_read_alike(descriptors):
 @given(st.lists(st.tuples(TEXT, st.booleans()), max_size=5), st.booleans())
 def test_an_answer_with_keys_that_is_cut_is_joined_again(jobs, has_more):
     """Also where a newer shard tells more of the jobs."""
-    result = KeyedEnqueueResult([name for name, _ in jobs], [existed for _, existed in jobs])
+    result = EnqueueWithOptionsResult([name for name, _ in jobs], [existed for _, existed in jobs])
     head = codec.Head("enqueueJobs", 1, False, True)
     reply = codec.encode_reply(head, result)
     new_field = b"\x02\x01\x2c\x01" if has_more else b""

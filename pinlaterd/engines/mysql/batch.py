@@ -25,10 +25,10 @@ from pinlaterd.engines.base import (
     ClaimOp,
     Claims,
     EnqueueOp,
+    EnqueueWithOptionsOp,
     Finish,
     Finished,
     FinishOp,
-    KeyedEnqueueOp,
     KeyHolder,
     ReleaseOp,
     Requeued,
@@ -38,7 +38,7 @@ from pinlaterd.engines.batches import (
     Failed,
     FindKeys,
     apply_acks,
-    enqueue_keyed,
+    enqueue_with_options,
     first_claims,
     fitting_payloads,
     local_ids_of,
@@ -84,7 +84,9 @@ def apply_batch(store: Store, tx: Transaction, batch: Batch) -> BatchResult:
         checkpoints=[_checkpoint(store, tx, op) for op in batch.checkpoints],
         releases=[_release(store, tx, op) for op in batch.releases],
         enqueues=_enqueue(store, tx, batch.enqueues) if batch.enqueues else (),
-        keyed=_enqueue_keyed(store, tx, batch.keyed) if batch.keyed else (),
+        with_options=_enqueue_with_options(store, tx, batch.with_options)
+        if batch.with_options
+        else (),
         expired=_expire_claimed(store, tx, batch.claims, gone) if may_expire else (),
         claims=_claim(store, tx, batch, gone) if batch.claims else (),
         finishes=[_finish(store, tx, op) for op in batch.finishes],
@@ -130,7 +132,7 @@ def _lock_held(tx: Transaction, table: Table, local_ids: Sequence[int]) -> dict[
 def fail_attempts(
     tx: Transaction, table: Table, attempts: Sequence[FailedAttempt]
 ) -> list[Requeued]:
-    """PENDING with one attempt less, or FAILED with none; returns those that are PENDING."""
+    """Make jobs PENDING with one attempt less, or FAILED with none; return the PENDING ones."""
     retried = [attempt for attempt in attempts if attempt.claim.attempts_remaining > 1]
     failed = [attempt for attempt in attempts if attempt.claim.attempts_remaining <= 1]
     run_after = table.run_after
@@ -162,7 +164,7 @@ def _end_attempts(
 
 
 def _appended(table: Table, texts: Sequence[str]) -> list[Each]:
-    """Texts to be put behind the jobs' custom statuses."""
+    """Return texts to be put behind the jobs' custom statuses."""
     if not any(texts):
         return []
     return [_statuses(table, b"CONCAT(" + _OLD_STATUS + b", %b)", texts)]
@@ -204,7 +206,7 @@ def _ack_actions(store: Store, tx: Transaction) -> AckActions:
 
 
 def _succeed(tx: Transaction, table: Table, acks: Sequence[Acks]) -> set[int]:
-    """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
+    """Make IN_PROGRESS jobs SUCCEEDED; return the local ids of acks that do not apply."""
     missed: set[int] = set()
     looks_first = tx.careful or table.plain_claims
     if looks_first:
@@ -233,7 +235,7 @@ def _succeed(tx: Transaction, table: Table, acks: Sequence[Acks]) -> set[int]:
 
 
 def _held_by(alike: Acks, table: Table, held: dict[int, HeldClaim]) -> list[int]:
-    """The jobs that are held under the claim that `alike` give, if any."""
+    """Return the jobs that are held under the claim that `alike` give, if any."""
     given = alike.claim_descriptor
     claim = None if given is None else table.claim(given)
     return [
@@ -315,7 +317,7 @@ def _is_claimers(checkpoint: Checkpoint, table: Table, claim: HeldClaim, source:
 def _change(
     tx: Transaction, table: Table, changes: dict[int, _Change], *, to_pending: bool
 ) -> None:
-    """Where some have no new value, they keep their old one."""
+    """Set new values; jobs without a new value keep their old one."""
     values = list(changes.values())
     each = [Each(b"run_after = %b", [table.run_after.literal(c.run_after_ms) for c in values])]
     if any(change.attempts is not None for change in values):
@@ -391,7 +393,7 @@ def _enqueue(store: Store, tx: Transaction, ops: Sequence[EnqueueOp]) -> list[ra
 
 
 def _between(tx: Transaction, table: Table, job: Job) -> bytes:
-    """What stands between a row's id and its body."""
+    """Return what stands between a row's id and its body."""
     run_after_ms = tx.now_ms if job.run_after_ms is None else job.run_after_ms
     return b", 0, %d, %d, %b, %b, %b, %b" % (
         job.attempts_allowed,
@@ -403,8 +405,8 @@ def _between(tx: Transaction, table: Table, job: Job) -> bytes:
     )
 
 
-def _enqueue_keyed(
-    store: Store, tx: Transaction, ops: Sequence[KeyedEnqueueOp]
+def _enqueue_with_options(
+    store: Store, tx: Transaction, ops: Sequence[EnqueueWithOptionsOp]
 ) -> list[list[KeyHolder]]:
     def read(statement: bytes) -> list[tuple[Any, ...]]:
         return tx.read([statement])
@@ -428,7 +430,7 @@ def _enqueue_keyed(
         return local_ids
 
     # Keys are mostly free, as their index finds: only if not they are looked for first.
-    return enqueue_keyed(ops, FindKeys(find, find_of_all) if tx.finds_keys else None, put)
+    return enqueue_with_options(ops, FindKeys(find, find_of_all) if tx.finds_keys else None, put)
 
 
 # --- expiry ---------------------------------------------------------------------------------
@@ -521,8 +523,8 @@ def _claim(
 def _handed_out(
     op: ClaimOp, payloads: Sequence[Payload | None], made: _ClaimsMade
 ) -> list[Payload | None]:
-    """`payloads` of the first jobs of `op`; None where its claim was not made. What is handed out
-    leaves `made`: the same claim may come a second time."""
+    """Return `payloads` of the first jobs of `op`; None where its claim was not made. What is
+    handed out leaves `made`: the same claim may come a second time."""
     handed_out: list[Payload | None] = []
     for claims in first_claims(op, len(payloads)):
         held = made.get((op.queue, claims.priority), {})

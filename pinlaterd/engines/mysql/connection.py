@@ -166,7 +166,7 @@ class MysqlConnection:
         self.value_bytes = max(0, self._packet_bytes - _PACKET_MARGIN_BYTES) // 2
 
     def _watch_socket(self) -> None:
-        """The driver asks for TCP's keepalive, but at the system's pace: after hours."""
+        """Set the pace of TCP's keepalive; the system's, which the driver has, is hours."""
         connected = self._db._sock  # noqa: SLF001
         self._unasked = select.poll()  # a server that speaks unasked hangs up
         self._unasked.register(connected, select.POLLIN)
@@ -184,7 +184,7 @@ class MysqlConnection:
 
     @contextmanager
     def patiently(self, seconds: float) -> Iterator[None]:
-        """Around what may take so much longer than other statements."""
+        """Allow the statements within so much more time than others."""
         self.be_patient(self.patience_seconds + seconds)
         try:
             yield
@@ -192,12 +192,12 @@ class MysqlConnection:
             self.be_patient(self.patience_seconds)
 
     def be_patient(self, seconds: float) -> None:
-        """From now on an answer may take so long. The driver has no public way to say so."""
+        """Allow answers so much time from now on. The driver has no public way to say so."""
         self._db._read_timeout = seconds  # noqa: SLF001
 
     def run(self, statements: Sequence[bytes]) -> tuple[tuple[Any, ...], ...]:
-        """In one packet, one after the other, up to the first that fails: `last_statement` is that
-        one. Returns the rows that the last one read."""
+        """Run statements in one packet, one after the other, up to the first that fails:
+        `last_statement` is that one. Return the rows that the last one read."""
         packet = b"; ".join(statements)
         self.last_statement = statements[-1]
         # The server would not only refuse such a packet but hang up, and its locks go with that.
@@ -230,7 +230,7 @@ class MysqlConnection:
             raise err.OperationalError(CR.CR_SERVER_LOST, "Lost connection to server")
 
     def roll_back(self) -> None:
-        """`last_statement` stays: it is the one that failed."""
+        """Roll back; `last_statement` stays the one that failed."""
         self._db.rollback()
 
     def named_rows(self, statement: bytes) -> list[dict[str, Any]]:
@@ -241,7 +241,7 @@ class MysqlConnection:
         return rows
 
     def close(self) -> None:
-        """Safe to repeat, and whatever state it is in."""
+        """Close the connection, whatever state it is in. Safe to repeat."""
         if self._db.open:
             try:
                 self._db.close()
@@ -264,23 +264,23 @@ def escaped(value: bytes) -> bytes:
 
 
 def quote_bytes(value: bytes) -> bytes:
-    """A binary string: no character set is ever applied to it."""
+    """Quote a binary string, to which no character set is ever applied."""
     return b"_binary'" + escaped(value) + b"'"
 
 
 def quote_text(value: str) -> bytes:
-    """UnicodeEncodeError for what is no text (lone surrogates)."""
+    """Quote a text. Raises UnicodeEncodeError for what is none (lone surrogates)."""
     return b"'" + escaped(value.encode()) + b"'"
 
 
 def quote_name(*parts: str) -> bytes:
-    """The name of a database, or of a table in it."""
+    """Quote the name of a database, or of a table in it."""
     return b".".join(b"`" + part.replace("`", "``").encode() + b"`" for part in parts)
 
 
 @lru_cache(maxsize=1024)  # a batch names a few times again and again
 def quote_time(time_ms: int) -> bytes:
-    """A time in UTC; what is beyond all that can be stored becomes the first or last of it."""
+    """Quote a time in UTC; what is beyond all that can be stored becomes its first or last."""
     time_ms = min(max(time_ms, EARLIEST_MS), LATEST_MS)
     moment = _EPOCH + timedelta(milliseconds=time_ms)
     return b"'" + moment.isoformat(" ", "milliseconds").encode() + b"'"
@@ -288,7 +288,7 @@ def quote_time(time_ms: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def time_number(time_ms: int) -> bytes:
-    """The same as a number, which a server takes a third of a microsecond less for. Only to be
+    """Write a time as a number, which a server takes a third of a microsecond less for. Only to be
     inserted: with a number, times compare as numbers."""
     text = quote_time(time_ms)
     if text < b"'1000":  # an earlier year could be taken for one of two digits
@@ -297,8 +297,8 @@ def time_number(time_ms: int) -> bytes:
 
 
 def among(local_ids: Collection[int]) -> bytes:
-    """The condition that `local_id` is one of these. Ids that follow one another, as those of most
-    batches do, are a range: for a server that costs a tenth of what a list of them does."""
+    """Write the condition that `local_id` is one of these. Ids that follow one another, as those of
+    most batches do, are a range: for a server that costs a tenth of what a list of them does."""
     ids = sorted(set(local_ids))
     if ids[-1] - ids[0] == len(ids) - 1:
         return b"local_id BETWEEN %d AND %d" % (ids[0], ids[-1])
@@ -374,19 +374,19 @@ _CURES = {
 
 
 def code_of(fault: BaseException) -> int | None:
-    """The server's or the driver's number of an error; None: it has none."""
+    """Return the server's or the driver's number of an error, or None."""
     if isinstance(fault, err.MySQLError) and fault.args and isinstance(fault.args[0], int):
         return fault.args[0]
     return None
 
 
 def is_lost(fault: BaseException) -> bool:
-    """Whether the connection is of no use any more, as far as `fault` tells."""
+    """Tell whether the connection is of no use any more, as far as `fault` tells."""
     return isinstance(fault, (OSError, struct.error)) or code_of(fault) in _LOST
 
 
 def leaves_doubt(fault: BaseException, statement: bytes) -> bool:
-    """Whether a transaction may have been committed though `statement`, its last, has failed."""
+    """Tell whether a transaction whose last `statement` has failed may be committed."""
     code = code_of(fault)
     if code is None or code in _LOST or code == _WITHIN_COMMIT:  # None: no answer of the server
         return True
@@ -394,13 +394,13 @@ def leaves_doubt(fault: BaseException, statement: bytes) -> bool:
 
 
 def is_gone(fault: BaseException) -> bool:
-    """Whether tables that we know of are not there any more."""
+    """Tell whether tables that we know of are not there any more."""
     return code_of(fault) in _GONE
 
 
 def gone_database(fault: BaseException) -> str:
-    """The database that is not there any more, as the server names it; "" if it is another matter.
-    Of a table that is gone: its database, which may be there still."""
+    """Return the database that is not there any more, as the server names it; "" if it is another
+    matter. Of a table that is gone: its database, which may be there still."""
     if code_of(fault) not in _GONE:
         return ""
     named = _NAMED_DATABASE.search(str(fault.args[1])) if len(fault.args) > 1 else None
@@ -408,12 +408,12 @@ def gone_database(fault: BaseException) -> str:
 
 
 def is_locked(fault: BaseException) -> bool:
-    """Whether another connection holds a lock that the statement needs."""
+    """Tell whether another connection holds a lock that the statement needs."""
     return code_of(fault) == _LOCK_WAIT
 
 
 def is_timeout(fault: BaseException) -> bool:
-    """Whether a statement was ended at its deadline, by the server or by our patience."""
+    """Tell whether a statement was ended at its deadline, by the server or by our patience."""
     if code_of(fault) in _TIMED_OUT or isinstance(fault, TimeoutError):
         return True
     # The driver reports a read that timed out as a lost connection, with that in its text.
@@ -421,7 +421,7 @@ def is_timeout(fault: BaseException) -> bool:
 
 
 def is_full(fault: BaseException) -> bool:
-    """Whether the server has no room."""
+    """Tell whether the server has no room."""
     code = code_of(fault)
     if code in _PERHAPS_FULL:
         return _NO_SPACE.search(str(fault)) is not None
@@ -439,7 +439,7 @@ def describe(fault: BaseException) -> str:
 
 
 def storage_error(fault: BaseException, server: str, *, undone: bool) -> StorageError:
-    """The StorageError that stands for `fault`; `undone`: nothing changed, beyond doubt."""
+    """Make the StorageError that stands for `fault`; `undone`: nothing changed, beyond doubt."""
     message = f"{server}: {describe(fault)}"
     if is_gone(fault):
         message += "; the tables were changed by somebody else"

@@ -115,14 +115,14 @@ class MysqlEngine(Store, StorageEngine):
         return Durability(setting, "; ".join(warnings))
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
-        for op in batch.keyed:
+        for op in batch.with_options:
             with self.reading():
                 self.tables.make_options(self.db, op.queue)
-        self.expiring_queues.update(op.queue for op in batch.keyed if op.expires)
+        self.expiring_queues.update(op.queue for op in batch.with_options if op.expires)
         return self.transact(now_ms, lambda tx: apply_batch(self, tx, batch))
 
     def try_enqueue(self, queue: str) -> None:
-        """The room that a row takes is found before its transaction ends: it is rolled back."""
+        """Find out whether a row has room, which shows before its transaction is rolled back."""
         ops = [EnqueueOp(queue, [Job(b" " * TRIED_BYTES)])] if queue else []
 
         def enqueue_in_vain(tx: Transaction) -> None:
@@ -151,7 +151,7 @@ class MysqlEngine(Store, StorageEngine):
             self.pass_used_ids(db, [queue])
 
     def delete_queue(self, queue: str) -> None:
-        """A server drops a database table by table: if that ends half-way, nobody knows how far."""
+        """Drop the database, which happens table by table: if that fails, nobody knows how far."""
         db = self.db
         if queue not in self.tables.by_queue:
             return
@@ -248,7 +248,7 @@ class MysqlEngine(Store, StorageEngine):
             self.counts.recount(queue)
 
     def check(self, *, repair: bool) -> Sequence[Finding]:
-        """Only a foreign writer gives a job a state that does not exist: it becomes PENDING."""
+        """Make jobs PENDING whose state does not exist, which only a foreign writer gives them."""
         found = []
         where = b" WHERE state IS NULL OR state NOT IN (0, 1, 2, 3)"
         for queue, tables in self.tables.by_queue.items():
@@ -455,7 +455,7 @@ class MysqlEngine(Store, StorageEngine):
         return [table for level, table in sorted(tables.items()) if (level, state) in depths]
 
     def vacuum(self, *, limit: int) -> bool:
-        """A queue goes with its database, at once; InnoDB purges by itself."""
+        """Do nothing: a queue goes with its database, at once; InnoDB purges by itself."""
         return False
 
     def searcher(self) -> SearcherFactory:
@@ -478,8 +478,8 @@ def make_engine(shard: ShardSettings, server: ServerSettings) -> MysqlEngine:
 def _oldest_claims(
     table: Table, claimed_after_ms: int, claimed_before_ms: int, limit: int
 ) -> bytes:
-    """The statement for `held_in`. Without an index by age the longest claimed are not told from
-    the others, and need not be."""
+    """Write the statement for `held_in`. Without an index by age the longest claimed are not told
+    from the others, and need not be."""
     at, index = table.aged
     order = b" ORDER BY " + at + b", local_id" if index else b""
     updated_at = table.updated_at

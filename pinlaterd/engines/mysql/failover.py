@@ -154,8 +154,8 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         return f"{old} is read-only; {ended} connections of owners were ended"
 
     def _catch_up(self) -> str:
-        """The proof. It needs no running replica if it was brought before, and nobody has written
-        since: then a crash came while the replica was being promoted."""
+        """Prove that the replica has all. It need not run if that was proven before and nobody has
+        written since: then a crash came while the replica was being promoted."""
         old = self._answering_old()
         position = old.position()
         if position is None:
@@ -174,7 +174,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         return f"given up: loss was accepted; the master had come to {position}"
 
     def _may_wait(self, status: ReplicaStatus | None, *, is_late: bool) -> bool:
-        """Whether the replica may yet get there; False if it can't and loss was accepted."""
+        """Tell whether the replica may yet get there; False if it can't and loss was accepted."""
         replica = self._new()
         if status is not None and status.applies and status.receives:
             if not is_late:
@@ -191,7 +191,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         raise StorageError(f"{replica} does not replicate any more: {why or 'it was stopped'}")
 
     def _apply_the_rest(self) -> str:
-        """Without the master: all that was received counts, as long as it can be applied."""
+        """Apply all that was received, as far as that can be: the master is gone."""
         self._go_on_without_master()
         new = self._new()
         for is_late in polls(self._handover.catch_up_seconds):
@@ -273,7 +273,7 @@ class MysqlFailover(PairFailover[ReplicationServer]):
         return f"{old} replicates from {replica}, and is read-only"
 
     def _why_not_connected(self, old: ReplicationServer) -> str:
-        """ "" once it receives."""
+        """Say why the replica does not receive; "" once it does."""
         for is_late in polls(_CONNECT_SECONDS):
             status = old.replica_status()
             if status is not None and status.receives and status.applies:

@@ -143,5 +143,5 @@ class ServerLock:
         )
 
     def release(self, db: MysqlConnection) -> None:
-        """A server that is busy may see much later that a connection has been closed."""
+        """Release the lock; a busy server may notice much later that a connection is closed."""
         db.execute(b"DO RELEASE_LOCK(" + quote_text(self._name) + b")")

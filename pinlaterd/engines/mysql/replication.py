@@ -105,7 +105,7 @@ class ReplicationServer:
         return str(self._value(b"@@global.read_only")).upper() in ("0", "OFF")
 
     def position(self) -> Position | None:
-        """None if it writes no binary log, from which replicas could read."""
+        """Return its position; None if it writes no binary log, from which replicas could read."""
         with self._guarded():
             rows = self._db.named_rows(self._words.binlog_status)
         if not rows:
@@ -118,14 +118,14 @@ class ReplicationServer:
         return Position(rows[0]["File"], int(rows[0]["Position"]), gtids.replace("\n", ""))
 
     def hands_on(self) -> bool:
-        """Whether its binary log has what it replicated, so that others can go on from there."""
+        """Tell whether its binary log has what it replicated, so that others can go on."""
         name = b"log_slave_updates"
         if not self._db.is_mariadb and self._version >= (8, 0, 26):
             name = b"log_replica_updates"
         return bool(self._value(b"@@global.log_bin AND @@global." + name))
 
     def replica_status(self) -> ReplicaStatus | None:
-        """None if it is no replica."""
+        """Return its status as a replica; None if it is none."""
         with self._guarded():
             rows = self._db.named_rows(self._words.replica_status)
         return replica_status(rows[0], channels=len(rows)) if rows else None
@@ -135,7 +135,7 @@ class ReplicationServer:
         return str(self._value(b"@@global." + name)).replace("\n", "")
 
     def has_applied(self, position: Position, status: ReplicaStatus) -> bool:
-        """Whether this replica has all up to its master's `position`."""
+        """Tell whether this replica has all up to its master's `position`."""
         if not status.by_gtid or not position.gtids:
             return status.applied == position.place
         if self._db.is_mariadb:
@@ -144,7 +144,7 @@ class ReplicationServer:
         return bool(self._value(b"GTID_SUBSET(%b, @@global.gtid_executed)" % wanted))
 
     def owned_shards(self) -> list[str]:
-        """The shards that an owner has ever opened here, of whatever deployment."""
+        """List the shards that an owner has ever opened here, of whatever deployment."""
         with self._guarded():
             rows = self._db.rows(
                 b"SELECT schema_name FROM information_schema.schemata"
@@ -155,7 +155,7 @@ class ReplicationServer:
     # --- what it is told ---------------------------------------------------------------------
 
     def stop_writes(self) -> None:
-        """Waits for commits under way. From then on only administrators can write."""
+        """Wait for commits under way, and refuse writes of all but administrators after."""
         self._do(b"SET GLOBAL read_only = 1")
         if not self._db.is_mariadb:
             self._do(b"SET GLOBAL super_read_only = 1")
@@ -273,7 +273,7 @@ def replica_status(said: Mapping[str, Any], *, channels: int) -> ReplicaStatus:
 
 
 def is_included(wanted: str, gtids: str) -> bool:
-    """Whether MariaDB's `gtids` (DOMAIN-SERVER-NUMBER, …) reach `wanted` in each domain."""
+    """Tell whether MariaDB's `gtids` (DOMAIN-SERVER-NUMBER, …) reach `wanted` in each domain."""
     reached = _numbers(gtids)
     return all(reached.get(domain, -1) >= number for domain, number in _numbers(wanted).items())
 

@@ -55,8 +55,8 @@ class MysqlSearcher(WalkingSearcher):
 
     @contextmanager
     def _guarded(self, search: Search) -> Iterator[None]:
-        """TimeoutError once the deadline has passed, within a statement too. A search that ends in
-        its midst may leave a page unread: its connection is closed."""
+        """Raise TimeoutError once the deadline has passed, within a statement too. A search that
+        ends in its midst may leave a page unread: its connection is closed."""
         try:
             yield
         except FAULTS as fault:
@@ -90,7 +90,7 @@ class MysqlSearcher(WalkingSearcher):
         return self._db
 
     def _timed(self, search: Search, statement: bytes) -> bytes:
-        """A SELECT that the server ends at the deadline."""
+        """Write a SELECT that the server ends at the deadline."""
         self._check(search)
         seconds = min(max(search.deadline - self._clock.monotonic(), 0.001), _LONGEST_SECONDS)
         db = self._connection()
@@ -115,11 +115,11 @@ class MysqlSearcher(WalkingSearcher):
         return int(count)
 
     def _walk(self, search: Search, priority: int) -> Iterator[StoredJob]:
-        """In the order of a scan."""
+        """Yield jobs in the order of a scan."""
         table = self._tables.get(priority)
         last_ms = search.times_ms[1]
         place: PendingKey | None = PendingKey(last_ms, 0)
-        if search.after is not None and search.after.run_after_ms <= last_ms:
+        if search.after is not None and search.after.time_ms <= last_ms:
             place = _behind(search.after, priority)
         met: set[int] = set()
         sorts = table is not None and not _order(table, search).forced
@@ -140,7 +140,7 @@ class MysqlSearcher(WalkingSearcher):
     def _page(
         self, search: Search, table: Table, place: PendingKey, most: int
     ) -> tuple[list[PendingKey], PendingKey | None]:
-        """`most` jobs from `place` on, or fewer, and where the next page begins; None: nowhere.
+        """Return `most` jobs from `place` on, or fewer, and where the next page begins, or None.
 
         The index runs both columns the same way, so jobs of the run-after at `place` are read
         apart, upwards; of those read downwards the last run-after may be cut short, and is left to
@@ -180,7 +180,7 @@ class MysqlSearcher(WalkingSearcher):
     def _read(
         self, search: Search, table: Table, columns: bytes, keys: Sequence[PendingKey]
     ) -> list[StoredJob]:
-        """The jobs that are where the walk has found them."""
+        """Read the jobs that are where the walk has found them."""
         times = {local_id: time_ms for time_ms, local_id in keys}
         jobs = [
             stored_job(table.priority, row)
@@ -212,5 +212,5 @@ def _from(search: Search, table: Table) -> bytes:
 def _behind(after: ScanAfter, priority: int) -> PendingKey:
     """Return the key after which a scan goes on in the table of `priority`."""
     if priority < after.priority:
-        return PendingKey(after.run_after_ms, 2**64 - 1)  # all of that run-after have come
-    return PendingKey(after.run_after_ms, after.local_id if priority == after.priority else 0)
+        return PendingKey(after.time_ms, 2**64 - 1)  # all of that run-after have come
+    return PendingKey(after.time_ms, after.local_id if priority == after.priority else 0)

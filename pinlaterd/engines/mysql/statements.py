@@ -25,8 +25,7 @@ STATUS = b"COALESCE(custom_status, '')"
 
 
 def in_ms(column: bytes) -> bytes:
-    """A time as milliseconds since the epoch, which stands for one that PinLater's server left as
-    0, too."""
+    """Write a time as milliseconds since the epoch; 0 also where PinLater's server left 0."""
     return (
         b"CAST(COALESCE(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', %b) DIV 1000, 0) AS SIGNED)"
         % column
@@ -119,14 +118,14 @@ def _update(
 
 
 def _bytes(texts: Sequence[Sequence[bytes]], first: int, end: int) -> int:
-    """About what jobs take in a statement: their texts, and their ids beside each."""
+    """Estimate what jobs take in a statement: their texts, and their ids with each."""
     listed = sum([sum(map(len, values[first:end])) for values in texts])
     return listed + (end - first) * (60 + 30 * len(texts))
 
 
 def _choice(values: Sequence[tuple[int, bytes]]) -> bytes:
-    """The value of the last id, of those in order, that a job's own is not below. The server finds
-    it by bisection, where a CASE would be walked through for every row."""
+    """Write the value of the last id, of those in order, that a job's own is not below. The server
+    finds it by bisection, where a CASE would be walked through for every row."""
     ids, texts = zip(*values, strict=True)
     listed = ", ".join(map(str, ids)).encode()
     return b"ELT(INTERVAL(local_id, " + listed + b"), " + b", ".join(texts) + b")"
@@ -137,8 +136,8 @@ ClaimName = tuple[str, int]
 
 
 def claims_of(local_ids: Sequence[int], names: Mapping[int, ClaimName], room: int) -> bytes:
-    """The claim descriptor of each job, whose ids are in order, filled up to `room` characters.
-    Numbers mostly count up as the ids do: then the server does that."""
+    """Write the claim descriptor of each job, whose ids are in order, filled up to `room`
+    characters. Numbers mostly count up as the ids do: then the server does that."""
     runs: list[list[int]] = []
     before, ahead = "", 0
     for local_id in local_ids:
@@ -405,7 +404,7 @@ class Transaction:
     def insert(
         self, table: Table, columns: bytes, rows: Sequence[bytes], local_ids: Sequence[int]
     ) -> None:
-        """Jobs that are PENDING; in several statements where one would be too long."""
+        """Insert jobs that are PENDING; in several statements where one would be too long."""
         head = b"INSERT INTO " + table.name + b" (" + columns + b") VALUES "
         first, size = 0, len(head)
         for at, row in enumerate(rows):
@@ -468,7 +467,7 @@ class Transaction:
             self._send(commits=True)
 
     def _send(self, *, commits: bool = False) -> tuple[tuple[Any, ...], ...]:
-        """Returns what the last statement reads."""
+        """Send the statements; return what the last one reads."""
         unsent, self._unsent = self._unsent, []
         if not unsent:
             return ()

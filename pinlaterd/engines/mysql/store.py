@@ -152,7 +152,7 @@ class Store:
             raise
 
     def _check_writable(self, db: MysqlConnection) -> None:
-        """Before anything fails half-way; an administrator's account would even succeed."""
+        """Refuse a read-only server: an administrator's account could write even there."""
         [[read_only]] = db.rows(b"SELECT @@read_only")
         if str(read_only).upper() not in ("0", "OFF"):
             raise StorageError(
@@ -195,7 +195,7 @@ class Store:
         self._next_local_id = max(self._next_local_id, self.tables.last_local_id(db, queues) + 1)
 
     def close(self) -> None:
-        """Safe to repeat."""
+        """Close the store. Safe to repeat."""
         if self._db is not None and not self._failure:
             values = {"next_local_id": self._next_local_id}
             with contextlib.suppress(StorageError):
@@ -240,7 +240,7 @@ class Store:
         return self._db
 
     def transact(self, now_ms: int, work: Callable[[Transaction], T]) -> T:
-        """`work` in one durable transaction. It may be called again, if a foreign writer's locks
+        """Do `work` in one durable transaction. It may be called again, if a foreign writer's locks
         or ids, or jobs in an unexpected state, get in its way: nothing is kept of what it did
         before."""
         careful, finds_keys, attempts_left = self._careful_left > 0, False, _ATTEMPTS
@@ -269,8 +269,8 @@ class Store:
                 if tx.committing and leaves_doubt(fault, db.last_statement):
                     db.close()
                     self._failure = describe(fault)
-                    told = f"{self}: {self._failure}; whether the last commit was kept is not known"
-                    raise StorageError(told) from fault
+                    text = f"{self}: {self._failure}; whether the last commit was kept is not known"
+                    raise StorageError(text) from fault
                 self._roll_back(db, fault)
                 attempts_left -= 1
                 self._prepare_to_repeat(db, fault, attempts_left)
@@ -283,7 +283,7 @@ class Store:
             return result
 
     def _mark_ids(self, tx: Transaction) -> int:
-        """Below which ids are marked as used in the owner's table once `tx` is committed."""
+        """Return below which ids are marked as used in the owner's table once `tx` is committed."""
         marked = self._marked_local_id
         if self._next_local_id > marked:
             marked = self._next_local_id + _RESERVED_IDS
@@ -303,7 +303,7 @@ class Store:
     def _prepare_to_repeat(
         self, db: MysqlConnection, fault: BaseException, attempts_left: int
     ) -> None:
-        """After a fault of a transaction that is rolled back. Raises what stands for it, unless
+        """Prepare to repeat what is rolled back after a fault. Raises what stands for it, unless
         that was an accident with foreign writers: their locks, or ids that they have used."""
         code = code_of(fault)
         if code == DUPLICATE_KEY and (queue := self._named_queue(db)):
@@ -327,7 +327,7 @@ class Store:
         return StorageLocked(self._named_queue(db), error.message)
 
     def _named_queue(self, db: MysqlConnection) -> str:
-        """The queue of the last statement; "" if it concerns none."""
+        """Return the queue of the last statement; "" if it concerns none."""
         named = self._queue_named.search(db.last_statement)
         return named[1].decode() if named else ""
 
@@ -338,8 +338,8 @@ class Store:
         raise (QueueGone(queue, error.message) if queue else error) from fault
 
     def _gone_queue(self, fault: BaseException) -> str:
-        """The queue whose database is gone, as the fault of a statement tells; "" if none is. A
-        table that is gone is made when the store is reopened."""
+        """Return the queue whose database is gone, as the fault of a statement tells; "" if none
+        is. A table that is gone is made when the store is reopened."""
         database = gone_database(fault)
         queue = database.removeprefix(self.tables.prefix)
         if self._db is None or queue == database or queue not in self.tables.by_queue:
@@ -355,7 +355,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around what changes nothing."""
+        """Guard what changes nothing."""
         try:
             yield
         except FAULTS as fault:
@@ -365,7 +365,7 @@ class Store:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Around what is no transaction and changes something: after a fault, nobody knows."""
+        """Guard what is no transaction and changes something: after a fault, nobody knows."""
         try:
             yield
         except FAULTS as fault:
@@ -378,7 +378,7 @@ class Store:
         tx.run(b"REPLACE INTO " + self._owner_table + b" (name, value) VALUES " + rows)
 
     def take_local_ids(self, count: int) -> range:
-        """Ids never given out before. To be called within `transact`, which marks them as used."""
+        """Take ids never given out before. Call it within `transact`, which marks them used."""
         first = self._next_local_id
         self._next_local_id = first + count
         return range(first, first + count)

@@ -87,14 +87,15 @@ class TimeColumn(Times):
     __slots__ = ()
 
     def literal(self, time_ms: int) -> bytes:
-        """Floored by us: servers differ in how they would round it."""
+        """Write a time, floored by us: servers differ in how they would round it."""
         return quote_time(self.floor(time_ms))
 
     def inserted(self, time_ms: int) -> bytes:
         return time_number(self.floor(time_ms))
 
     def bound(self, time_ms: int) -> bytes:
-        """To compare stored times with: floored as they were, but not cut to what can be stored."""
+        """Write a time to compare with: floored as stored ones, but not cut to what can be
+        stored."""
         return quote_time(time_ms - time_ms % self.step_ms)
 
 
@@ -131,22 +132,22 @@ class Table(NamedTuple):
     keys_of_all: bytes = b""  # the shard's table of keys of all queues, there if `options` is
 
     def to_pending(self, now_ms: int) -> bytes:
-        """The assignments by which a job becomes PENDING as from now."""
+        """Write the assignments by which a job becomes PENDING as from now."""
         now = self.updated_at.literal(now_ms)
         return b"state = 0, claim_descriptor = DEFAULT, updated_at = " + now
 
     def order(self, state: JobState) -> Order:
-        """In which jobs are found by an index, if there is any."""
+        """Return the order in which jobs are found by an index, if there is any."""
         return self.ready if state is JobState.PENDING or not self.aged.forced else self.aged
 
     def claim(self, claim_descriptor: str) -> str:
-        """A claim descriptor as the table holds it."""
+        """Return a claim descriptor as the table holds it."""
         if self.plain_claims and not claim_descriptor.isascii():
             return claim_descriptor.encode("ascii", "replace").decode()
         return claim_descriptor
 
     def status(self, text: str) -> bytes:
-        """A text for custom_status, as a literal; characters that the table lacks become `?`."""
+        """Write a literal for custom_status; characters that the table lacks become `?`."""
         text = text[: self.status_chars]
         if not text.isascii():
             if self.status_codec == "bmp":
@@ -173,8 +174,8 @@ _TableKey = tuple[str, str]  # database and table
 
 
 def load_tables(db: MysqlConnection, databases: Sequence[str]) -> dict[str, dict[int, Table]]:
-    """The job tables of queues' databases, by database and priority; none of a database that is
-    not there. It takes as many statements for many as for one.
+    """Read the job tables of queues' databases, by database and priority; none of a database that
+    is not there. It takes as many statements for many as for one.
 
     Raises StorageCorrupt for one that is not laid out as a job table."""
     found: dict[str, dict[int, Table]] = {database: {} for database in databases}
@@ -210,7 +211,7 @@ def load_tables(db: MysqlConnection, databases: Sequence[str]) -> dict[str, dict
 
 
 def tables_of(db: MysqlConnection, database: str) -> dict[int, Table]:
-    """The same of one database."""
+    """Read the job tables of one database."""
     return load_tables(db, [database])[database]
 
 
@@ -230,7 +231,7 @@ def _described(
 
 
 def _among(databases: Sequence[str]) -> bytes:
-    """MariaDB looks for one by its name; for several it looks into all databases that it has."""
+    """Write a condition: MariaDB looks for one by its name; for several, into all that it has."""
     if len(databases) == 1:
         return b"= " + quote_text(databases[0])
     return b"IN (" + b", ".join(map(quote_text, databases)) + b")"
@@ -301,7 +302,7 @@ def _time_column(label: str, name: str, column: _Column) -> TimeColumn:
 def _order(
     columns: Mapping[str, _Column], indexes: Mapping[str, Sequence[str]], column: str
 ) -> Order:
-    """By due_at, which is both times in one, where the table has that.
+    """Find the index for an order: by due_at, which is both times in one, where the table has that.
 
     Indexes are named: the figures that a server would choose by are of yesterday's table."""
     if "due_at" in columns and "generated" in columns["due_at"].extra.lower():
@@ -330,7 +331,7 @@ def create_database(name: str) -> bytes:
 
 
 def create_table(script: str, database: str, name: str, *, claim_room: int = 0) -> bytes:
-    """The statement of a file beside this module, without the explanations on top of it."""
+    """Return the statement of a file in this package, without the explanations on top of it."""
     text = resources.files(__package__).joinpath(script).read_text("utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("--")]
     statement = "\n".join(lines).replace("{room}", " " * claim_room)
@@ -381,8 +382,8 @@ class ShardTables:
         return had_tables
 
     def add(self, db: MysqlConnection, queue: str, tables: Mapping[int, Table]) -> bool:
-        """A queue whose database is there, with `tables` as far as they are known; makes those that
-        it lacks. Returns whether it had any."""
+        """Add a queue whose database is there, with `tables` as far as they are known; make those
+        that it lacks. Return whether it had any."""
         database = self.prefix + queue
         if not tables:  # as one name it is found whatever its case
             tables = tables_of(db, database)
@@ -441,7 +442,7 @@ class ShardTables:
         del self.by_queue[queue], self.narrower[queue]
 
     def last_local_id(self, db: MysqlConnection, queues: Collection[str]) -> int:
-        """The highest that their tables hold, or have given out to anybody; 0 if there is none."""
+        """Return the highest id that their tables hold or have given out; 0 if there is none."""
         last = 0
         for some in pieces(list(queues), max(1, _TABLES_READ // self._levels)):
             held = [
@@ -491,7 +492,7 @@ class TableSnapshot:
             raise storage_error(fault, str(server), undone=True) from fault
 
     def count(self, queue: str) -> Depths:
-        """By an index that holds the state and no bodies, where there is one."""
+        """Count by an index that holds the state and no bodies, where there is one."""
         try:
             return {
                 (table.priority, JobState(state)): jobs
@@ -516,7 +517,7 @@ class TableSnapshot:
             )
 
     def find_damage(self) -> str:
-        """Jobs lie in one place each; ids that were taken are passed when the shard is opened."""
+        """Find nothing: jobs lie in one place each; opening a shard passes ids that were taken."""
         return ""
 
     def cancel(self) -> None:

@@ -23,7 +23,7 @@ from pinlaterd.engines.base import (
     KeyHolder,
     Requeued,
 )
-from pinlaterd.engines.batches import KeyedPlan, first_claims, keys_of
+from pinlaterd.engines.batches import EnqueuePlan, first_claims, keys_of
 from pinlaterd.engines.redis.connection import Argument
 from pinlaterd.engines.redis.scripts import LIMITS, RUN_JOBS, is_lean, lean_head
 from pinlaterd.model import (
@@ -41,7 +41,7 @@ from pinlaterd.model import (
 )
 
 # Keys that a script writes to, or that have to be sound for it to write, by apply.lua's letters.
-_ENQUEUE, _KEYED, _CLAIM, _SUCCESS, _ALL = "0b", "kvyzc", "01bx", "12x", "0123bux"
+_ENQUEUE, _WITH_OPTIONS, _CLAIM, _SUCCESS, _ALL = "0b", "kvyzc", "01bx", "12x", "0123bux"
 _HOLDERS = "k"
 _OF_LEAN_QUEUES = frozenset("bux")
 _TEXT_CHARS = LIMITS.custom_status_chars
@@ -92,7 +92,7 @@ class _Run:
         self.places += places
 
     def sort(self) -> None:
-        """By id; none is there twice."""
+        """Sort the jobs by id; none is there twice."""
         ids = self.ids
         if ids != sorted(ids):
             order = sorted(range(len(ids)), key=ids.__getitem__)
@@ -101,7 +101,7 @@ class _Run:
             self.claims = [self.claims[at] for at in order] if self.claims else []
 
     def ranges(self, begin: int) -> list[Argument]:
-        """Of the jobs of one command, from `begin` on, as `take_ranges` reads them."""
+        """Return the jobs of one command, from `begin` on, as `take_ranges` reads them."""
         ids, claims = self.ids[begin : begin + RUN_JOBS], self.claims[begin : begin + RUN_JOBS]
         jobs = len(ids)
         if ids == list(range(ids[0], ids[0] + jobs)) and ids[-1] < _MOST_EXACT:
@@ -121,7 +121,7 @@ class _Run:
 
 
 def _breaks(ids: Sequence[int], claims: Sequence[tuple[str, int]]) -> Iterable[int]:
-    """Where ids or claims don't count up by one."""
+    """Yield where ids or claims don't count up by one."""
     later = range(1, len(ids))
     if max(ids) >= _MOST_EXACT:
         return later
@@ -132,7 +132,7 @@ def _breaks(ids: Sequence[int], claims: Sequence[tuple[str, int]]) -> Iterable[i
 
 
 def _numbered(claim: str) -> tuple[str, int]:
-    """What stands before its number, and that; all of it and -2, if it does not end in one."""
+    """Return what stands before a claim's number, and that; all of it and -2 if it has none."""
     head, colon, digits = claim.rpartition(":")
     if colon and _NUMBER.match(digits) and int(digits) < _NUMBERS_OF_CLAIMS:
         return head + colon, int(digits)
@@ -148,7 +148,7 @@ class Application:
         stored: Mapping[str, str],
         now_ms: int,
         payloads: Sequence[Sequence[Payload | None]],
-        plan: KeyedPlan | None = None,
+        plan: EnqueuePlan | None = None,
         expiring: Collection[str] = (),
         *,
         are_free: bool = False,
@@ -195,7 +195,7 @@ class Application:
         return [grows, *keys, *times, *options, len(self._jobs), *totals, *operations]
 
     def _ack_runs(self) -> Collection[_Run]:
-        """Acks commute, unless a job is named twice: then each goes in its turn."""
+        """Gather acks, which commute, unless a job is named twice: then each goes in its turn."""
         together = self._acks_in_runs(alone=False)
         for run in together:
             run.sort()
@@ -292,7 +292,7 @@ class Application:
         return arguments
 
     def _jobs_by_queue(self) -> Mapping[str, Sequence[Job]]:
-        """Of all ops, in their order: each gets the ids that follow those of the ones before it."""
+        """Return the jobs of all ops, in the order in which they get their ids."""
         parts: defaultdict[str, list[Sequence[Job]]] = defaultdict(list)
         for op in self._batch.enqueues:
             if op.jobs:
@@ -313,7 +313,7 @@ class Application:
             runs = list(_runs_with_options(jobs))
             arguments += (stored, len(self._jobs[stored]) - len(jobs), len(runs))
             for job, size, keys in runs:
-                self._keys[stored, job.priority].add(_KEYED)
+                self._keys[stored, job.priority].add(_WITH_OPTIONS)
                 options = job.options or JobOptions()
                 mark = "*" if options.key_of_all_queues else "="
                 if keys and options.key_of_all_queues:
@@ -390,7 +390,7 @@ class Application:
                 for op in self._batch.releases
             ],
             enqueues=self._given_ids(first_ids) if self._batch.enqueues else (),
-            keyed=self._holders(first_ids),
+            with_options=self._holders(first_ids),
             claims=self._claimed(claims) if any(claims) else self._payloads,
             finishes=[self._finished(op.finishes, finished) for op in self._batch.finishes],
             expired=self._expired(expired) if any(expired) else (),
@@ -522,7 +522,7 @@ def _keys_of(jobs: Sequence[Job]) -> Sequence[str]:
 
 
 def _arguments(runs: Collection[_Run]) -> list[Argument]:
-    """In pieces, so that one command is enough for each."""
+    """Return the arguments in pieces, so that one command is enough for each."""
     arguments: list[Argument] = [sum([-(-len(run.ids) // RUN_JOBS) for run in runs])]
     for run in runs:
         for begin in range(0, len(run.ids), RUN_JOBS):
@@ -534,7 +534,7 @@ def _arguments(runs: Collection[_Run]) -> list[Argument]:
 def _answers(
     runs: Collection[_Run], answer: Iterable[Sequence[int]]
 ) -> Iterator[tuple[_Run, list[int]]]:
-    """Positions in pieces as positions in runs."""
+    """Turn positions in pieces into positions in runs."""
     answers = iter(answer)
     for run in runs:
         said: list[int] = []
@@ -544,7 +544,7 @@ def _answers(
 
 
 def _in_order(jobs: Sequence[tuple[str, int, int]]) -> Sequence[int]:
-    """Positions in the order of queue, priority and id, in which scripts meet each run once;
+    """Return positions in the order of queue, priority and id, in which scripts meet each run once;
     those of a job that is named twice stay as they are. What is done to different jobs commutes."""
     return sorted(range(len(jobs)), key=jobs.__getitem__)
 

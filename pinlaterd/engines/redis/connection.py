@@ -105,7 +105,7 @@ class Server:
         return f"Redis at {self.host}:{self.port}"
 
     def find(self) -> Server:
-        """Itself: a server whose address is known."""
+        """Return itself: a server whose address is known."""
         return self
 
 
@@ -147,7 +147,7 @@ class RedisClient:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(CUT_SECONDS * 1000))
 
     def close(self) -> None:
-        """Safe to repeat."""
+        """Close the connection. Safe to repeat."""
         self.failure = self.failure or "its connection is closed"
         with contextlib.suppress(*CONNECTION_FAULTS):
             self._driver.disconnect()
@@ -197,7 +197,7 @@ class RedisClient:
             raise
 
     def _exchange(self, packed: bytes) -> Any:
-        """The server's answer. Raises CONNECTION_FAULTS, also for an answer that is an error."""
+        """Return the server's answer. Raises CONNECTION_FAULTS, also if that is an error."""
         self._driver.send_packed_command([packed], check_health=False)
         answer = self._driver.read_response()
         if isinstance(answer, ErrorAnswer):
@@ -226,20 +226,21 @@ class _UnknownScript(StorageNotCommitted):
 
 
 def is_permission_denied(fault: BaseException | None) -> bool:
-    """Also where a hosted server has taken a command away, which is then unknown."""
+    """Tell whether the user, or the host of the server, is denied a command, which is then
+    unknown."""
     text = str(fault)
     return text.startswith("NOPERM") or "unknown command" in text
 
 
 def is_refusal(fault: BaseException) -> bool:
-    """Whether the server answered before it did anything: not from within a script."""
+    """Tell whether the server answered before it did anything: not from within a script."""
     text = str(fault)
     within_a_script = any(mark in text for mark in _WITHIN_A_SCRIPT)
     return isinstance(fault, ErrorAnswer) and _code_in(text) in _TEXTS and not within_a_script
 
 
 def is_full(text: str) -> bool:
-    """Whether an answer, or an error that a script passed on, says that there is no room."""
+    """Tell whether an answer, or an error that a script passed on, says that there is no room."""
     return _code_in(text) == "OOM"
 
 
@@ -254,13 +255,13 @@ def words(fault: BaseException) -> str:
 
 
 def refusal_words(text: str) -> str:
-    """The same for an error that a script met and passed on."""
+    """Explain a refusal that a script met and passed on."""
     known = _TEXTS.get(_code_in(text))
     return f"answers: {text}" if known is None else f"{known} ({text})"
 
 
 def _code_in(text: str) -> str:
-    """The code is the first word; releases before 7 put words of their own in front."""
+    """Return an error's code, its first word; releases before 7 put words of their own in front."""
     if _SCRIPT_NOT_PERMITTED in text:
         return "NOPERM"
     return next((word for word in text.replace("-", " ").split() if word in _TEXTS), "")

@@ -29,7 +29,7 @@ from pinlaterd.engines.base import (
     StorageEngine,
     StoredJob,
 )
-from pinlaterd.engines.batches import FindKeys, KeyedPlan, fitting_payloads
+from pinlaterd.engines.batches import EnqueuePlan, FindKeys, fitting_payloads
 from pinlaterd.engines.redis import scripts
 from pinlaterd.engines.redis.batch import Application
 from pinlaterd.engines.redis.connection import Argument, Server
@@ -64,18 +64,18 @@ class RedisEngine(Store, StorageEngine):
 
     def apply(self, batch: Batch, now_ms: int) -> BatchResult:
         updates = (batch.acks, batch.checkpoints, batch.releases, batch.finishes)
-        for ops in (*updates, batch.enqueues, batch.keyed, batch.claims):
+        for ops in (*updates, batch.enqueues, batch.with_options, batch.claims):
             for op in ops:
                 self.known(op.queue)
         payloads = fitting_payloads(batch.claims, batch.claim_room, self.payloads)
         # Keys are mostly free, as the script finds: only if not they are looked for first.
-        plan = KeyedPlan(batch.keyed) if batch.keyed else None
-        self.expiring_queues.update(keyed.queue for keyed in batch.keyed if keyed.expires)
+        plan = EnqueuePlan(batch.with_options) if batch.with_options else None
+        self.expiring_queues.update(op.queue for op in batch.with_options if op.expires)
         expiring = self.expiring_queues
         application = Application(batch, self.stored, now_ms, payloads, plan, expiring)
         answer = self.write(scripts.APPLY, *application.arguments())
         if answer == _HELD:
-            plan = KeyedPlan(batch.keyed, FindKeys(self.find_keys, self.find_keys_of_all))
+            plan = EnqueuePlan(batch.with_options, FindKeys(self.find_keys, self.find_keys_of_all))
             application = Application(
                 batch, self.stored, now_ms, payloads, plan, expiring, are_free=True
             )
@@ -106,7 +106,7 @@ class RedisEngine(Store, StorageEngine):
             ]
 
     def _rescore(self, stored: str, priority: int, *, low: bytes, high: bytes) -> None:
-        """Once for each job of PinLater's that is read; in slices, so that others are served."""
+        """Rescore PinLater's jobs once they are read; in slices, so that others are served."""
         offset = 0
         while True:
             page = (offset, _MOST_RESCORED_AT_ONCE)
@@ -182,7 +182,7 @@ class RedisEngine(Store, StorageEngine):
         }
 
     def check(self, *, repair: bool) -> Sequence[Finding]:
-        """Sets against jobs. A hash in no set may be a deleted queue's, and is left to vacuum."""
+        """Compare sets with jobs. A hash in no set may be a deleted queue's: vacuum sees to it."""
         found = []
         for queue, stored in sorted(self.stored.items()):
             for priority in self._priorities:

@@ -95,7 +95,7 @@ class RedisFailover(PairFailover[RedisClient]):
         return risks
 
     def _obstacles(self, at_master: Link, at_replica: Link) -> list[str]:
-        """A master that answers hands over in order, or not at all."""
+        """Say what is in the way: a master that answers hands over in order, or not at all."""
         master, replica = self._pair
         if at_master.run_id == at_replica.run_id:
             return [f"{master} and {replica} are the same server"]
@@ -133,7 +133,7 @@ class RedisFailover(PairFailover[RedisClient]):
         return [Step("follow", words, self._follow)]
 
     def undo(self) -> None:
-        """A hand-over that fails leaves the old master one; one under way is called off.
+        """Call a hand-over off that is under way; one that failed leaves the old master one.
 
         Raises StorageError if the servers have changed places by then."""
         self.close()  # an interrupted call leaves its connection of no use
@@ -228,7 +228,7 @@ class SentinelFailover(Failover):
         self._successor: Server | None = None
 
     def close(self) -> None:
-        """No connection is kept."""
+        """Do nothing: no connection is kept."""
 
     def _old(self) -> Server:
         if self._master is None:
@@ -236,7 +236,7 @@ class SentinelFailover(Failover):
         return self._master
 
     def _connected(self, server: Server) -> closing[RedisClient]:
-        """The shard's own account administers what Sentinels do not."""
+        """Connect by the shard's own account, which administers what Sentinels do not."""
         seconds = max(_ANSWER_SECONDS, self._handover.catch_up_seconds + 1)
         return closing(RedisClient(server, seconds))
 

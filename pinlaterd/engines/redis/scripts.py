@@ -166,7 +166,7 @@ def stored_job(key: JobKey, row: list[Any], *, with_body: bool) -> StoredJob:
 
 
 def local_id(member: bytes) -> int | None:
-    """The job whose number a member of a set is; None: a hand put it there."""
+    """Return the job whose number a member of a set is; None: a hand put it there."""
     return int(member) if _LOCAL_ID.match(member) else None
 
 
@@ -174,14 +174,14 @@ def local_id(member: bytes) -> int | None:
 
 
 def first_score(stored_queue: str, ms: int) -> str:
-    """The least score that stands for `ms`, as a bound."""
+    """Return the least score that stands for `ms`, as a bound."""
     if ms <= EARLIEST_MS:
         return "-inf"
     return str(32 * ms) if is_lean(stored_queue) else repr((ms - 0.5) / 1000)
 
 
 def score_behind(stored_queue: str, ms: int) -> str:
-    """A bound above all scores that stand for `ms`, and below others."""
+    """Return a bound above all scores that stand for `ms`, and below others."""
     return "+inf" if ms >= LATEST_MS else f"({first_score(stored_queue, ms + 1)}"
 
 

@@ -131,8 +131,8 @@ class RedisSearcher(WalkingSearcher):
                 return
 
     def _pages(self, search: Search, priority: int) -> Iterator[list[int]]:
-        """Ids, each once: a checkpoint moves a job to the end of those IN_PROGRESS. Of jobs that
-        have ended those that had when the walk began, not what is retried and ends again."""
+        """Yield ids, each once: a checkpoint moves a job to the end of those IN_PROGRESS. Of ended
+        jobs come those that had ended when the walk began, not what is retried and ends again."""
         key = self._shard.set_key(self._queue, priority, search.state)
         newest = self._connection.read("ZREVRANGE", key, 0, 0, "WITHSCORES")
         running, met = search.state is JobState.IN_PROGRESS, set[int]()
@@ -148,7 +148,7 @@ class RedisSearcher(WalkingSearcher):
     def _rows(
         self, search: Search, priority: int, place: tuple[Argument, Argument] = ("", "")
     ) -> Iterator[list[tuple[int, float, int]]]:
-        """Id, score and its time in ms of jobs behind `place`, in the order of the set."""
+        """Yield id, score and its time in ms of jobs behind `place`, in the order of the set."""
         while True:
             self._next_slice(search)
             rows = self._run(scripts.PAGE, priority, int(search.state), *place, _PAGE_JOBS)[0]

@@ -98,7 +98,7 @@ def _connected(sentinel: Server) -> closing[RedisClient]:
 
 
 def sentinels_of(settings: SentinelSettings, user: str, passwd: str) -> Sentinels:
-    """`user`, `passwd`: at the master, not at the Sentinels."""
+    """Make the locator by Sentinels. `user`, `passwd`: at the master, not at the Sentinels."""
     return Sentinels(
         settings.service,
         tuple(Server(*place, settings.user, settings.passwd) for place in settings.addresses),
@@ -118,18 +118,18 @@ def read_durability(connection: RedisClient) -> Durability:
 
 
 def refuse_cluster(connection: RedisClient) -> None:
-    """A script's keys have to be in one place."""
+    """Refuse a server of a Redis Cluster, since a script's keys have to be in one place."""
     if _told(connection, "cluster").get("cluster_enabled") == "1":
         raise StorageError(f"{connection.server} {CLUSTER_WORDS}")
 
 
 def evicts(connection: RedisClient) -> bool:
-    """Whether jobs may vanish while their ids stay: to be counted, each has to be looked at."""
+    """Tell whether jobs may vanish while their ids stay: each has to be looked at to be counted."""
     return _told(connection, "memory").get("maxmemory_policy") != "noeviction"
 
 
 def refuse_replica(connection: RedisClient) -> None:
-    """Also one that takes writes: its master's would replace them."""
+    """Refuse a replica, also one that takes writes: its master's would replace them."""
     if _told(connection, "replication").get("role") == "slave":
         raise StorageError(f"{connection.server} {REPLICA_WORDS}")
 
@@ -160,7 +160,7 @@ def _warnings(settings: dict[str, str]) -> list[str]:
 
 
 def _setting(connection: RedisClient, name: str) -> str:
-    """'?' where nobody may know it: some hosted servers refuse CONFIG."""
+    """Read a setting; '?' where nobody may know it: some hosted servers refuse CONFIG."""
     try:
         answer: list[bytes] = connection.read("CONFIG", "GET", name)
     except StorageNotCommitted as error:
@@ -171,7 +171,7 @@ def _setting(connection: RedisClient, name: str) -> str:
 
 
 def _told(connection: RedisClient, section: str) -> Mapping[str, str]:
-    """Nothing where it is refused to this user."""
+    """Read a section of INFO; it is empty where it is refused to this user."""
     try:
         return _info(connection, section)
     except StorageNotCommitted as error:

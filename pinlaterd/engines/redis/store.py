@@ -195,7 +195,7 @@ class Store:
         return int(start_ms)
 
     def _named(self, stored: Sequence[str]) -> dict[str, str]:
-        """A queue that somebody else created beside a lean one of ours is not served."""
+        """Return the queues that are served; one beside a lean one of ours is not."""
         plain = {name: name for name in stored if QUEUE_NAME.match(name)}
         lean = {name[1:]: name for name in stored if is_lean(name) and QUEUE_NAME.match(name[1:])}
         for queue in plain.keys() & lean.keys():
@@ -208,7 +208,7 @@ class Store:
         return self._durability
 
     def close(self) -> None:
-        """Safe to repeat."""
+        """Close the store. Safe to repeat."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -280,7 +280,7 @@ class Store:
         return frozenset(self.stored)
 
     def known(self, queue: str) -> str:
-        """The name in keys of a queue that exists."""
+        """Return the name in keys of a queue that exists."""
         try:
             return self.stored[queue]
         except KeyError:
@@ -293,8 +293,8 @@ class Store:
             self.stored[queue] = stored
 
     def delete_queue(self, queue: str) -> None:
-        """In both layouts: another writer may have created the one that is not served, which goes
-        first: cut short behind it, the queue is there still."""
+        """Delete the queue in both layouts, since another writer may have created the one we don't
+        serve. That one goes first, so an interrupted call can be repeated."""
         if queue in self.stored:
             for stored in sorted({queue, LEAN_MARK + queue}, key=self.stored[queue].__eq__):
                 self.write(scripts.DELETE_QUEUE, stored)
@@ -308,7 +308,7 @@ def _name_in(token: bytes) -> str:
 
 
 def _who(token: bytes) -> str:
-    """An owner as operators know it."""
+    """Name an owner as operators know it."""
     return _name_in(token).partition(" (")[0]
 
 
@@ -322,7 +322,7 @@ _ENDED = ("Z", "X")
 
 
 def own_name() -> str:
-    """For one more owner in this process: no two are alike."""
+    """Make a name for one more owner in this process: no two are alike."""
     pid, host = os.getpid(), socket.gethostname().replace(":", "-")
     place, secret = process_place(), secrets.token_hex(8)
     stat = _stat(pid)
@@ -332,7 +332,7 @@ def own_name() -> str:
 
 
 def has_ended(name: str) -> bool:
-    """Whether the process of this name runs no more, for sure."""
+    """Tell whether the process of this name runs no more, for sure."""
     match = _NAME.fullmatch(name)
     if match is None or match[2] != process_place():
         return False

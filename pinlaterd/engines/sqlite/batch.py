@@ -26,9 +26,9 @@ from pinlaterd.engines.base import (
     ClaimOp,
     Claims,
     EnqueueOp,
+    EnqueueWithOptionsOp,
     Finished,
     FinishOp,
-    KeyedEnqueueOp,
     KeyHolder,
     ReleaseOp,
     Requeued,
@@ -38,7 +38,7 @@ from pinlaterd.engines.batches import (
     Failed,
     FindKeys,
     apply_acks,
-    enqueue_keyed,
+    enqueue_with_options,
     expired_status,
     first_claims,
     fitting_payloads,
@@ -80,7 +80,7 @@ def apply_batch(tx: Transaction, batch: Batch) -> BatchResult:
         checkpoints=[_checkpoint(tx, op) for op in batch.checkpoints] if batch.checkpoints else (),
         releases=[_release(tx, op) for op in batch.releases] if batch.releases else (),
         enqueues=_enqueue(tx, batch.enqueues) if batch.enqueues else (),
-        keyed=_enqueue_keyed(tx, batch.keyed) if batch.keyed else (),
+        with_options=_enqueue_with_options(tx, batch.with_options) if batch.with_options else (),
         expired=_expire_claimed(tx, batch) if tx.store.expiring_ids else (),
         claims=_claim(tx, batch) if batch.claims else (),
         finishes=[_finish(tx, op) for op in batch.finishes] if batch.finishes else (),
@@ -112,7 +112,7 @@ class FailedAttempt(NamedTuple):
 
 
 def held_claims(tx: Transaction, runs: Iterable[Run]) -> dict[JobKey, HeldClaim]:
-    """The jobs of `runs`, one by one."""
+    """Return the jobs of `runs`, one by one."""
     of_jobs = {local_id: run for run in runs for local_id in run.local_ids}
     rows = tx.db.execute(
         "SELECT local_id, CAST(attempts_remaining AS INTEGER), CAST(run_after AS INTEGER),"
@@ -130,7 +130,7 @@ def held_claims(tx: Transaction, runs: Iterable[Run]) -> dict[JobKey, HeldClaim]
 def fail_attempts(
     tx: Transaction, held: Sequence[Run], taken: Sequence[Run], attempts: Sequence[FailedAttempt]
 ) -> list[Requeued]:
-    """PENDING with one attempt less, or FAILED with none; returns those that are PENDING. The jobs
+    """Make jobs PENDING with one attempt less, or FAILED with none; return the PENDING ones. They
     are those of `taken`, parts of the runs `held`; what has no row there leaves its run."""
     retried = [attempt for attempt in attempts if attempt.claim.attempts_remaining > 1]
     failed = [attempt for attempt in attempts if attempt.claim.attempts_remaining <= 1]
@@ -161,7 +161,7 @@ def _ack(tx: Transaction, ops: Sequence[AckOp]) -> list[AckResult]:
 
 
 def _succeed(tx: Transaction, queue: str, priority: int, acks: Sequence[Acks]) -> set[int]:
-    """IN_PROGRESS becomes SUCCEEDED; returns the local ids of acks that do not apply."""
+    """Make IN_PROGRESS jobs SUCCEEDED; return the local ids of acks that do not apply."""
     local_ids = local_ids_of(acks)
     held, inside, left, missed = _held_by(tx, queue, priority, acks, local_ids)
     if inside:
@@ -178,8 +178,8 @@ def _held_by(
     acks: Sequence[Acks],
     local_ids: Sequence[int],
 ) -> tuple[list[Run], list[Run], list[Run], set[int]]:
-    """Of the jobs that are acked: the runs that hold them, the parts of those whose acks apply, the
-    other parts, and the local ids of acks that don't apply."""
+    """Find the jobs that are acked: the runs that hold them, the parts of those whose acks apply,
+    the other parts, and the local ids of acks that don't apply."""
     wanted = spans(local_ids)
     found = holding(tx.db, tx.store.queue_id(queue), IN_PROGRESS, wanted)
     held = [run for run in found if run.priority == priority]
@@ -291,7 +291,7 @@ def _is_claimers(checkpoint: Checkpoint, claim: HeldClaim, source: str) -> bool:
 
 
 def _after_checkpoint(claim: HeldClaim, checkpoint: Checkpoint, now_ms: int) -> HeldClaim:
-    """The claim as a later checkpoint in the same op finds it."""
+    """Return the claim as a later checkpoint in the same op finds it."""
     run_after_ms = checkpoint.run_after_ms
     return claim._replace(
         run_after_ms=now_ms if run_after_ms is None else run_after_ms,
@@ -335,7 +335,7 @@ _INSERT_JOBS = (
 
 
 def _enqueue(tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
-    """Jobs of one queue, priority and run-after get consecutive ids, in their order: one run."""
+    """Store jobs. Those of one queue, priority and run-after get ids in their order: one run."""
     now_ms, most_chars = tx.now_ms, LIMITS.custom_status_chars
     # Jobs that differ only in their bodies, numbered in the order of the batch.
     by_place: dict[_Place, list[tuple[int, Job, Sequence[bytes]]]] = {}
@@ -373,7 +373,9 @@ def _enqueue(tx: Transaction, ops: Sequence[EnqueueOp]) -> list[Sequence[int]]:
     ]
 
 
-def _enqueue_keyed(tx: Transaction, ops: Sequence[KeyedEnqueueOp]) -> list[list[KeyHolder]]:
+def _enqueue_with_options(
+    tx: Transaction, ops: Sequence[EnqueueWithOptionsOp]
+) -> list[list[KeyHolder]]:
     def find(queue: str, keys: Sequence[str]) -> Mapping[str, JobKey]:
         queue_id = tx.store.queue_id(queue)
         has_keys = queue_id in tx.store.with_options
@@ -391,7 +393,7 @@ def _enqueue_keyed(tx: Transaction, ops: Sequence[KeyedEnqueueOp]) -> list[list[
         return local_ids
 
     tx.expiring.update(tx.store.queue_id(op.queue) for op in ops if op.expires)
-    return enqueue_keyed(ops, FindKeys(find, find_of_all), store)
+    return enqueue_with_options(ops, FindKeys(find, find_of_all), store)
 
 
 # --- expiry ---------------------------------------------------------------------------------
@@ -471,7 +473,7 @@ def _priorities(op: ClaimOp) -> list[int]:
 def _claim_at(
     tx: Transaction, queue_id: int, priority: int, claims: Sequence[Claims], absent: set[int]
 ) -> list[bool]:
-    """Returns which of the jobs were PENDING, in order, or nothing if all were. If one is named
+    """Return which of the jobs were PENDING, in order, or nothing if all were. If one is named
     twice, the first claim is made. Jobs that are `absent` have no row: they leave their run."""
     local_ids = [local_id for alike in claims for local_id in alike.local_ids]
     wanted = spans(local_ids)
@@ -495,7 +497,7 @@ def _claim_at(
 
 
 def _claim_runs(place: tuple[int, int, int, int], claims: Sequence[Claims]) -> list[Run]:
-    """Mostly ids count up as claims do, within those of one op, and from one to the next."""
+    """Make runs of claims, whose ids mostly count up, within those of one op and to the next."""
     runs = []
     for alike in claims:
         ids, claimer, first_claim = alike.local_ids, alike.claimer, alike.first_claim
@@ -565,7 +567,7 @@ def read_payloads(
     *,
     most_bytes: int,
 ) -> list[Payload | None]:
-    """As StorageEngine.payloads."""
+    """Read payloads, as StorageEngine.payloads does."""
     payloads: list[Payload | None] = []
     # One row for each id, in their order, so that the read can end anywhere.
     rows = db.execute(

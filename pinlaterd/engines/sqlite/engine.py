@@ -87,7 +87,7 @@ class SqliteEngine(Store, StorageEngine):
             return apply_batch(tx, batch)
 
     def try_enqueue(self, queue: str) -> None:
-        """The room that it takes is found when the transaction is committed."""
+        """Find out whether there is room, which shows when the transaction is committed."""
         with self.commit(now_ms=0) as tx:
             tx.db.execute("REPLACE INTO meta VALUES ('room', zeroblob(?))", (TRIED_BYTES,))
         with self.commit(now_ms=0) as tx:
@@ -273,15 +273,15 @@ class SqliteEngine(Store, StorageEngine):
     def _oldest(
         self, queue: str, state: JobState, priority: int, *, limit: int, **bounds_ms: int
     ) -> tuple[list[Run], list[Run]]:
-        """The first `limit` jobs by the time that counts in `state`: the runs that hold them, by
-        local id, and the jobs, the oldest first."""
+        """Find the first `limit` jobs by the time that counts in `state`: the runs that hold them,
+        by local id, and the jobs, the oldest first."""
         held = oldest(self.db, self.queue_id(queue), int(state), priority, limit=limit, **bounds_ms)
         return sorted(held), first_jobs(held, limit)
 
     def delete_jobs(
         self, queue: str, state: JobState, priority: int, *, limit: int
     ) -> Sequence[JobKey]:
-        """The first to be handed out, or the oldest."""
+        """Delete the jobs that would be handed out first, or the oldest."""
         with self.commit(now_ms=0) as tx:
             held, found = self._oldest(queue, state, priority, limit=limit)
             _delete(tx, held, found)
@@ -381,7 +381,7 @@ class SqliteEngine(Store, StorageEngine):
         return deleted
 
     def heartbeat(self) -> None:
-        """The lock is the operating system's: it lasts as long as we do."""
+        """Do nothing: the lock is the operating system's, and lasts as long as the process."""
 
     def vacuum(self, *, limit: int) -> bool:
         """Remove jobs of a deleted queue, or the queue itself once it is empty."""

@@ -84,7 +84,7 @@ def _insert(head: str, columns: int, rows: int) -> str:
 
 
 def id_list(local_ids: Iterable[int]) -> str:
-    """The argument of `IN (SELECT value FROM json_each(?))`.
+    """Write the argument of `IN (SELECT value FROM json_each(?))`.
 
     One statement for any number of ids, compiled once; an id of over 64 bits matches nothing.
     """
@@ -103,7 +103,7 @@ def is_damage(fault: BaseException) -> bool:
 
 
 def never_committed(fault: BaseException) -> bool:
-    """Whether a COMMIT that raised `fault` is known to have kept nothing."""
+    """Tell whether a COMMIT that raised `fault` is known to have kept nothing."""
     return _code(fault) in _NEVER_COMMITTED
 
 
@@ -111,7 +111,7 @@ _UNREACHED = "; check that the folder exists, and that this user may read and wr
 
 
 def storage_error(fault: BaseException, path: Path, *, undone: bool) -> StorageError:
-    """The StorageError that stands for `fault`; `undone`: nothing changed, beyond doubt."""
+    """Make the StorageError that stands for `fault`; `undone`: nothing changed, beyond doubt."""
     name = getattr(fault, "sqlite_errorname", None) or type(fault).__name__
     message = f"{path}: {fault} ({name})"
     if is_damage(fault):
@@ -132,7 +132,7 @@ def storage_error(fault: BaseException, path: Path, *, undone: bool) -> StorageE
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Around what changes nothing: faults leave it as StorageNotCommitted or StorageCorrupt."""
+    """Guard what changes nothing: faults leave it as StorageNotCommitted or StorageCorrupt."""
     try:
         yield
     except FAULTS as fault:
@@ -143,7 +143,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def connect_owner(path: Path) -> sqlite3.Connection:
-    """The connection that writes: transactions are begun by hand, commits are durable."""
+    """Open the connection that writes: transactions are begun by hand, commits are durable."""
     db = sqlite3.connect(
         path,
         timeout=_BUSY_TIMEOUT_SECONDS,
@@ -162,7 +162,7 @@ def connect_owner(path: Path) -> sqlite3.Connection:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """A connection that can't write, for another process or thread than the owner's."""
+    """Open a connection that can't write, for another process or thread than the owner's."""
     db = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=ro",
         uri=True,

@@ -77,14 +77,14 @@ class Run(NamedTuple):
         return f"{self.claimer}{self.claim_number + local_id - self.first_id}"
 
     def cut(self, first_id: int, last_id: int) -> Run:
-        """The part with these ids."""
+        """Return the part with these ids."""
         number = self.claim_number
         if number is not None:
             number += first_id - self.first_id
         return new_record(Run, (first_id, last_id, *_in_common(self), number))
 
     def pending(self, run_after_ms: int) -> Run:
-        """The same jobs without claim."""
+        """Return the same jobs without claim."""
         return self._replace(state=PENDING, at_ms=run_after_ms, claimer=None, claim_number=None)
 
 
@@ -95,7 +95,7 @@ _in_common: Callable[[Run], tuple[Any, ...]] = itemgetter(
 
 
 def claimed(run: Run, claim_descriptor: str) -> Run:
-    """The same jobs, of which the first has this claim."""
+    """Return the same jobs, of which the first has this claim."""
     found = _CLAIM.fullmatch(claim_descriptor)
     if found is None:
         return run._replace(claimer=claim_descriptor, claim_number=None)
@@ -103,7 +103,7 @@ def claimed(run: Run, claim_descriptor: str) -> Run:
 
 
 def spans(local_ids: Collection[int]) -> list[Span]:
-    """The ids as ranges, in order, as far as the file can hold them."""
+    """Turn ids into ranges, in order, as far as the file can hold them."""
     ordered = sorted(set(local_ids))
     while ordered and ordered[-1] > _MOST_LOCAL_ID:
         ordered.pop()
@@ -119,7 +119,7 @@ def spans(local_ids: Collection[int]) -> list[Span]:
 
 
 def holding(db: sqlite3.Connection, queue_id: int, state: int, wanted: Sequence[Span]) -> list[Run]:
-    """The runs that hold jobs of `wanted` which are in `state`, in order."""
+    """Return the runs that hold jobs of `wanted` which are in `state`, in order."""
     held: dict[int, Run] = {}  # one may hold several of `wanted`
     for span in wanted:
         for row in db.execute(_HOLDING, (span.first_id, span.last_id, queue_id, state)):
@@ -137,8 +137,8 @@ def oldest(
     from_ms: int = EARLIEST_MS,
     to_ms: int = LATEST_MS,
 ) -> list[Run]:
-    """The first by `at_ms` within these bounds, ends included: with `limit` jobs, or more in the
-    last run."""
+    """Return the first runs by `at_ms` within these bounds, ends included: with `limit` jobs, or
+    more in the last run."""
     held: list[Run] = []
     which = (queue_id, state, priority, from_ms, to_ms, limit)
     for row in db.execute(_OLDEST, which):
@@ -150,7 +150,7 @@ def oldest(
 
 
 def first_jobs(runs: Iterable[Run], limit: int) -> list[Run]:
-    """Of `runs`, in their order, the first `limit` jobs."""
+    """Return the first `limit` jobs of `runs`, in their order."""
     first: list[Run] = []
     for run in runs:
         if limit <= 0:
@@ -163,8 +163,8 @@ def first_jobs(runs: Iterable[Run], limit: int) -> list[Run]:
 def split(
     runs: Sequence[Run], wanted: Sequence[Span] | Sequence[Run]
 ) -> tuple[list[Run], list[Run]]:
-    """The parts of `runs` that lie within `wanted`, which are spans or runs, and the rest. Both are
-    in order."""
+    """Return the parts of `runs` that lie within `wanted`, which are spans or runs, and the rest.
+    Both are in order."""
     inside: list[Run] = []
     outside: list[Run] = []
     at, end = 0, len(wanted)
@@ -203,7 +203,7 @@ def merged(runs: Iterable[Run]) -> Iterator[Run]:
 
 
 def _follows(run: Run, other: Run) -> bool:
-    """Whether one run can hold the jobs of both."""
+    """Tell whether one run can hold the jobs of both."""
     if run.last_id + 1 != other.first_id or _in_common(run) != _in_common(other):
         return False
     if run.claim_number is None:
@@ -215,7 +215,7 @@ def _follows(run: Run, other: Run) -> bool:
 
 
 def count_jobs(db: sqlite3.Connection, queue_id: int) -> Depths:
-    """Walks over an index, and reads no job."""
+    """Count by a walk over an index, which reads no job."""
     rows = db.execute(
         "SELECT priority, state, sum(last_id - first_id + 1) FROM runs INDEXED BY runs_by_age"
         " WHERE queue = ? GROUP BY state, priority",

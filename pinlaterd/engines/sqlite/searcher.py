@@ -126,7 +126,7 @@ class SqliteSearcher(WalkingSearcher):
 
     @contextmanager
     def _guarded(self, search: Search) -> Iterator[None]:
-        """TimeoutError once the deadline has passed, within a statement too."""
+        """Raise TimeoutError once the deadline has passed, within a statement too."""
         self._db.set_progress_handler(
             lambda: self._clock.monotonic() > search.deadline, _STEPS_PER_LOOK
         )
@@ -192,8 +192,8 @@ class SqliteSearcher(WalkingSearcher):
     # --- runs: `at`, and ids from and to ---------------------------------------------------------
 
     def _latest_first(self, search: Search, priority: int) -> Iterator[_Run]:
-        """The index runs upwards by local id; of the runs read downwards by time those of the
-        last one may be cut short."""
+        """Yield runs by time downwards. The index runs upwards by local id; of the runs read
+        downwards those of the last time may be cut short."""
         which = (self._queue_id, int(search.state), priority)
         from_ms, to_ms = search.times_ms
         while from_ms <= to_ms:
@@ -222,7 +222,7 @@ class SqliteSearcher(WalkingSearcher):
         return self._by_age(which, EARLIEST_MS, EARLIEST_MS if newest_ms is None else newest_ms)
 
     def _by_age(self, which: tuple[int, int, int], from_ms: int, to_ms: int) -> Iterator[_Run]:
-        """Upwards, both times included."""
+        """Yield runs by time upwards, both times included."""
         place = (from_ms, EARLIEST_MS)
         while True:
             rows = self._db.execute(

@@ -64,8 +64,7 @@ class Transaction:
         self.expiring: set[int] = set()  # queues with new jobs that may expire
 
     def move(self, held: Sequence[Run], taken: Sequence[Run], new: Iterable[Run] = ()) -> None:
-        """`taken`, which are parts of `held`, leave their state, and are `new` afterwards; all in
-        order."""
+        """Move `taken`, which are parts of `held`, out of their state, into `new`; all in order."""
         _, left = split(held, taken)
         self.replace(held, [*left, *merged(new)])
 
@@ -160,7 +159,7 @@ class Store:
                 raise
 
     def _load(self) -> None:
-        """What takes long to count is counted later, beside the owner."""
+        """Load what is not long to count; the rest is counted later, beside the owner."""
         db = self.db
         found = db.execute("SELECT name, id FROM queues WHERE NOT dropped").fetchall()
         self.queue_ids = {n: i for n, i in found if isinstance(n, str) and QUEUE_NAME.match(n)}
@@ -200,7 +199,7 @@ class Store:
         return start_ms
 
     def close(self) -> None:
-        """Safe to repeat. An end that can't be noted counts as unclean."""
+        """Close the store. Safe to repeat. An end that can't be noted counts as unclean."""
         if self._db is not None and not self._failure:
             with contextlib.suppress(StorageError):
                 end = {"clean": 1, "sound": self.counts.sound, "next_local_id": self._next_local_id}
@@ -242,7 +241,7 @@ class Store:
 
     @contextmanager
     def commit(self, now_ms: int) -> Iterator[Transaction]:
-        """One durable transaction around the block."""
+        """Make one durable transaction of the block."""
         tx = Transaction(self, now_ms)
         db = tx.db
         marked_local_id = self._marked_local_id
@@ -296,20 +295,20 @@ class Store:
     # --- what is kept in memory --------------------------------------------------------------
 
     def queue_id(self, queue: str) -> int:
-        """The number of a queue that exists."""
+        """Return the number of a queue that exists."""
         queue_id = self.queue_ids.get(queue)
         if queue_id is None:
             raise QueueNotFound(queue)
         return queue_id
 
     def take_local_ids(self, count: int) -> range:
-        """Ids never given out before. To be called within `commit`, which marks them as used."""
+        """Take ids never given out before. Call it within `commit`, which marks them used."""
         first = self._next_local_id
         self._next_local_id = first + count
         return range(first, first + count)
 
     def priorities_holding(self, queue_id: int, state: JobState) -> Sequence[int]:
-        """The priorities at which a queue may have jobs in `state`, highest first."""
+        """Return the priorities at which a queue may have jobs in `state`, highest first."""
         depths = self.counts.of(queue_id)
         if depths is None:
             return range(1, _MOST_PRIORITIES + 1)

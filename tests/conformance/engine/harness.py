@@ -24,10 +24,10 @@ from pinlaterd.engines.base import (
     ClaimOp,
     Claims,
     EnqueueOp,
+    EnqueueWithOptionsOp,
     Finish,
     Finished,
     FinishOp,
-    KeyedEnqueueOp,
     KeyHolder,
     Release,
     ReleaseOp,
@@ -173,7 +173,8 @@ class EngineHarness:
         return [JobKey(job.priority, i) for job, i in zip(whole, local_ids, strict=True)]
 
     def keyed(self, *jobs: Job, queue: str = QUEUE) -> list[KeyHolder]:
-        [holders] = self.engine.apply(Batch(keyed=[KeyedEnqueueOp(queue, jobs)]), self.now_ms).keyed
+        batch = Batch(with_options=[EnqueueWithOptionsOp(queue, jobs)])
+        [holders] = self.engine.apply(batch, self.now_ms).with_options
         return list(holders)
 
     def enqueue_keyed(self, *jobs: Job) -> list[JobKey]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.engines.base import Batch, KeyedEnqueueOp, KeyHolder, Search
+from pinlaterd.engines.base import Batch, EnqueueWithOptionsOp, KeyHolder, Search
 from pinlaterd.model import MOST_KEY_BYTES, Job, JobKey, JobOptions, JobState
 from tests.conformance.engine.harness import QUEUE, EngineHarness, keyed
 
@@ -43,11 +43,13 @@ def test_a_key_is_held_in_whatever_state_its_job_is(store: EngineHarness, state:
 def test_of_jobs_with_the_same_key_the_first_is_stored(store: EngineHarness):
     [old] = store.enqueue_keyed(keyed("old"))
     calls = [
-        KeyedEnqueueOp(QUEUE, [keyed("new"), keyed("old"), keyed("new", b"second", priority=2)]),
-        KeyedEnqueueOp(QUEUE, [keyed("new"), keyed("other")]),
+        EnqueueWithOptionsOp(
+            QUEUE, [keyed("new"), keyed("old"), keyed("new", b"second", priority=2)]
+        ),
+        EnqueueWithOptionsOp(QUEUE, [keyed("new"), keyed("other")]),
     ]
 
-    first, second = store.engine.apply(Batch(keyed=calls), store.now_ms).keyed
+    first, second = store.engine.apply(Batch(with_options=calls), store.now_ms).with_options
 
     new, other = first[0], second[1]
     assert [new.existed, other.existed] == [False, False]
@@ -222,12 +224,12 @@ def test_a_key_of_all_queues_is_held_once_in_all_of_them(store: EngineHarness, o
 
 def test_of_a_batch_the_first_holds_a_key_of_all_queues(store: EngineHarness, other: str):
     calls = [
-        KeyedEnqueueOp(QUEUE, [keyed("k"), _of_all("k"), _of_all("k"), _of_all("m")]),
-        KeyedEnqueueOp(other, [_of_all("k"), _of_all("n"), keyed("k")]),
-        KeyedEnqueueOp(QUEUE, [_of_all("n")]),
+        EnqueueWithOptionsOp(QUEUE, [keyed("k"), _of_all("k"), _of_all("k"), _of_all("m")]),
+        EnqueueWithOptionsOp(other, [_of_all("k"), _of_all("n"), keyed("k")]),
+        EnqueueWithOptionsOp(QUEUE, [_of_all("n")]),
     ]
 
-    mine, others, last = store.engine.apply(Batch(keyed=calls), store.now_ms).keyed
+    mine, others, last = store.engine.apply(Batch(with_options=calls), store.now_ms).with_options
 
     assert [holder.existed for holder in mine] == [False, False, True, False]
     assert mine[2][:2] == mine[1][:2] != mine[0][:2]

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from pinlaterd.engines.base import Batch, Finding, KeyedEnqueueOp, Search
+from pinlaterd.engines.base import Batch, EnqueueWithOptionsOp, Finding, Search
 from pinlaterd.engines.sqlite import keys
 from pinlaterd.errors import QueueNotFound, StorageNotCommitted
 from pinlaterd.model import Job, JobKey, JobOptions, JobState
@@ -71,10 +71,10 @@ def test_a_table_from_before_its_last_columns_outlives_its_queue_and_can_be_sear
 def test_a_commit_that_fails_leaves_neither_table_nor_keys(
     store: EngineHarness, stranger: sqlite3.Connection
 ):
-    ops = [KeyedEnqueueOp(QUEUE, [keyed("k")]), KeyedEnqueueOp("none", [keyed("k")])]
+    ops = [EnqueueWithOptionsOp(QUEUE, [keyed("k")]), EnqueueWithOptionsOp("none", [keyed("k")])]
 
     with pytest.raises(QueueNotFound):
-        store.engine.apply(Batch(keyed=ops), store.now_ms)
+        store.engine.apply(Batch(with_options=ops), store.now_ms)
 
     assert not _has_table(stranger)
     assert store.depths() == {}
@@ -154,17 +154,17 @@ def test_a_commit_that_fails_moves_no_hashes(
 ):
     names = [f"k{number}" for number in range(20)]
     store.enqueue_keyed(*map(keyed, names))
-    new = KeyedEnqueueOp(QUEUE, [keyed(f"new{number}") for number in range(30)])
+    new = EnqueueWithOptionsOp(QUEUE, [keyed(f"new{number}") for number in range(30)])
 
     stranger.execute(
         "CREATE TRIGGER refuse BEFORE INSERT ON key_hashes BEGIN SELECT RAISE(ABORT, 'full'); END"
     )
     with pytest.raises(StorageNotCommitted):
-        store.engine.apply(Batch(keyed=[new]), store.now_ms)
+        store.engine.apply(Batch(with_options=[new]), store.now_ms)
     _assert_held(store, names, new.keys(of_all_queues=False))
     stranger.execute("DROP TRIGGER refuse")
 
-    store.engine.apply(Batch(keyed=[new]), store.now_ms)
+    store.engine.apply(Batch(with_options=[new]), store.now_ms)
     _assert_held(store, [*names, *new.keys(of_all_queues=False)], [])
     _end_badly(store)
     _assert_held(store, [*names, *new.keys(of_all_queues=False)], [])
