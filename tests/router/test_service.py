@@ -1374,6 +1374,30 @@ async def test_a_dry_run_in_an_unusual_layout_claims_nothing(site: Site) -> None
     assert len(await site.dequeue(5)) == 2
 
 
+@pytest.mark.site(shards=2)
+async def test_a_call_for_every_shard_says_whether_it_had_begun_when_one_was_down(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pinlaterd.router.fan_out._RETRIED_AT_A_TIME", 2)
+    await site.enqueue_on("1", *[Job(b"x", attempts_allowed=1)] * 4)
+    failed = [AckInfo(job.descriptor) for job in await site.dequeue(4)]
+    await site.call(Method.ACK, AckRequest(QUEUE, [], failed))
+    asked: list[Tell] = []
+
+    def see(on_reply: Tell) -> bool:
+        asked.append(on_reply)
+        if len(asked) == 2:  # after the look at its jobs: two are retried
+            site.shard("2").serves(serves=False)
+        return False
+
+    on_call(site.shard("1"), Method.RETRY_FAILED, see)
+    for done in ("a part of it may have been done", "nothing was done"):
+        with pytest.raises(ShardConnectionFailed, match=f"needs every shard; {done}"):
+            await site.call(Method.RETRY_FAILED, RetryFailedRequest(QUEUE, limit=4))
+
+    assert len(await site.dequeue(4)) == 2
+
+
 def keyed(number: int) -> Job:
     return Job(b"x", options=JobOptions(f"k{number}"))
 
