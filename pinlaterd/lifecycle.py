@@ -183,12 +183,7 @@ def prepare_streams() -> None:
     what they can't show, and stdin keep what is not UTF-8, as arguments do.
 
     To be called before files are opened: one would get a closed stream's number, and the output."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
-            os.set_inheritable(number, True)
+    open_standard_numbers()
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
@@ -199,6 +194,16 @@ def prepare_streams() -> None:
             is_ascii = codecs.lookup(stream.encoding).name == "ascii"
             encoding = _ESCAPED_ASCII if is_ascii else stream.encoding
             stream.reconfigure(encoding=encoding, errors="backslashreplace")
+
+
+def open_standard_numbers() -> None:
+    """Open those of the descriptors 0 to 2 that are closed, on nothing."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            os.set_inheritable(number, True)
 
 
 # click takes a stream that says ASCII for one that was set up wrongly, and writes UTF-8 to it.

@@ -40,7 +40,13 @@ from pinlaterd.client.running_job import (
     check_has_begun,
     returned,
 )
-from pinlaterd.lifecycle import STOP_SIGNALS, begin_process, end_with_parent, prepare_streams
+from pinlaterd.lifecycle import (
+    STOP_SIGNALS,
+    begin_process,
+    end_with_parent,
+    open_standard_numbers,
+    prepare_streams,
+)
 from pinlaterd.model import ClaimedJob
 
 # SIGHUP comes when a terminal is closed, SIGQUIT from a key of it.
@@ -94,6 +100,7 @@ class ChildPlan(NamedTuple):
                 "the program makes a Worker as it is imported, which processes of handlers do; "
                 'put that under `if __name__ == "__main__":`'
             )
+        open_standard_numbers()  # else a pipe of ours gets one, into which a child would print
         plan = cls(
             queue,
             _pickled(function, f"the handler of queue {queue!r}"),

@@ -293,7 +293,7 @@ def start_program(service, queue, tmp_path):
     started: list[subprocess.Popen[str]] = []
 
     def start(
-        *, grace_seconds: float, guard: str = 'if __name__ == "__main__": '
+        *prefix: str, grace_seconds: float, guard: str = 'if __name__ == "__main__": '
     ) -> subprocess.Popen[str]:
         path = tmp_path / "program.py"
         path.write_text(
@@ -301,7 +301,7 @@ def start_program(service, queue, tmp_path):
         )
         started.append(
             subprocess.Popen(
-                [sys.executable, str(path)],
+                [*prefix, sys.executable, str(path)],
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 process_group=0,
                 # Tests may run under nohup, which would be inherited.
@@ -348,6 +348,18 @@ def test_ctrl_c_ends_a_script_in_order_and_what_runs_is_finished(
     assert errors.endswith("Mine: of the program\n")  # the job that failed, and nothing after it
     wait_until(lambda: all(is_gone(child.pid) for child in all_of_it))
     assert books(client, waiting + unbegun) == {("SUCCEEDED", 2): 2, ("PENDING", 2): 3}
+
+
+def test_where_standard_streams_are_closed_nothing_of_ours_has_their_numbers(
+    client, queue, start_program, wait_until
+):
+    descriptors = client.enqueue(queue, [b"streams"])
+    program = start_program("sh", "-c", 'exec "$@" <&- >&- 2>&-', "-", grace_seconds=0)
+    wait_until(lambda: have_ended(client, descriptors), seconds=60)
+    program.terminate()
+
+    assert program.wait(60) == 0
+    assert records_of(client, descriptors)[0].custom_status == "/dev/null /dev/null /dev/null"
 
 
 @pytest.mark.parametrize(
