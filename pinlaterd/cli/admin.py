@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from pinlaterd import __version__
-from pinlaterd.cli import command, service_status
+from pinlaterd.cli import command, operations, service_status
 from pinlaterd.cli.shards import carry_out
 from pinlaterd.config import edit
 from pinlaterd.config.kinds import KINDS
@@ -681,6 +681,7 @@ def retry(
     metavar="TIME",
     help="Only jobs that were enqueued, claimed or renewed last before this time.",
 )
+@click.option("--no-trash", is_flag=True, help="Don't keep what is deleted, which is quicker.")
 @command.yes_option
 @command.admin_options
 def delete_jobs(
@@ -688,11 +689,15 @@ def delete_jobs(
     queue: str,
     state: str,
     unchanged_since_ms: int | None,
+    no_trash: bool,
     yes: bool,
     preview: bool,
     **which: Any,
 ) -> None:
     """Delete jobs of QUEUE in STATE, which may be chosen as by `job retry`.
+
+    In the deployment's folder the dashboard, if it runs, deletes them, and keeps them for 24 hours
+    (256 MiB; beyond, it asks): `job restore` enqueues them again. Else that is said before.
 
     Examples:
       pinlater-admin job delete mail failed --limit 100
@@ -717,9 +722,14 @@ def delete_jobs(
             jobs = change(dry_run=True)
             command.show({"would_delete": jobs}, f"{how_many(jobs, 'job')} would be deleted")
             return
-        counted = None if yes or unchanged_since_ms is None else change(dry_run=True)
-        command.confirm(_question(queue, in_state, call, counted), yes=yes)
-        deleted = change()
+        keeps = not no_trash and operations.keeps_deleted()
+        asks = not yes and unchanged_since_ms is not None
+        counted = change(dry_run=True) if keeps or asks else None
+        command.confirm(_question(queue, in_state, call, counted if asks else None), yes=yes)
+        if keeps and counted:
+            operations.delete(queue, in_state, call, unchanged_since_ms, counted, yes=yes)
+            return
+        deleted = 0 if keeps else change()
     command.show({"deleted": deleted}, f"{how_many(deleted, 'job')} deleted")
 
 

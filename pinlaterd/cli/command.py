@@ -396,9 +396,14 @@ def connect(*, max_connections: int = 1) -> Client:
         raise click.UsageError(str(error)) from None
 
 
+def names_service() -> bool:
+    """Tell whether --host or --port name the service, which may be another than DIR's."""
+    return bool(_recall("host") or _recall("port"))
+
+
 def server_settings() -> ServerSettings:
     """Return the deployment's settings, or the defaults if --host or --port name the service."""
-    if _recall("host") or _recall("port"):
+    if names_service():
         return _SERVER
     from pinlaterd.config.load import load_config
 

@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+import msgspec
 
 from pinlaterd.cli import command
 from pinlaterd.client.coordinator import UnixConnection
 from pinlaterd.config.layout import WEB_SOCKET
-from pinlaterd.errors import how_many
+from pinlaterd.errors import ConnectionFailed, how_many
 from pinlaterd.lifecycle import ExitCode
+from pinlaterd.model import JobChoice, JobState
 from pinlaterd.status import Facts
 
 _LOOK_SECONDS = 0.5
@@ -32,6 +34,12 @@ _COLUMNS: Sequence[command.Column] = (
     ("reason", "reason"),
     ("outcome", "outcome"),
 )
+
+
+class DashboardAway(ConnectionFailed):
+    """The dashboard does not answer. `cure`: what to do about that."""
+
+    cure = "is it running? `pinlaterd up` starts it where `web_port` is not 0, --dir chooses it"
 
 
 @click.group(cls=command.Group)
@@ -106,6 +114,52 @@ def restore(*, number: int | None, preview: bool, yes: bool) -> None:
     _show(_until_ended(_act(number, "restore")))
 
 
+def keeps_deleted() -> bool:
+    """Tell whether the dashboard can delete jobs and keep them; say on stderr why it can't."""
+    why = "--host or --port names the service"
+    if not command.names_service():
+        try:
+            _known()
+        except DashboardAway as error:
+            why = str(error)
+        else:
+            return True
+    click.echo(f"warning: deleted jobs are not kept, so this can't be undone: {why}", err=True)
+    return False
+
+
+def delete(
+    queue: str, state: JobState, call: Facts, since_ms: int | None, expected: int, *, yes: bool
+) -> None:
+    """Have the dashboard delete the jobs that `call` chooses, which keeps them first; show how that
+    has ended. It is stopped where this command is interrupted."""
+    from pinlaterd.web.operations import Selection
+
+    priority = call["priority"] or None
+    selection = Selection(
+        *(queue, state.name.lower(), call["choice"] or JobChoice(), call["body_regex"], since_ms),
+        priority=priority,
+    )
+    asked = {"by": command.user_name(), "most": call["limit"], "expected": expected}
+    asked["selection"] = msgspec.to_builtins(selection)
+    found: Facts = _call("POST", "/operations", asked)
+    try:
+        found = _until_ended(found)
+        while found["phase"] == "asking":  # the trash is full
+            command.confirm(f"{found['note']}. Go on?", yes=yes)
+            found = _until_ended(_act(found["number"], "go_on"))
+    except (KeyboardInterrupt, click.Abort, click.UsageError):
+        _act(found["number"], "stop")
+        raise
+    if found["phase"] != "done":
+        command.fail(f"operation {found['number']}: {found['outcome']}")
+    undo = f"`pinlater-admin job restore {found['number']}` enqueues them again, within 24 h"
+    jobs = how_many(found["done"], "job")
+    command.show(
+        {"deleted": found["done"], "operation": found["number"]}, f"{jobs} deleted; {undo}"
+    )
+
+
 def _until_ended(found: Facts) -> Facts:
     """Wait until an operation runs no more; return what is known of it then."""
     with command.waiting(found["outcome"]) as tell:
@@ -134,7 +188,7 @@ def _act(number: int, what: str) -> Facts:
 
 
 def _call(method: str, path: str, facts: Facts | None = None) -> Any:
-    """Make a call of the dashboard; end the program if it refuses, or does not answer."""
+    """Make a call of the dashboard; end the program if it refuses. Raises DashboardAway."""
     directory = command.directory()
     with contextlib.closing(UnixConnection(directory, WEB_SOCKET)) as connection:
         try:
@@ -143,10 +197,9 @@ def _call(method: str, path: str, facts: Facts | None = None) -> Any:
             found = json.loads(answer.read())
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = (getattr(error, "strerror", None) or str(error)).lower()
-            command.fail(
-                f"no answer from the dashboard at {directory / WEB_SOCKET}: {reason}; is it "
-                "running? `pinlaterd up` starts it where `web_port` is not 0, --dir chooses it"
-            )
+            raise DashboardAway(
+                f"no answer from the dashboard at {directory / WEB_SOCKET}: {reason}"
+            ) from error
     if isinstance(found, dict) and "error" in found:
         command.fail(f"operation {path.split('/')[2]}: {found['error']}")
     return found

@@ -7,15 +7,26 @@ and `web_writes` does not matter. The audit log has who did what, as of changes 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from pinlaterd.http_port import body_of
-from pinlaterd.web.operations import Operation, Operations, Phase
+from pinlaterd.web.operations import Operation, Operations, Phase, Selection
 
 _ENDED = (Phase.DONE, Phase.STOPPED, Phase.INTERRUPTED)
+
+
+class _Delete(msgspec.Struct):
+    """A delete that is asked for: of how many jobs at most, and as they were counted before."""
+
+    by: str
+    selection: Selection
+    most: int
+    expected: int
 
 
 class OperationCalls:
@@ -29,6 +40,7 @@ class OperationCalls:
         one = r"/operations/{number:\d{1,9}}"
         return [
             web.get("/operations", self._list),
+            web.post("/operations", self._delete),
             web.post(f"{one}/stop", self._call(self._stop)),
             web.post(f"{one}/go_on", self._call(self._go_on)),
             web.post(f"{one}/restore", self._call(self._restore)),
@@ -53,6 +65,21 @@ class OperationCalls:
                 raise _refusal(f"the audit log can't be used: {error}") from None
 
         return handler
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        asked = msgspec.json.decode(await body_of(request), type=_Delete)
+        operation = Operation(
+            "delete",
+            asked.by,
+            f"command {secrets.token_hex(16)}",
+            asked.selection,
+            expected=asked.expected,
+            most=asked.most,
+        )
+        try:
+            return web.json_response(self._facts(await self._operations.begin(operation)))
+        except OSError as error:
+            raise _refusal(f"the audit log can't be used: {error}") from None
 
     async def _stop(self, operation: Operation, who: str) -> Operation:
         if operation.phase in (Phase.DONE, Phase.STOPPED):
@@ -90,6 +117,7 @@ class OperationCalls:
             "done": operation.done,
             "expected": operation.expected,
             "outcome": operation.outcome,
+            "note": operation.note,
             "can_restore": can_restore and self._operations.can_restore(operation),
         }
 

@@ -80,6 +80,7 @@ class Selection(msgspec.Struct, frozen=True):
     choice: JobChoice = JobChoice()
     body_regex: str | None = None
     unchanged_since_ms: int | None = None
+    priority: int | None = None
 
     @property
     def job_state(self) -> JobState:
@@ -111,6 +112,7 @@ class Operation(msgspec.Struct):
     missed: int = 0  # jobs that had changed meanwhile; of a restore, whose keys others hold
     unsure: int = 0  # jobs of a batch whose outcome is not known
     first_jobs: int = 0  # to stop behind; 0: at none
+    most: int = 0  # to change; 0: all
     tried: list[str] = []
     without_trash: bool = False
     spread_from_ms: int = 0
@@ -455,8 +457,10 @@ class Operations:
     async def _batches(self, operation: Operation) -> AsyncIterator[tuple[list[str], str]]:
         """Yield what is left to be changed, and where the scan goes on behind each batch."""
         selection, jobs = operation.selection, operation.first_jobs or _BATCH_JOBS
+        if operation.most:
+            jobs = min(jobs, operation.most)
         if selection.choice.descriptors is not None:
-            left = iter(selection.choice.descriptors[operation.seen :])
+            left = iter(selection.choice.descriptors[operation.seen : operation.most or None])
             while named := list(islice(left, jobs)):
                 yield named, ""
             return
@@ -465,8 +469,12 @@ class Operations:
             room = operation.first_jobs - len(operation.tried)
             if operation.first_jobs and len(named) > room:
                 named, place = named[:room], operation.place  # the others are found again
+            if operation.most:
+                named = named[: operation.most - operation.done]
             if named:
                 yield named, place
+            if operation.most and operation.done >= operation.most:
+                return
 
 
 def nonce_of_restore(number: int) -> str:
@@ -518,6 +526,7 @@ async def pages(
         call = calls.scan(
             selection.queue,
             selection.job_state,
+            priority=selection.priority,
             future=scans[at],
             body_regex=selection.body_regex,
             page_size=jobs,

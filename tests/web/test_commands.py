@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from pinlaterd.cli import EXIT_INTERRUPTED
-from pinlaterd.client import Client, Job
+from pinlaterd.client import Client, Job, JobState
 from pinlaterd.model import JobOptions
 from tests.cli.program import SECONDS, Program, read_until
 from tests.deployment import Deployment, claim
@@ -196,6 +196,38 @@ def test_a_delete_is_restored_once_with_a_line_in_the_audit_log(
     lines = [json.loads(line) for line in log if f'"number":{done["number"]},' in line]
     [line] = [one for one in lines if "who" in one]
     assert (line["who"], line["what"], line["facts"]["source"]) == (done["who"], "restore", number)
+
+
+def test_the_command_deletes_what_can_be_restored(admin, client, dashboard):
+    client.create_queue("trashed")
+    client.enqueue("trashed", [Job(b"%d" % number, priority=2) for number in range(5)])
+    line = "job delete trashed pending --priority 2"
+
+    first = admin.facts(line, "--limit", "2", "--yes")
+    rest = admin.output(line, "--body-regex", ".", "--yes")
+    none = admin.facts(line, "--yes")
+    admin.output(f"job restore {first['operation']} --yes")
+    [restored, deleted, _] = admin.facts("operation list")[:3]
+
+    assert first["deleted"] == 2
+    assert rest.startswith("3 jobs deleted; `pinlater-admin job restore ")
+    assert none == {"deleted": 0}
+    assert (restored["what"], restored["done"], deleted["done"]) == ("restore", 2, 3)
+    assert client.count("trashed", JobState.PENDING) == 2
+
+
+def test_a_delete_that_can_not_be_restored_says_so_before(admin, client, dashboard):
+    client.create_queue("lost")
+    client.enqueue("lost", [b"1", b"2", b"3"])
+    line = "job delete lost pending --limit 1 --yes"
+
+    elsewhere = Program("admin", "--port", dashboard.port)(line)
+    by_wish = admin(f"{line} --no-trash")
+
+    assert elsewhere.stdout == by_wish.stdout == "1 job deleted\n"
+    assert "warning: deleted jobs are not kept, so this can't be undone: --host" in elsewhere.stderr
+    assert by_wish.stderr == ""
+    assert "lost" not in [one["queue"] for one in admin.facts("operation list")]
 
 
 def test_without_a_dashboard_the_commands_say_so(tmp_path):
