@@ -262,6 +262,7 @@ def delay_after(error: BaseException, attempt: int, retries: Retries) -> float |
         if seconds is None:
             return None
         _check("delay", seconds)
+        seconds = float(seconds)  # an array of one passes the check, and can not be rounded
     except BaseException:  # noqa: BLE001 - a user's code
         text = "the retry policy for %s failed; the default is used"
         log_guarded(log.exception, text, type(error).__name__)
@@ -436,6 +437,7 @@ def raised(
     match error:
         case Retry():
             seconds = error.delay_seconds
+            _check_delay(seconds)  # a subclass may have set it after ours had checked it
             if seconds is None:
                 seconds = delay_after(error, job.attempt, retries)
             if seconds is None:  # by `never`, which is for errors

@@ -7,6 +7,7 @@ import logging
 import pickle
 import sys
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from functools import partial, wraps
 
 import pytest
@@ -16,6 +17,7 @@ from pinlaterd.client import (
     Client,
     Ending,
     Handlers,
+    Retry,
     RunningJob,
     Worker,
     constant,
@@ -207,6 +209,22 @@ def test_an_exception_whose_traceback_can_not_be_shown_is_an_outcome(caplog, att
     for said in ("a hook failed", "mail:s1:p1:1 "):
         assert said in caplog.text
     assert caplog.text.count("(what was raised can't be shown)") == 2
+
+
+@pytest.mark.parametrize("seconds", [timedelta(seconds=5), float("nan"), "5"])
+def test_a_delay_that_was_set_after_its_check_fails_the_attempt(seconds):
+    handlers = Handlers()
+
+    @handlers.queue("mail")
+    def handle(job: object) -> None:
+        not_yet = Retry(1)
+        not_yet.delay_seconds = seconds
+        raise not_yet
+
+    outcome = handlers.by_queue["mail"].run(JOB)
+
+    assert outcome.ending is Ending.RETRIED
+    assert "delay_seconds: expected" in outcome.status
 
 
 def test_a_filter_of_a_log_that_ends_programs_changes_no_outcome():
