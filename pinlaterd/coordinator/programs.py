@@ -16,6 +16,7 @@ import http.client
 import json
 import logging
 import math
+import re
 import shlex
 import site
 import socket
@@ -130,7 +131,7 @@ def _program(instance: Instance, server: ServerSettings) -> Program:
         _DEFINITION.format(
             name=name,
             fingerprint=_fingerprint([settings_at_start(server), *own]),
-            command=shlex.join(command).replace("%", "%%"),
+            command=_plain(shlex.join(command)),
             environment=_environment(),
             priority=kind.priority,
             stop_seconds=stop_seconds(server),
@@ -147,8 +148,16 @@ def _environment() -> str:
     root = str(Path(pinlaterd.__file__).parent.parent)
     if root in site.getsitepackages():
         return variables
-    quoted = root.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
-    return f'{variables},PYTHONPATH="{quoted}"'
+    # supervisor knows no escapes here, and strips the value of quotes at its end
+    quote = "'" if '"' in root else '"'
+    return f"{variables},PYTHONPATH={quote}{_plain(root)}/{quote}"
+
+
+def _plain(text: str) -> str:
+    """Write `text` so that supervisor expands nothing in it, and takes none of it for a comment.
+
+    A comment begins with # or ; after a blank, so what expands to nothing goes in between."""
+    return re.sub(r"(?<=\s)(?=[#;])", "%(program_name).0s", text.replace("%", "%%"))
 
 
 # --- what to do --------------------------------------------------------------------------------

@@ -26,8 +26,10 @@ Run = Callable[..., Done]
 class Program:
     """One of them, called with a command line and further arguments; `options` go with each."""
 
-    def __init__(self, name: str, *options: object, folder: Path = ROOT) -> None:
-        self._command = [sys.executable, "-m", f"pinlaterd.cli.{name}"]
+    def __init__(
+        self, name: str, *options: object, folder: Path = ROOT, python: Path | str = sys.executable
+    ) -> None:
+        self._command = [str(python), "-m", f"pinlaterd.cli.{name}"]
         self._options = options
         self._folder = folder
 

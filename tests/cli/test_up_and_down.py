@@ -228,6 +228,24 @@ def test_a_folder_of_any_name(operator, name, wait_until):
     assert operator.pids() == {}
 
 
+def test_python_and_package_in_a_folder_of_any_name(operator):
+    operator.init("--shards", 1)
+    home = operator.folder.parent / "a #2 ;b %s [c] 'd"
+    home.mkdir()
+    (home / "venv").symlink_to(sys.prefix)
+    (home / "source").symlink_to(ROOT)
+    program = Program("pinlaterd", python=home / "venv/bin/python")
+
+    done = program("up", operator.folder, PYTHONPATH=str(home / "source"))
+
+    assert done.returncode == 0, done.stderr
+    pids = operator.pids()
+    assert set(pids) == ALL - {"shard-2"}
+    of_router = psutil.Process(pids["router"]).environ()
+    assert of_router["PYTHONPATH"] == f"{home}/source/"
+    assert operator.down().stdout == "stopped\n"
+
+
 def test_an_init_system_starts_supervisord_in_a_folder_of_any_name(operator, wait_until):
     operator.folder = operator.folder / "50% of [my] jobs"
     operator.init("--shards", 1)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from supervisor.options import ServerOptions, UnhosedConfigParser
 
+import pinlaterd
+from pinlaterd.config import layout
 from pinlaterd.config.active import activate, read_active
 from pinlaterd.config.load import load_config
 from pinlaterd.coordinator.programs import (
@@ -78,6 +85,27 @@ def test_definitions_hold_no_secrets(load):
     text = "".join(program.definition for program in wanted_programs(load()))
 
     assert "sesame" not in text
+
+
+# What supervisor takes for an expansion, a comment, an escape, or the end of a text.
+@pytest.mark.parametrize("folder", ["a #2 ;b %s [c] 'd'", 'C:\\new "x"\t#1 %(here)s', "\\", "é"])
+def test_python_and_package_may_lie_in_folders_of_any_name(load, monkeypatch, folder):
+    config = load()
+    monkeypatch.setattr(sys, "executable", f"/{folder}/bin/python")
+    monkeypatch.setattr(pinlaterd, "__file__", f"/{folder}/pinlaterd/__init__.py")
+    layout.LOGS.mkdir()
+    layout.SHARD_PROGRAMS.mkdir()
+    parser, options = UnhosedConfigParser(), ServerOptions()
+    options.here = str(layout.SHARD_PROGRAMS)
+
+    for program in wanted_programs(config):
+        parser.read_string(program.definition)
+        section = f"program:{program.name}"
+        [read] = options.processes_from_section(parser, section, program.name)
+
+        assert shlex.split(read.command)[:4] == [sys.executable, "-P", "-m", "pinlaterd"]
+        assert Path(read.environment["PYTHONPATH"]) == Path(f"/{folder}")
+        assert read.environment["PINLATERD_PROGRAM"] == program.name
 
 
 # --- plan -----------------------------------------------------------------------------------
