@@ -431,9 +431,12 @@ class Section:
             return Secret(given or "")
         if way.endswith("_file"):
             return Secret(self._secret_file(way, self.file.path.parent.parent / given))
+        value = os.environ.get(given, "")
         if given not in os.environ:
             self.problem(way, f"the environment has no {given}; set it, and start again")
-        return Secret(os.environ.get(given, ""), given)
+        elif value != value.encode(errors="replace").decode():  # as it is of a file
+            self.problem(way, f"the environment's {given} is not valid UTF-8")
+        return Secret(value, given)
 
     def _secret_file(self, name: str, path: Path) -> str:
         try:

@@ -112,9 +112,12 @@ def check_folders(directory: Path) -> None:
     """Check that nobody else can change what runs in the deployment `directory`, or its jobs.
 
     Each of its folders that exists has to be a real one, of this user or root, and no other may
-    write to it: who can puts another supervisord.conf there, and so runs programs as this user.
+    write to it: who can puts another supervisord.conf there, and so runs programs as this user. The
+    same holds for that file, for modules in etc/, and for configuration, which a group may share.
     Raises DeploymentError with all that is wrong, and the cures."""
-    checked = (Path(), ETC, ETC / SUPERVISORD_FILE, RUN, LOGS, SHARD_PROGRAMS, DATA)
+    modules = sorted(path.name for path in (directory / ETC).glob("*.py"))
+    files = [ETC / name for name in (SUPERVISORD_FILE, *CONFIG_FILES, *modules)]
+    checked = (Path(), ETC, *files, RUN, LOGS, SHARD_PROGRAMS, DATA)
     problems = [problem for name in checked if (problem := _open_to_others(directory, name))]
     if problems:
         raise DeploymentError("\n".join(problems))
@@ -122,10 +125,10 @@ def check_folders(directory: Path) -> None:
 
 def _open_to_others(directory: Path, name: Path) -> str | None:
     path = directory / name
-    user, shown = os.geteuid(), path.absolute()
+    user, shown, shared = os.geteuid(), path.absolute(), name.name in CONFIG_FILES
     quoted, target = shlex.quote(str(shown)), shlex.quote(os.path.realpath(path))
     # Configuration may be linked, file by file: in etc/ nobody else can turn the link.
-    if path.is_symlink() and name.name != SUPERVISORD_FILE:
+    if path.is_symlink() and name.parent != ETC:
         cure = f"`rm {quoted}{f' && mv {target} {quoted}' if path.exists() else ''}`"
         cure = cure if name.name else f"give {target} as DIR"
         return f"{shown}: a link, which others may turn elsewhere; {cure}"
@@ -135,9 +138,9 @@ def _open_to_others(directory: Path, name: Path) -> str | None:
     if found.st_uid not in (0, user):
         why = f"another user (uid {found.st_uid}; is this to run as that one?) owns it and may"
         cure = f"chown -R {user} {quoted}"
-    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    elif found.st_mode & (stat.S_IWOTH if shared else stat.S_IWGRP | stat.S_IWOTH):
         why = f"other users may write to it (mode {stat.S_IMODE(found.st_mode):04o}) and"
-        cure = f"chmod go-w {quoted}"
+        cure = f"chmod {'o' if shared else 'go'}-w {quoted}"
     else:
         return None
     return f"{shown}: {why} change what runs there; look through it, then `{cure}`"

@@ -60,7 +60,8 @@ def test_a_deployment_that_was_only_checked_out_gets_its_folders(tmp_path, monke
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-CHECKED = (".", "etc", "etc/supervisord.conf", "run", "run/log", "run/supervisord.d", "data")
+FOLDERS = (".", "etc", "run", "run/log", "run/supervisord.d", "data")
+CHECKED = (*FOLDERS, "etc/supervisord.conf", "etc/proxy.py", "etc/pinlaterd.yaml")
 
 
 @pytest.fixture
@@ -68,7 +69,9 @@ def deployment(tmp_path):
     folder = tmp_path / "my deployment"
     for name in ("etc", "run/log", "run/supervisord.d", "data"):
         (folder / name).mkdir(parents=True)
-    (folder / "etc/supervisord.conf").touch()
+    for name in CHECKED[len(FOLDERS) :]:
+        (folder / name).touch()
+        (folder / name).chmod(0o644)
     layout.check_folders(folder)
     return folder
 
@@ -84,6 +87,9 @@ def refusals(folder):
 def test_what_others_may_write_to_is_refused_until_its_cure_is_applied(deployment, name, right):
     path = deployment / name
     path.chmod(path.stat().st_mode | right)
+    if name.endswith("yaml") and right == stat.S_IWGRP:
+        layout.check_folders(deployment)  # a group may share it
+        return
 
     [refusal] = refusals(deployment)
 
@@ -107,7 +113,7 @@ def test_what_is_another_users_is_refused_and_roots_is_not(deployment, name, mon
     layout.check_folders(deployment)
 
 
-@pytest.mark.parametrize("name", [name for name in CHECKED if not name.endswith("conf")])
+@pytest.mark.parametrize("name", FOLDERS)
 def test_a_link_is_refused_in_place_of_a_folder(deployment, name, tmp_path):
     path, target = deployment / name, tmp_path / "elsewhere"
     path.rename(target)
@@ -124,9 +130,10 @@ def test_a_link_is_refused_in_place_of_a_folder(deployment, name, tmp_path):
 
 def test_links_that_only_the_owner_can_turn_are_none_of_its_business(deployment, tmp_path):
     """A linked parent of DIR, and linked files in etc/."""
-    conf = deployment / "etc/supervisord.conf"
-    conf.rename(tmp_path / "supervisord.conf")
-    conf.symlink_to(tmp_path / "supervisord.conf")
+    for name in CHECKED[len(FOLDERS) :]:
+        target = tmp_path / Path(name).name
+        (deployment / name).rename(target)
+        (deployment / name).symlink_to(target)
     (tmp_path / "linked").symlink_to(tmp_path)
 
     layout.check_folders(tmp_path / "linked" / deployment.name)

@@ -234,11 +234,15 @@ def test_mysql_and_redis_shards(etc, monkeypatch, tmp_path):
     [
         ("passwd: 4711", "shards.1.passwd: expected text, got something else; put it in quotes"),
         ("passwd_env: NOT_THERE", "the environment has no NOT_THERE"),
+        ("passwd_env: NOT_UTF8", "the environment's NOT_UTF8 is not valid UTF-8"),
         ("passwd_file: nope", "nope: No such file or directory"),
+        ("passwd_file: latin1", "latin1 is not valid UTF-8"),
         ("passwd: s3cret, passwd_env: HOME", "shards.1.passwd is given too; keep one"),
     ],
 )
-def test_a_password_that_can_not_be_had_is_never_shown(etc, password, what):
+def test_a_password_that_can_not_be_had_is_never_shown(etc, password, what, tmp_path, monkeypatch):
+    monkeypatch.setenv("NOT_UTF8", os.fsdecode(b"s3cret\xff"))
+    (tmp_path / "latin1").write_bytes(b"s3cret\xff")
     (etc / "shards.yaml").write_text(
         f"shards: {{1: {{engine: mysql, user: u, master: {{host: h, port: 1}}, {password}}}}}"
     )
