@@ -83,14 +83,25 @@ class LookupTooLarge(InvalidRequest):
 
 
 class BadDescriptors(InvalidRequest):
-    """Some of a call's descriptors name no job of `place`, where all others were carried out."""
+    """Some of a call's descriptors name no job of `place`, where all others were carried out.
+
+    The message names as many of them as fit into MOST_BYTES, each cut at 200 characters."""
+
+    MOST_BYTES = 16 << 10
 
     def __init__(self, descriptors: Sequence[str], place: str) -> None:
-        shown = ", ".join(repr(descriptor[:200]) for descriptor in descriptors[:10])
-        more = f" and {len(descriptors) - 10} more" if len(descriptors) > 10 else ""
+        shown: list[str] = []
+        left = self.MOST_BYTES
+        for descriptor in descriptors:
+            name = repr(descriptor[:200])
+            left -= len(name.encode()) + len(", ")
+            if left < 0:
+                break
+            shown.append(name)
+        more = len(descriptors) - len(shown)
         super().__init__(
-            f"not job descriptors of {place}: {shown}{more}; the other jobs of the call were "
-            "carried out"
+            f"not job descriptors of {place}: {', '.join(shown)}"
+            f"{f' and {more} more' if more else ''}; the other jobs of the call were carried out"
         )
 
 

@@ -111,6 +111,8 @@
  *   max_jobs_per_call              10,000 elements of a list: the jobs of an enqueue, acks (succeeded,
  *                                  failed), checkpoints, descriptors of a look-up. A call with a longer
  *                                  list is an invalid request: refused whole, before it is decoded
+ *   bad descriptors                named in an error's message up to 16 KiB, each up to 200 characters;
+ *                                  beyond, the message says how many more there are
  *   max_frame_bytes                64 MiB a message, of compact as binary, too; beyond, the
  *                                  connection is closed. A look-up whose answer would be longer is
  *                                  an invalid request

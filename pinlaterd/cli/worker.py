@@ -34,7 +34,7 @@ from pinlaterd.client import (
 )
 from pinlaterd.client.handlers import CLEAN_UP_SECONDS, TO_THREAD
 from pinlaterd.config.schema import LOG_LEVELS
-from pinlaterd.errors import DeploymentError, RequestError
+from pinlaterd.errors import DeploymentError, RequestError, address_of
 from pinlaterd.lifecycle import STOP_SIGNALS, ExitCode, StopSignal, end_with_parent, set_up_log
 
 _PAUSE_SECONDS = 1.0
@@ -174,7 +174,7 @@ def _metrics_served(
             url = stack.enter_context(WorkerMetrics(made).served(port, host=host, names=names))
         except OSError as error:
             command.fail(
-                f"cannot serve metrics at {host}:{port}: {error.strerror}; "
+                f"cannot serve metrics at {address_of(host, port)}: {error.strerror}; "
                 "see --metrics-host and --metrics-port"
             )
         logger.info("metrics at %s", url)

@@ -30,7 +30,7 @@ from pinlaterd.coordinator.programs import LivePrograms, changed_programs
 from pinlaterd.coordinator.rates import RateControl
 from pinlaterd.coordinator.reload import HeldJobs, Reload
 from pinlaterd.coordinator.workers import DetailsControl
-from pinlaterd.errors import ConfigError
+from pinlaterd.errors import ConfigError, address_of
 from pinlaterd.http_port import HttpPort
 from pinlaterd.lifecycle import count_dropped_lines, process_exists, set_up_log
 from pinlaterd.stats import Stats, StatsSnapshot, empty
@@ -115,9 +115,8 @@ class Coordinator:
         server = self._config.server
         await self._web.listen(server.stats_host, server.stats_port)
         log.info(
-            "serving statistics on http://%s:%d; shards %s",
-            server.stats_host,
-            server.stats_port,
+            "serving statistics on http://%s; shards %s",
+            address_of(server.stats_host, server.stats_port),
             ", ".join(self._config.shards),
         )
 

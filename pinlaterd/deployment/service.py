@@ -52,7 +52,7 @@ from pinlaterd.deployment.restarts import (
     last_lines,
     wait_for_all,
 )
-from pinlaterd.errors import ConnectionFailed, DeploymentError
+from pinlaterd.errors import ConnectionFailed, DeploymentError, address_of
 from pinlaterd.wire.control import read_snapshot
 
 _LEAVE_SECONDS = 60.0  # for other servers to take over what this one owns
@@ -305,7 +305,7 @@ def _check_port(host: str, port: int, key: str) -> None:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise DeploymentError(
-                f"can't listen on {host}:{port}: {error.strerror}; see {_SERVER_FILE}"
+                f"can't listen on {address_of(host, port)}: {error.strerror}; see {_SERVER_FILE}"
             ) from error
         holder = _holder(port)
         if holder in processes_of(Path()):

@@ -20,6 +20,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.config import layout
 from pinlaterd.config.active import ActiveConfig
 from pinlaterd.config.kinds import ROUTER, counterpart
+from pinlaterd.errors import address_of
 from pinlaterd.lifecycle import (
     ExitCode,
     StopSignal,
@@ -79,7 +80,8 @@ async def _serve(start: ProcessStart) -> int:
     try:
         await router.start()
     except OSError as error:
-        log.error("can't listen on %s:%d: %s", settings.host, settings.port, error.strerror)
+        address = address_of(settings.host, settings.port)
+        log.error("can't listen on %s: %s", address, error.strerror)
         return ExitCode.FAILURE
     # All that lives as long as the process is out of the collector's sight from now on.
     gc.collect()
@@ -133,7 +135,7 @@ class Router(ReportingProcess):
         self._start_reporting()
         await self._wait_for_shards()
         settings = self._shared.settings
-        address = f"{settings.host}:{settings.port}"
+        address = address_of(settings.host, settings.port)
         taken = take_listeners(self._peer, address)
         await self._server.start(taken)
         self._offer = Offer(layout.listener_socket(self._name), address, self._server.listeners)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from pinlaterd.errors import InvalidRequest, ProtocolError
+from pinlaterd.errors import InvalidRequest, ProtocolError, address_of
 from pinlaterd.lifecycle import ASIDE_BYTES, begin_aside
 from pinlaterd.rpc import codec
 from pinlaterd.rpc.compact import from_binary, to_binary
@@ -513,7 +513,7 @@ class Connection(asyncio.Protocol):
 
 def _address(peername: Any) -> str:
     if isinstance(peername, tuple) and len(peername) >= 2:
-        return f"{peername[0]}:{peername[1]}"
+        return address_of(*peername[:2])
     return str(peername or "?")
 
 

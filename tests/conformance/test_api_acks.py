@@ -209,6 +209,20 @@ def test_bad_descriptors_fail_alone(client: Client, queue, bad):
     assert len(taken) == sum(map(len, by_shard.values()))
 
 
+@one_engine
+@pytest.mark.parametrize(("length", "named"), [(9, 100), (300, 80)])
+def test_bad_descriptors_are_named_as_far_as_a_message_holds(client: Client, queue, length, named):
+    bad = [f"{number:03}".ljust(length, "x") for number in range(100)]
+
+    with pytest.raises(Refused) as refused:
+        client.ack(queue, bad)
+
+    message = refused.value.message
+    assert [name for name in bad if repr(name[:200]) in message] == bad[:named]
+    assert (f" and {100 - named} more; " in message) == (named < 100)
+    assert len(message) < 17_000
+
+
 def test_one_that_is_no_number_fails_alone_among_others_of_its_length(client: Client, queue):
     (good,) = client.enqueue(queue, b"x")
     client.dequeue(queue, 1)

@@ -656,6 +656,14 @@ def test_the_longest_idle_makes_room_and_calls_in_flight_keep_theirs(start, wait
         assert receive_frame(waits) == b"late"
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [(("::1", 9010, 0, 0), "[::1]:9010"), (("127.0.0.1", 1), "127.0.0.1:1"), ("", "?")],
+)
+def test_a_peer_is_named_as_in_a_url(name, shown):
+    assert connection._address(name) == shown
+
+
 def test_an_address_that_takes_all_makes_room_for_others_and_none_for_itself(start):
     server = start(max_connections=6)
     with ExitStack() as stack:

@@ -41,7 +41,7 @@ from pymysql.constants import CLIENT, CR, ER
 from pymysql.cursors import DictCursor
 
 from pinlaterd.engines.base import CUT_SECONDS
-from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
+from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted, address_of
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class MysqlAddress(NamedTuple):
     passwd: str
 
     def __str__(self) -> str:
-        return f"mysql {self.host}:{self.port}"
+        return f"mysql {address_of(self.host, self.port)}"
 
 
 class MysqlConnection:

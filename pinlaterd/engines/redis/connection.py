@@ -26,7 +26,7 @@ from redis.retry import Retry
 
 from pinlaterd.engines.base import CUT_SECONDS
 from pinlaterd.engines.redis.scripts import Script
-from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted
+from pinlaterd.errors import StorageError, StorageFull, StorageNotCommitted, address_of
 
 
 class ErrorAnswer(Exception):
@@ -102,7 +102,7 @@ class Server:
     passwd: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        return f"Redis at {self.host}:{self.port}"
+        return f"Redis at {address_of(self.host, self.port)}"
 
     def find(self) -> Server:
         """Return itself: a server whose address is known."""
