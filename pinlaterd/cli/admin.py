@@ -116,6 +116,7 @@ def check(*, folder: Path | None) -> None:
 
 
 @cli.command("hash-password")
+@command.json_option
 def hash_password_command() -> None:
     """Print the hash of a password, for admin_password_hash in etc/pinlaterd.yaml.
 
@@ -126,7 +127,8 @@ def hash_password_command() -> None:
       pinlater-admin hash-password
       pinlater-admin hash-password < /run/secrets/pinlaterd
     """
-    click.echo(hash_password(command.read_password("Password", twice=True)))
+    hashed = hash_password(command.read_password("Password", twice=True))
+    command.show({"hash": hashed}, hashed)
 
 
 @cli.command()
@@ -201,7 +203,7 @@ def list_queues(*, long: bool) -> None:
 
 @queue.command()
 @click.argument("name")
-@command.target_options
+@command.admin_options
 def create(*, name: str) -> None:
     """Create a queue. One that exists is left as it is.
 
@@ -209,7 +211,7 @@ def create(*, name: str) -> None:
     """
     with command.connect() as client:
         client.create_queue(name)
-    click.echo(f"queue {name} is there")
+    command.show({"created": name}, f"queue {name} is there")
 
 
 @queue.command()
@@ -217,7 +219,7 @@ def create(*, name: str) -> None:
 @command.option(
     "--password-file", type=click.File("r"), metavar="F|-", help="Its first line is the password."
 )
-@command.target_options
+@command.admin_options
 def delete(*, name: str, password_file: IO[str] | None) -> None:
     """Delete a queue with all its jobs.
 
@@ -234,9 +236,9 @@ def delete(*, name: str, password_file: IO[str] | None) -> None:
         password = os.environ[PASSWORD_ENVIRONMENT]
     else:
         password = command.read_password("Admin password")
-    with command.connect() as client:
+    with command.connect() as client, command.waiting("deleting the queue"):
         client.delete_queue(name, password=password)
-    click.echo(f"queue {name} is gone")
+    command.show({"deleted": name}, f"queue {name} is gone")
 
 
 @queue.command()
@@ -256,7 +258,7 @@ def stats(*, name: str, seconds: float) -> None:
 
     Example: pinlater-admin queue stats mail --seconds 10
     """
-    with command.connect() as client:
+    with command.connect() as client, command.waiting("counting"):
         counts = {"SCHEDULED": client.count(name, JobState.PENDING, future=True)}
         counts |= {state.name: client.count(name, state) for state in JobState}
     with command.waiting(f"measuring for {seconds:g} s"):
@@ -265,7 +267,7 @@ def stats(*, name: str, seconds: float) -> None:
     shown = next((one for one in frame["queues"] if one["name"] == name), None)
     verdict = shown["verdict"] if shown is not None else None
     # A count ends at the server's limit for each shard and priority; a frame is a second old.
-    limit = command.server_settings().count_limit
+    limit = frame.get("count_limit", command.server_settings().count_limit)
     bounds = {state: ">=" for state, jobs in counts.items() if jobs >= limit}
     if shown is not None and all(shard["jobs"] is not None for shard in frame["shards"]):
         counts |= {state: max(counts[state], shown[state.lower()]) for state in bounds}
@@ -281,7 +283,7 @@ def stats(*, name: str, seconds: float) -> None:
         command.print_table((("jobs", 0), per_second), rates.items())
 
     facts = {"queue": name, "jobs": counts, "per_second": rates, "verdict": verdict}
-    command.show(facts, print_tables)
+    command.show(facts | {"at_least": {state: state in bounds for state in counts}}, print_tables)
 
 
 @cli.group()
@@ -416,8 +418,6 @@ def _edit_queue(name: str, change: Callable[[], edit.Edited], done: str) -> None
 _regex_option = command.option(
     "--body-regex", metavar="RE2", help="Only jobs whose body this is found in."
 )
-
-
 _PROGRESS_MS = 1_000  # after so long a search says how far it got
 
 
@@ -551,9 +551,10 @@ def failures(*, queue: str, by: Grouping, since_ms: int | None, accept_partial: 
     from pinlaterd.client.failures import FailureWindow, facts_of, shown_workers
 
     window = FailureWindow(queue, since_ms, accept_partial=accept_partial)
-    with command.connect() as client:
+    with command.connect() as client, command.waiting("looking at failed jobs") as tell:
         while window.call is not None:
             window.take(client.run(window.call))
+            tell(f"looked at {how_many(len(window.failures), 'failed job')}")
     command.warn_without(window.missing_shards)
     facts, grouped = facts_of(window, by, round(time.time() * 1000)), len(window.failures)
     columns: Sequence[command.Column] = (
@@ -656,17 +657,21 @@ def retry(
       pinlater-admin job retry mail --body-regex '^to: ada' --spread 50
       pinlater-admin job retry mail --message 'Timeout: smtp# is away' --before 03:08:00 --first 10
     """
+    from pinlaterd.client import calls
+
     at_ms = round((time.time() + delay_seconds) * 1000) if delay_seconds else None
     call = _chosen(**which) | {"attempts_to_allow": attempts, "run_after_ms": at_ms}
     with command.connect() as client:
         if preview or spread is not None:
-            jobs = client.retry_failed(queue, dry_run=True, **call)
+            with command.waiting("counting jobs"):
+                jobs = client.retry_failed(queue, dry_run=True, **call)
             if preview:
                 command.show({"would_retry": jobs}, f"{how_many(jobs, 'job')} would be retried")
                 return
             call["limit"] = max(1, jobs)
             call["spread_ms"] = round(jobs * 1000 / spread) if spread else None
-        retried = client.retry_failed(queue, **call)
+        with command.waiting("retrying jobs") as tell:
+            retried = client.run(command.telling(calls.retry_failed(queue, **call), tell))
     command.show({"retried": retried}, f"{how_many(retried, 'job')} made pending again")
 
 
@@ -744,27 +749,31 @@ def _delete(
 ) -> int:
     """Delete the jobs that `call` chooses, or, if there is a time, those of them that nothing has
     changed since; return how many, or of a dry run how many it would delete."""
-    if since_ms is None:
-        return client.delete_jobs(queue, state, dry_run=dry_run, **call)
     from pinlaterd.client import calls
 
-    which = {"body_regex": call["body_regex"], "choice": call["choice"]}
-    which |= {"priority": call["priority"] or None, "page_size": _USUAL_JOBS}
-    changed, earliest_ms = 0, math.inf
-    for future in (True, False):
-        for page in calls.pages(client.run, calls.scan(queue, state, future=future, **which)):
-            unchanged = [job for job in page.jobs if job.updated_at_ms < since_ms]
-            if not unchanged:
-                continue
-            if dry_run:  # a job that falls due meanwhile comes in both scans
-                changed += sum(future or job.run_after_ms < earliest_ms for job in unchanged)
-                earliest_ms = unchanged[-1].run_after_ms if future else earliest_ms
-            else:  # at once, since a delete by name checks nothing but the state
-                named = JobChoice([job.descriptor for job in unchanged[: call["limit"] - changed]])
-                changed += client.delete_jobs(queue, state, priority=ALL_PRIORITIES, choice=named)
-            if changed >= call["limit"]:
-                return int(call["limit"])
-    return changed
+    with command.waiting("counting jobs" if dry_run else "deleting jobs") as tell:
+        if since_ms is None:
+            made = calls.delete_jobs(queue, state, dry_run=dry_run, **call)
+            return client.run(command.telling(made, tell))
+        which = {"body_regex": call["body_regex"], "choice": call["choice"]}
+        which |= {"priority": call["priority"] or None, "page_size": _USUAL_JOBS}
+        changed, earliest_ms = 0, math.inf
+        for future in (True, False):
+            for page in calls.pages(client.run, calls.scan(queue, state, future=future, **which)):
+                unchanged = [job for job in page.jobs if job.updated_at_ms < since_ms]
+                if not unchanged:
+                    continue
+                if dry_run:  # a job that falls due meanwhile comes in both scans
+                    changed += sum(future or job.run_after_ms < earliest_ms for job in unchanged)
+                    earliest_ms = unchanged[-1].run_after_ms if future else earliest_ms
+                else:  # at once, since a delete by name checks nothing but the state
+                    names = [job.descriptor for job in unchanged[: call["limit"] - changed]]
+                    choice, of_all = JobChoice(names), ALL_PRIORITIES
+                    changed += client.delete_jobs(queue, state, priority=of_all, choice=choice)
+                tell(f"{how_many(changed, 'job')} so far")
+                if changed >= call["limit"]:
+                    return int(call["limit"])
+        return changed
 
 
 def _question(queue: str, state: JobState, call: dict[str, Any], counted: int | None) -> str:

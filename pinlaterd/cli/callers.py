@@ -29,7 +29,7 @@ from pinlaterd.cli import command
 from pinlaterd.client import Client
 from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import ConnectionFailed, ErrorCode, OutcomeUnknown, PinLaterError, how_many
-from pinlaterd.model import QUEUE_DEFAULT, CheckpointInfo, ClaimedJob, Job, JobState
+from pinlaterd.model import QUEUE_DEFAULT, CheckpointInfo, ClaimedJob, Job, JobOptions, JobState
 
 MIN_BODY_BYTES = 64
 _MAGIC = b"pinlater-load"
@@ -48,9 +48,9 @@ class Plan:
     """What the command line says of a load; options that a command lacks have their defaults here.
 
     Jobs are for `run_after_ms`, or `delay` seconds after they are made; `attempts` and `status` are
-    theirs. `success_percent` of them, chosen at random, succeed; the others fail. Without
-    `all_jobs`, jobs that the bench did not make are released, at no attempt's cost, and end the
-    run. `rate`: calls a second, in an open loop.
+    theirs, and the milliseconds that `expires_at` gives. `success_percent` of them, chosen at
+    random, succeed; the others fail. Without `all_jobs`, jobs that the bench did not make are
+    released, at no attempt's cost, and end the run. `rate`: calls a second, in an open loop.
     """
 
     queue: str
@@ -62,6 +62,7 @@ class Plan:
     body_bytes: int = MIN_BODY_BYTES
     delay: float | None = None
     run_after_ms: int | None = None
+    expires_at: Callable[[], int] | None = None
     attempts: int = QUEUE_DEFAULT
     status: str = ""
     success_percent: int = 100
@@ -87,7 +88,11 @@ class Plan:
         run_after_ms = self.run_after_ms
         if self.delay is not None:
             run_after_ms = round((time.time() + self.delay) * 1000)
-        return Job(body, self.priority or QUEUE_DEFAULT, run_after_ms, self.attempts, self.status)
+        options = None
+        if self.expires_at is not None:
+            options = JobOptions(expires_at_ms=self.expires_at())
+        given = (run_after_ms, self.attempts, self.status, options)
+        return Job(body, self.priority or QUEUE_DEFAULT, *given)
 
 
 # --- bodies -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import os
 import pwd
 import re
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -36,6 +37,7 @@ from pinlaterd.errors import (
     DeploymentError,
     OutcomeUnknown,
     PinLaterError,
+    how_many,
 )
 from pinlaterd.lifecycle import ExitCode, escaped, prepare_streams
 from pinlaterd.model import JobOptions, JobRecord, JobState
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pinlaterd.client import Client
+    from pinlaterd.client.calls import PreparedCall
 
 Facts = Mapping[str, Any]  # as they are in JSON
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -233,6 +236,17 @@ def moment(text: str) -> int:
         if found.tzinfo is not None:
             return round(found.timestamp() * 1000)
     raise click.BadParameter(f"{text!r} is no time with a zone; write 2026-11-21T03:00:00Z")
+
+
+def expiry(text: str) -> Callable[[], int]:
+    """Return what gives milliseconds since 1970: of a time as `moment` takes it, or of as many
+    seconds after it is asked as the text says."""
+    with suppress(ValueError):
+        seconds = float(text)
+        if 0 <= seconds <= MAX_DELAY_SECONDS:
+            return lambda: round((time.time() + seconds) * 1000)
+    at_ms = moment(text)
+    return lambda: at_ms
 
 
 def past_moment(text: str) -> int:
@@ -481,6 +495,19 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: shown.update(f"{text} …")
 
 
+def telling(call: PreparedCall[int], tell: Callable[[str], None]) -> PreparedCall[int]:
+    """Return `call`, which a client may make several times, so that it tells how many jobs all of
+    its answers have named."""
+    answers: list[int] = []
+
+    def result(jobs: int) -> int:
+        answers.append(jobs)
+        tell(f"{how_many(sum(answers), 'job')} so far")
+        return jobs
+
+    return call._replace(result=result)
+
+
 # --- jobs and times as text ---------------------------------------------------------------------
 # Bodies and custom statuses come from anybody. On their way to a terminal everything that could
 # command it is escaped; in JSON they are exact.
@@ -507,10 +534,10 @@ def _printable_lines(text: str) -> str:
 
 def printable_body(body: bytes) -> str:
     """Return a body as text, cut, with bytes that are no printable text escaped as \\xNN."""
-    shown = printable(body[: MAX_SHOWN_CHARS * 4].decode("utf-8", "backslashreplace"))
-    if len(body) <= MAX_SHOWN_CHARS:
-        return shown
-    return f"{shown.split('… (')[0]}… ({len(body)} bytes)"
+    text = body[: MAX_SHOWN_CHARS * 4].decode("utf-8", "backslashreplace")
+    shown = escaped(text[:MAX_SHOWN_CHARS])
+    is_whole = len(text) <= MAX_SHOWN_CHARS and len(body) <= MAX_SHOWN_CHARS * 4
+    return shown if is_whole else f"{shown}… ({len(body)} bytes)"
 
 
 def record_facts(record: JobRecord) -> dict[str, object]:

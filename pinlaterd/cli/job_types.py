@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 import click
 
@@ -11,6 +12,7 @@ from pinlaterd.cli.shards import carry_out
 from pinlaterd.config import edit
 from pinlaterd.config.layout import ETC, JOB_TYPES_FILE
 from pinlaterd.config.schema import (
+    DEFAULT_ARCHIVE_HOURS,
     DELIVERY_STRATEGIES,
     HOURS_A_CENTURY,
     MOST_INT16,
@@ -19,7 +21,8 @@ from pinlaterd.config.schema import (
 )
 
 _POSITIVE = click.IntRange(1, MOST_INT16)
-_archive_option = command.option(
+_archive_option = partial(
+    command.option,
     "--archive-hours",
     type=click.FloatRange(0, HOURS_A_CENTURY),
     help="How long its ended jobs are kept.",
@@ -44,8 +47,9 @@ def job_type() -> None:
 )
 @command.option("--attempts", type=_POSITIVE, default=1, help="Attempts of a job.")
 @command.option("--concurrency", type=_POSITIVE, default=1, help="Jobs that run at a time.")
+@_archive_option(default=DEFAULT_ARCHIVE_HOURS)
 @command.files_options
-def add(*, name: str, strategy: str, attempts: int, concurrency: int) -> None:
+def add(*, name: str, strategy: str, attempts: int, concurrency: int, archive_hours: float) -> None:
     """Add the job type NAME, which may be any text.
 
     Example: pinlater-admin job-type add invoice-shipped --attempts 5 --concurrency 3
@@ -53,7 +57,7 @@ def add(*, name: str, strategy: str, attempts: int, concurrency: int) -> None:
     if attempts > 1 and strategy != DELIVERY_STRATEGIES[0]:
         raise click.UsageError(f"a job type that is {strategy} has one attempt")
     queue, now = queue_of_type(name), datetime.now(UTC)
-    made = JobType(name, queue, now, strategy, attempts, concurrency)
+    made = JobType(name, queue, now, strategy, attempts, concurrency, archive_hours)
     etc, done = command.directory() / ETC, f"job type {name} is added"
     carry_out(lambda: edit.add_job_type(etc, made), JOB_TYPES_FILE, done)
     command.show({"job_type": name, "queue": made.queue})
@@ -63,7 +67,7 @@ def add(*, name: str, strategy: str, attempts: int, concurrency: int) -> None:
 @click.argument("name")
 @command.option("--attempts", type=_POSITIVE, help="Attempts of jobs enqueued from now on.")
 @command.option("--concurrency", type=_POSITIVE, help="Jobs that run at a time.")
-@_archive_option
+@_archive_option()
 @command.files_options
 def set_settings(*, name: str, **given: float | None) -> None:
     """Change settings of the job type NAME; those that are not given stay.

@@ -13,11 +13,14 @@ import click
 from pinlaterd import __version__
 from pinlaterd.cli import callers, command, load
 from pinlaterd.cli.callers import AtEmpty, Kind, Plan
+from pinlaterd.client import Client, calls
+from pinlaterd.config.schema import ServerSettings
 from pinlaterd.errors import how_many
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.model import QUEUE_DEFAULT, JobOptions
 
 _MAX_CONCURRENCY = 1000
+_USUAL_COUNT_LIMIT = ServerSettings().count_limit
 _NAMED_JOBS = 10  # of so many at most each has its descriptor printed
 
 queue_option = command.option("--queue", required=True, metavar="NAME", help="The queue.")
@@ -114,6 +117,12 @@ def cli() -> None:
     help="Run the jobs not before this time, such as 2026-11-21T03:00:00Z.",
 )
 @command.option(
+    "--expires-at",
+    type=command.expiry,
+    metavar="TIME|SECONDS",
+    help="Hand the jobs out no more from this time on, or so many seconds from now.",
+)
+@command.option(
     "--attempts",
     type=command.COUNT,
     default=QUEUE_DEFAULT,
@@ -136,7 +145,7 @@ def enqueue(
     Examples:
       pinlater enqueue --queue mail --body 'to: ada'
       pinlater enqueue --queue mail --body 'to: ada' --delay 60 --attempts 5
-      pinlater enqueue --queue mail --body 'to: ada' --key order-17
+      pinlater enqueue --queue mail --body 'to: ada' --key order-17 --expires-at 3600
       pinlater enqueue --queue mail --num-queries -1 --batch-size 100 --concurrency 16
       pinlater enqueue --queue mail --from-file addresses.txt --batch-size 500
     """
@@ -173,7 +182,8 @@ def _enqueue_keyed(plan: Plan, body: str | None, key: str) -> None:
         raise click.UsageError("--key is of one job, with its --body")
     job = plan.job(body.encode("utf-8", "surrogateescape"))
     with command.connect() as client:
-        [done] = client.enqueue_keyed(plan.queue, [job._replace(options=JobOptions(key))])
+        options = (job.options or JobOptions())._replace(key=key)
+        [done] = client.enqueue_keyed(plan.queue, [job._replace(options=options)])
     text = "existed, nothing was stored" if done.existed else "enqueued 1 job"
     command.show(done._asdict(), f"{done.descriptor}\n{text}")
 
@@ -323,11 +333,27 @@ def get_job_count(
       pinlater get-job-count --queue mail --job-state failed
       pinlater get-job-count --queue mail --count-future-jobs
     """
-    with command.connect() as client:
-        count = client.count(
-            queue, command.state_of(job_state), priority=priority, future=count_future_jobs
-        )
-    command.show({"count": count}, str(count))
+    which: dict[str, Any] = {"state": command.state_of(job_state), "priority": priority}
+    with command.connect() as client, command.waiting("counting"):
+        jobs = client.count(queue, future=count_future_jobs, **which)
+        at_least = _is_least(client, queue, jobs, which, future=count_future_jobs)
+    command.show({"count": jobs, "at_least": at_least}, f"{'>=' if at_least else ''}{jobs}")
+
+
+def _is_least(
+    client: Client, queue: str, jobs: int, which: dict[str, Any], *, future: bool
+) -> bool:
+    """Return whether a count of `jobs` may have ended at the service's count_limit, which no call
+    tells: shards hold more jobs in that state than the count and that of the other run-afters."""
+    held = client.run(calls.scan(queue, page_size=1, max_ms=1, **which)).in_state
+    if held is None:
+        return jobs >= _USUAL_COUNT_LIMIT
+    if held <= jobs:
+        return False
+    others = client.count(queue, future=not future, **which)
+    # A much larger count of those was the one to end. Where jobs came meanwhile, this one changes.
+    is_short = held > jobs + others and jobs >= min(others, _USUAL_COUNT_LIMIT)
+    return is_short and client.count(queue, future=future, **which) == jobs
 
 
 if __name__ == "__main__":

@@ -49,7 +49,13 @@ from pinlaterd.config.load import (
     load_config,
     shard_entries,
 )
-from pinlaterd.config.schema import PAUSE_NOTE, Address, Config, JobType
+from pinlaterd.config.schema import (
+    DEFAULT_ARCHIVE_HOURS,
+    PAUSE_NOTE,
+    Address,
+    Config,
+    JobType,
+)
 from pinlaterd.errors import ConfigError
 
 KEPT = ".yours-"  # in the name of an edit that came second
@@ -484,13 +490,15 @@ def add_job_type(etc: Path, made: JobType) -> Edited:
     def change(text: Text, config: Config) -> None:
         others = config.job_types
         if made.queue not in others and made.name not in {one.name for one in others.values()}:
-            settings = {
+            settings: dict[str, object] = {
                 "name": made.name,
                 "delivery_strategy": made.delivery_strategy,
                 "attempts": made.attempts,
                 "concurrency": made.concurrency,
                 "created_at": made.created_at.isoformat(),
             }
+            if made.archive_hours != DEFAULT_ARCHIVE_HOURS:
+                settings["archive_hours"] = made.archive_hours
             text.tree["job_types"] = {**(text.tree.get("job_types") or {}), made.queue: settings}
 
     return _edit_tree(etc, JOB_TYPES_FILE, change)

@@ -606,7 +606,7 @@ class UserSettings:
 DELIVERY_STRATEGIES = ("at_least_once", "at_most_once")
 MOST_JOB_TYPE_CHARS = 200
 MOST_INT16 = 2**15 - 1
-_HALF_A_YEAR_HOURS = 180 * 24.0
+DEFAULT_ARCHIVE_HOURS = 180 * 24.0
 # A job with a key is enqueued, due and done within so long.
 _LONGEST_UNDONE_HOURS, _MS_AN_HOUR = 366 * 24.0, 3_600_000
 
@@ -623,7 +623,7 @@ class JobType:
     attempts: int = _setting(1, "attempts of a job", Between(1, MOST_INT16))
     concurrency: int = _setting(1, "jobs that run at a time", Between(1, MOST_INT16))
     archive_hours: float = _setting(
-        _HALF_A_YEAR_HOURS,
+        DEFAULT_ARCHIVE_HOURS,
         "how long its ended jobs, and so their ids, are kept, hours",
         Between(0, HOURS_A_CENTURY),
     )

@@ -153,7 +153,8 @@ class Overview:
         """Return what has happened in the last seconds."""
         await self._details.wait_for_first()
         others = await self._others(query, FrameQuestion(), ServerFrame)
-        return whole_frame(self.server_frame(), others, self._pauses())
+        limit = {"count_limit": self._config_of().server.count_limit}
+        return {**whole_frame(self.server_frame(), others, self._pauses()), **limit}
 
     def _pauses(self) -> Mapping[str, PauseNote]:
         queues = self._config_of().queues

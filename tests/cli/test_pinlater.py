@@ -187,7 +187,7 @@ def test_get_job_count(pinlater, client, queue):
 
     count = f"get-job-count --queue {queue}"
     assert pinlater(count).stdout == "2\n"
-    assert pinlater.facts(f"{count} --priority 2") == {"count": 1}
+    assert pinlater.facts(f"{count} --priority 2") == {"count": 1, "at_least": False}
     assert pinlater(f"{count} --count-future-jobs").stdout == "1\n"
     assert pinlater(f"{count} --job-state FAILED").stdout == "0\n"
 
@@ -230,6 +230,21 @@ def test_a_job_with_a_key_is_stored_once_and_found_by_it(pinlater, client, queue
     assert (found["order-17"]["descriptor"], found["order-17"]["key"]) == (descriptor, "order-17")
 
     assert "unknown: order-18" in pinlater.error(f"lookup --queue {queue} --key order-18")
+
+
+def test_jobs_that_expire(pinlater, client, queue):
+    """At a time, or so many seconds after each is made; one that has a key, too."""
+    enqueue = f"enqueue --queue {queue} --body a --expires-at"
+    before_ms = round(time.time() * 1000)
+    pinlater.output(f"{enqueue} 2100-01-01T00:00:00Z")
+    pinlater.output(f"{enqueue} 3600.5 --key order-18")
+    after_ms = round(time.time() * 1000)
+
+    jobs = client.scan(queue, JobState.PENDING)
+    found = {job.options.key: job.options.expires_at_ms for job in jobs}
+    assert found[None] == 4_102_444_800_000
+    assert before_ms <= found["order-18"] - 3_600_500 <= after_ms
+    assert "write 2026-11-21T03:00:00Z" in pinlater.error(f"{enqueue} tomorrow", code=2)
 
 
 # --- progress, interrupts, failures -----------------------------------------------------------

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from pinlaterd.cli.admin import _delete
-from pinlaterd.client import AckInfo, Client, Job, JobState
+from pinlaterd.cli.command import telling
+from pinlaterd.client import AckInfo, Client, Job, JobState, calls
 from pinlaterd.config.password import verify_password
 from pinlaterd.model import JobRecord, ScanResult
 from tests.cli.program import Program
@@ -88,13 +89,15 @@ def test_a_folder_that_is_no_deployment_is_told_apart(anywhere, tmp_path):
 
 
 def test_create_list_and_delete_a_queue(admin, client):
-    assert admin("queue create by_admin").returncode == 0
+    assert admin.output("queue create by_admin") == "queue by_admin is there\n"
+    assert admin.facts("queue create by_admin") == {"created": "by_admin"}
     assert "by_admin" in admin("queue list").stdout.splitlines()
 
     assert "PASSWORD_INVALID" in admin.error("queue delete by_admin", stdin="wrong\n")
     assert "by_admin" in client.queue_names()
 
-    assert admin("queue delete by_admin", stdin=f"{ADMIN_PASSWORD}\n").returncode == 0
+    deleted = admin.output("queue delete by_admin --json", stdin=f"{ADMIN_PASSWORD}\n")
+    assert json.loads(deleted) == {"deleted": "by_admin"}
     assert "by_admin" not in client.queue_names()
 
 
@@ -248,6 +251,39 @@ def test_a_job_that_falls_due_between_the_scans_is_counted_once():
     assert _delete(client, "mail", JobState.PENDING, which, 1, dry_run=True) == 3
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("job retry {} --preview", "counting jobs"),
+        ("job retry {}", "2 jobs so far"),
+        ("job delete {} failed --yes", "2 jobs so far"),
+        ("job failures {}", "looked at 2 failed jobs"),
+        ("queue delete {}", "deleting the queue"),
+    ],
+)
+def test_what_may_take_long_says_so_on_a_terminal_only(admin, client, line, shown, monkeypatch):
+    monkeypatch.setenv("PINLATERD_ADMIN_PASSWORD", ADMIN_PASSWORD)
+    client.create_queue("long")
+    fail_jobs(client, "long", 2)
+
+    with admin.on_a_terminal(line.format("long")) as terminal:
+        assert terminal.end() == 0, terminal.shown
+    client.create_queue("long")
+    in_a_pipe = admin(line.format("long"))
+
+    assert shown.encode() in terminal.shown
+    assert (in_a_pipe.returncode, in_a_pipe.stderr) == (0, "")
+    client.delete_queue("long", password=ADMIN_PASSWORD)
+
+
+def test_a_change_that_takes_several_calls_tells_how_far_it_got():
+    told: list[str] = []
+    call = telling(calls.retry_failed("mail", limit=9000), told.append)
+
+    assert [call.result(1), call._replace(request=call.request).result(4000)] == [1, 4000]
+    assert told == ["1 job so far", "4,001 jobs so far"]
+
+
 @pytest.mark.parametrize("state", ["pending", "failed"])
 def test_a_job_that_changes_after_the_question_stays(admin, client, queue, wait_until, state):
     if state == "failed":
@@ -337,9 +373,11 @@ def test_config_check_warns_of_a_password_that_others_can_read(anywhere, tmp_pat
 
 def test_hash_password_reads_a_pipe(anywhere):
     done = anywhere.output("hash-password", stdin="open sesame\n")
+    facts = json.loads(anywhere.output("hash-password --json", stdin="open sesame\n"))
     empty = anywhere.error("hash-password", stdin="\n")
 
     assert verify_password("open sesame", done.strip())
+    assert verify_password("open sesame", facts["hash"])
     assert "no password" in empty
 
 

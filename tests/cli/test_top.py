@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pinlaterd.cli import command, service_status
+from pinlaterd.cli import service_status
 from pinlaterd.cli.admin import cli
 from pinlaterd.client import Job
 from pinlaterd.client.coordinator import take_sample
-from pinlaterd.config.schema import ServerSettings
 from pinlaterd.stats import Stats, empty
 from pinlaterd.status import Sample, frame, shards_of
 from tests.cli.program import Program
@@ -77,14 +76,31 @@ def test_stats_are_exact_and_py2_comes_before_py10(counted_to_two, wait_until):
     assert f"statistics on http://[::1]:{counted_to_two.stats_port}, shards 1" in up
 
 
+def test_counts_that_end_at_the_limit_say_so_wherever_they_are_asked_for(counted_to_two):
+    """Those that the service's figures confirm don't, nor one beside which others did."""
+    target = ("--host", "127.0.0.1", "--port", counted_to_two.port)
+    url = f"http://[::1]:{counted_to_two.stats_port}"
+    pinlater = Program("pinlater", *target)
+    admin = Program("admin", *target, "--stats-url", url)
+    count = "get-job-count --queue py2"
+
+    assert pinlater.output(count) == ">=2\n"
+    assert pinlater.facts(count) == {"count": 2, "at_least": True}
+    assert pinlater.facts(f"{count} --count-future-jobs") == {"count": 1, "at_least": False}
+    assert pinlater.output(f"{count} --job-state failed") == "0\n"
+    stats = admin.facts("queue stats py2 --seconds 0.1")
+    assert stats["jobs"]["PENDING"] == 3 or stats["at_least"]["PENDING"]
+    assert not stats["at_least"]["SCHEDULED"]
+
+
 def test_stats_that_are_not_known_exactly_say_so(monkeypatch, service, client, queue):
     client.enqueue(queue, [b"a"] * 3)
-    monkeypatch.setattr(command, "server_settings", lambda: ServerSettings(count_limit=3))
     frame = service_status.take_frame
 
     def with_a_shard_that_counts() -> dict[str, Any]:
         found = frame()
-        return {**found, "shards": [{**shard, "jobs": None} for shard in found["shards"]]}
+        shards = [{**shard, "jobs": None} for shard in found["shards"]]
+        return {**found, "shards": shards, "count_limit": 3}
 
     monkeypatch.setattr(service_status, "take_frame", with_a_shard_that_counts)
     target = ["--dir", str(service.folder), "--port", str(service.port)]
@@ -94,6 +110,7 @@ def test_stats_that_are_not_known_exactly_say_so(monkeypatch, service, client, q
     shown = CliRunner().invoke(cli, ["queue", "stats", queue, "--seconds", "0.1", *target]).output
 
     assert "PENDING\t>=3\n" in shown
+    assert "IN_PROGRESS\t0\n" in shown
 
 
 @pytest.mark.parametrize("by_url", [False, True])

@@ -226,6 +226,9 @@ def test_bodies_are_shown_without_control_characters(body):
         (b"\xff\x00", "\\xff\\x00"),
         ("\u202egnp.exe".encode(), "\\u202egnp.exe"),
         (b"x" * 300, "x" * 200 + "… (300 bytes)"),
+        ("a… (b)".encode() + b"x" * 300, f"a… (b){'x' * 194}… (308 bytes)"),
+        ("ü".encode() * 150, "ü" * 150),
+        (b"\xff" * 100, "\\xff" * 50 + "… (100 bytes)"),
     ],
 )
 def test_bodies_by_example(body, shown):

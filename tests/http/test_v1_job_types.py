@@ -121,6 +121,17 @@ def test_of_creators_at_the_same_time_one_succeeds(api):
     assert api.get("/v1/jobs/raced").body == made
 
 
+def test_a_command_adds_one_with_all_its_settings(api, http_service: Deployment):
+    for name, given in (("usual", ()), ("archived", ("--archive-hours", "0.5"))):
+        http_service.admin("job-type", "add", name, *given)
+
+    listed = json.loads(http_service.admin("job-type", "list", "--json"))
+    assert {row["archive_hours"] for row in listed if row["name"] == "archived"} == {0.5}
+    assert {row["archive_hours"] for row in listed if row["name"] == "usual"} == {4320}
+    text = (http_service.folder / "etc/job_types.yaml").read_text()
+    assert text.count("archive_hours") == 1
+
+
 def test_names_that_look_alike_have_queues_of_their_own(api, http_service: Deployment):
     names = ["a-x", "a_x", "a.x", "a-X"]
     for name in names:
