@@ -13,6 +13,7 @@ import asyncio
 import fcntl
 import json
 import logging
+import re
 import socket
 import sys
 import termios
@@ -45,12 +46,19 @@ _EXPOSED = "ETag, Retry-After"
 _PLAIN, _COMPRESSED = {"", "identity"}, {"gzip", "deflate"}  # encodings of bodies
 _INFLATED_BYTES = 64 * 1024  # at a time: a small part may become a thousand times as much
 
+_TAKES_GZIP = re.compile(r"gzip(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|\Z))")
+
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PORT = web.AppKey["HttpPort"]("port")
 # Of an answer: called if the client can't have received all of it.
 UNDELIVERED = web.ResponseKey[Callable[[bool], None]]("undelivered")
 # Of a request: its body, once it was read as a whole.
 BODY = web.RequestKey("body", bytearray)
+
+
+def takes_gzip(request: web.Request) -> bool:
+    """Tell whether the client takes compressed answers."""
+    return _TAKES_GZIP.search(request.headers.get("Accept-Encoding", "")) is not None
 
 
 async def body_of(request: web.Request) -> bytearray:

@@ -501,6 +501,10 @@ class JobChoice(NamedTuple):
     place: str | None = None
     worker: str | None = None
 
+    def __bool__(self) -> bool:
+        """Tell whether anything is given."""
+        return any(given is not None for given in self)
+
 
 class ScanRequest(NamedTuple):
     """A scan, which answers after `max_ms` with what it has found by then; with `accept_partial`,

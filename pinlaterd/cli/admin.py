@@ -498,7 +498,7 @@ def scan(
         newest_end_first=by_end,
         max_ms=_PROGRESS_MS,
         accept_partial=accept_partial,
-        choice=None if choice == JobChoice() else choice,
+        choice=choice or None,
     )
     records: list[JobRecord] = []
     looked_at, missing = 0, set[str]()
@@ -612,12 +612,12 @@ def _chosen(
     """Return the parameters of a retry or a delete that say which jobs it is for."""
     named = sys.stdin.read().split() if tuple(descriptors) == ("-",) else list(descriptors)
     choice = JobChoice(named if descriptors else None, **conditions)
-    usual = choice == JobChoice() and not by_age  # --body-regex alone is as it was
+    usual = not (choice or by_age)  # --body-regex alone is as it was
     return {
         "priority": priority or (1 if usual else ALL_PRIORITIES),
         "limit": limit or (_USUAL_JOBS if usual else _MOST_JOBS),
         "body_regex": body_regex,
-        "choice": None if choice == JobChoice() else choice,
+        "choice": choice or None,
     }
 
 

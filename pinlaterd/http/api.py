@@ -7,7 +7,6 @@ request by `read_body` and `read_query`, and answer by `answer_json`.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import NamedTuple, TypeVar
@@ -17,14 +16,13 @@ import msgspec
 from aiohttp import web
 
 from pinlaterd.http.problems import invalid, invalid_body
-from pinlaterd.http_port import body_of
+from pinlaterd.http_port import body_of, takes_gzip
 
 T = TypeVar("T")
 
 _READING = {"GET", "HEAD"}
 _COMPRESSED_BYTES = 1024  # of answers: smaller ones gain little
 _COMPRESSED_ASIDE_BYTES = 64 * 1024  # of those that a thread compresses, beside the event loop
-_TAKES_GZIP = re.compile(r"gzip(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|\Z))")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -111,6 +109,6 @@ def finished(request: web.Request, answer: web.StreamResponse) -> web.StreamResp
             return web.Response(status=HTTPStatus.NOT_MODIFIED, headers={"ETag": f'W/"{tag}"'})
     if len(answer.body) >= _COMPRESSED_BYTES:
         answer.headers["Vary"] = "Accept-Encoding"
-        if _TAKES_GZIP.search(request.headers.get("Accept-Encoding", "")):
+        if takes_gzip(request):
             answer.enable_compression(web.ContentCoding.gzip)
     return answer

@@ -70,7 +70,7 @@ class _ChangeBody(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True)
             self.place,
             self.worker,
         )
-        return None if choice == JobChoice() else choice
+        return choice or None
 
 
 class RetryBody(_ChangeBody, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ class PageQuery(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
         if (since is not None or before is not None) and self.state not in _ENDED:
             field = "before" if since is None else "since"
             raise invalid(field, "give it with `state=succeeded` or `state=failed`")
-        return None if choice == JobChoice() else choice
+        return choice or None
 
 
 class PageAnswer(Struct, kw_only=True):

@@ -81,6 +81,11 @@ log = logging.getLogger(__name__)
 S = TypeVar("S")
 _Item = TypeVar("_Item", AckInfo, CheckpointInfo, FinishInfo)
 _Outcome = TypeVar("_Outcome", bool, FinishOutcome)
+_OfItems = TypeVar("_OfItems", AckRequest, CheckpointRequest, FinishRequest)
+# Divides the items of a request by shard, and finds those that no shard has.
+_ByShard = Callable[
+    [_OfItems, Mapping[str, ShardLink]], tuple[dict[ShardLink, _OfItems], list[str]]
+]
 # The most that a descriptor's local id has.
 _ID_DIGITS = 19
 _DELETE_AGAIN_SECONDS = 0.05
@@ -215,60 +220,43 @@ class FanOut:
 
     async def _ack_jobs(self, query: Query, request: AckRequest) -> AckOutcomes:
         """Send each shard its acks; return their outcomes in the order of the request."""
-        if not self._shards.knows_queue(request.queue):
-            await self._ask_one(query, AckRequest(request.queue))
-        requests, bad = acks_by_shard(request, self._shards.by_name)
-        answers = cast("list[AckOutcomes]", await query.ask(requests.items()))
-        if bad:
-            raise BadDescriptors(bad, "this queue and its shards")
-        names = [shard.name for shard in requests]
-        return AckOutcomes(
-            in_order(
-                request.succeeded, zip(names, [each.succeeded for each in answers], strict=True)
-            ),
-            in_order(request.failed, zip(names, [each.failed for each in answers], strict=True)),
-        )
+        answers = await self._ask_each(query, request, AckRequest(request.queue), acks_by_shard)
+        succeeded = [(shard, answer.succeeded) for shard, answer in answers.items()]
+        failed = [(shard, answer.failed) for shard, answer in answers.items()]
+        return AckOutcomes(in_order(request.succeeded, succeeded), in_order(request.failed, failed))
 
     async def _checkpoint(self, query: Query, request: CheckpointRequest) -> None:
-        await self._ask_for_checkpoints(query, request)
+        empty = request._replace(checkpoints=())
+        await self._ask_each(query, request, empty, checkpoints_by_shard)
 
     async def _apply_checkpoints(
         self, query: Query, request: CheckpointRequest
     ) -> CheckpointOutcomes:
         """Send each shard its checkpoints; return their outcomes in the order of the request."""
-        answers = await self._ask_for_checkpoints(query, request)
-        outcomes = cast("Mapping[str, CheckpointOutcomes]", answers)
-        applied = [(shard, each.applied) for shard, each in outcomes.items()]
+        empty = request._replace(checkpoints=())
+        answers = await self._ask_each(query, request, empty, checkpoints_by_shard)
+        applied = [(shard, answer.applied) for shard, answer in answers.items()]
         return CheckpointOutcomes(in_order(request.checkpoints, applied))
 
-    async def _ask_for_checkpoints(
-        self, query: Query, request: CheckpointRequest
-    ) -> Mapping[str, Result]:
-        """Send each shard its checkpoints; return their answers by the shard's name."""
-        if not self._shards.knows_queue(request.queue):
-            await self._ask_one(query, request._replace(checkpoints=()))
-        shards = self._shards.by_name
-        by_shard, bad = await aside(query.size, checkpoints_by_shard, request, shards)
-        answers = await query.ask(
-            (shard, request._replace(checkpoints=items)) for shard, items in by_shard.items()
-        )
-        if bad:
-            raise BadDescriptors(bad, "this queue and its shards")
-        return dict(zip([shard.name for shard in by_shard], answers, strict=True))
-
     async def _finish(self, query: Query, request: FinishRequest) -> FinishResult:
+        empty = FinishRequest(request.queue, ())
+        answers = await self._ask_each(query, request, empty, finishes_by_shard)
+        outcomes = [(shard, answer.outcomes) for shard, answer in answers.items()]
+        return FinishResult(in_order(request.finishes, outcomes))
+
+    async def _ask_each(
+        self, query: Query, request: _OfItems, empty: _OfItems, divide: _ByShard[_OfItems]
+    ) -> Mapping[str, Any]:
+        """Send each shard its items; return the answers by the shard's name. Items that can go
+        nowhere fail alone, after all the others."""
         if not self._shards.knows_queue(request.queue):
-            await self._ask_one(query, FinishRequest(request.queue, ()))
-        by_shard: dict[ShardLink, list[FinishInfo]] = {}
-        bad = _divide(request.finishes, request.queue, self._shards.by_name, by_shard)
-        answers = await query.ask(
-            (shard, FinishRequest(request.queue, items)) for shard, items in by_shard.items()
-        )
+            # Let a shard say what is wrong with the queue, also when there is nothing to send.
+            await self._ask_one(query, empty)
+        requests, bad = await aside(query.size, divide, request, self._shards.by_name)
+        answers = await query.ask(requests.items())
         if bad:
             raise BadDescriptors(bad, "this queue and its shards")
-        outcomes = [answer.outcomes for answer in cast("list[FinishResult]", answers)]
-        names = [shard.name for shard in by_shard]
-        return FinishResult(in_order(request.finishes, zip(names, outcomes, strict=True)))
+        return dict(zip([shard.name for shard in requests], answers, strict=True))
 
     async def _lookup(self, query: Query, request: LookupRequest) -> Mapping[str, JobRecord]:
         if not self._shards.by_name:
@@ -586,9 +574,18 @@ def in_order(
 
 def checkpoints_by_shard(
     request: CheckpointRequest, shards: Mapping[str, S]
-) -> tuple[dict[S, list[CheckpointInfo]], list[str]]:
-    by_shard: dict[S, list[CheckpointInfo]] = {}
-    return by_shard, _divide(request.checkpoints, request.queue, shards, by_shard)
+) -> tuple[dict[S, CheckpointRequest], list[str]]:
+    found: dict[S, list[CheckpointInfo]] = {}
+    bad = _divide(request.checkpoints, request.queue, shards, found)
+    return {shard: request._replace(checkpoints=items) for shard, items in found.items()}, bad
+
+
+def finishes_by_shard(
+    request: FinishRequest, shards: Mapping[str, S]
+) -> tuple[dict[S, FinishRequest], list[str]]:
+    found: dict[S, list[FinishInfo]] = {}
+    bad = _divide(request.finishes, request.queue, shards, found)
+    return {shard: FinishRequest(request.queue, items) for shard, items in found.items()}, bad
 
 
 def lookups_by_shard(descriptors: Iterable[str], shards: Mapping[str, S]) -> dict[S, list[str]]:

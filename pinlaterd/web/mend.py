@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
-import re2
 from aiohttp import web
 from multidict import MultiMapping
 
@@ -46,7 +45,7 @@ from pinlaterd.web.operations import (
     nonce_of_restore,
     pages,
 )
-from pinlaterd.web.queue import queue_in, time_of
+from pinlaterd.web.queue import body_regex_of, choice_of, queue_in, time_of
 from pinlaterd.web.refusals import PageProblem, config_problem, log_refusal, whole_number
 from pinlaterd.web.site import ALL_QUEUES, FORM, USER, Site, own_path
 
@@ -589,18 +588,9 @@ def selection_of(given: MultiMapping[str], now_ms: int) -> Selection:
             raise _mistake(f"Some of these are no jobs of {queue}.")
         choice = JobChoice(descriptors, before_ms if selection.has_ended else None)
         return Selection(queue, state, choice)
-    body = given.get("body") or None
-    body_regex = body if body is None or given.get("by") == "RE2" else re2.escape(body)
-    choice = JobChoice(
-        ended_before_ms=before_ms if selection.has_ended else None,
-        ended_since_ms=time_of(given, "since") if selection.has_ended else None,
-        status_regex=given.get("status") or None,
-        message=given.get("message") or None,
-        place=given.get("place") or None,
-        worker=given.get("worker") or None,
-    )
+    choice = choice_of(given, before_ms, has_ended=selection.has_ended)
     unchanged_since_ms = None if selection.has_ended else before_ms
-    return Selection(queue, state, choice, body_regex, unchanged_since_ms)
+    return Selection(queue, state, choice, body_regex_of(given), unchanged_since_ms)
 
 
 def fields_of(selection: Selection) -> list[tuple[str, object]]:

@@ -532,7 +532,7 @@ async def pages(
             page_size=jobs,
             newest_end_first=selection.has_ended,
             max_ms=max_ms,
-            choice=None if selection.choice == JobChoice() else selection.choice,
+            choice=selection.choice or None,
         )
         left: PreparedCall[ScanResult] | None = call
         if continuation and at == int(begin):

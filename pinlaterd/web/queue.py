@@ -145,17 +145,9 @@ class JobsQuery(NamedTuple):
         scope = SCOPES[state]
         if not scope.has_ended:
             given = {name: text for name, text in given.items() if name not in ("since", "before")}
-        choice = JobChoice(
-            ended_since_ms=time_of(given, "since"),
-            ended_before_ms=time_of(given, "before"),
-            status_regex=given.get("status"),
-            message=given.get("message"),
-            place=given.get("place"),
-            worker=given.get("worker"),
-        )
-        chosen = None if choice == JobChoice() else choice
+        choice = choice_of(given, time_of(given, "before"), has_ended=scope.has_ended)
         cursor = query.get("cursor", CONTINUATION_START)
-        return cls(scope, given, chosen, cursor, priority)
+        return cls(scope, given, choice or None, cursor, priority)
 
     @property
     def reads_what_is_hidden(self) -> bool:
@@ -164,8 +156,7 @@ class JobsQuery(NamedTuple):
 
     @property
     def body_regex(self) -> str | None:
-        body = self.given.get("body")
-        return body if body is None or self.given.get("by") == "RE2" else re2.escape(body)
+        return body_regex_of(self.given)
 
     @property
     def filters(self) -> Mapping[str, str]:
@@ -203,6 +194,26 @@ _TIME_DIGITS = 15  # of milliseconds: beyond, no calendar has it
 _LATEST_MS = 99_999_999_999_999
 _MOST_PRIORITY = 127  # that a call can name
 _SEARCH_MS = 1_500  # after which the page shows what was found by then
+
+
+def choice_of(
+    given: Mapping[str, str], ended_before_ms: int | None, *, has_ended: bool
+) -> JobChoice:
+    """Return the choice that filters make. Raises PageProblem."""
+    return JobChoice(
+        ended_before_ms=ended_before_ms if has_ended else None,
+        ended_since_ms=time_of(given, "since") if has_ended else None,
+        status_regex=given.get("status") or None,
+        message=given.get("message") or None,
+        place=given.get("place") or None,
+        worker=given.get("worker") or None,
+    )
+
+
+def body_regex_of(given: Mapping[str, str]) -> str | None:
+    """Return the expression that a filter finds in bodies: as it is `by` RE2, else as a text."""
+    body = given.get("body") or None
+    return body if body is None or given.get("by") == "RE2" else re2.escape(body)
 
 
 def time_of(given: Mapping[str, str], name: str) -> int | None:

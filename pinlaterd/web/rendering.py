@@ -19,6 +19,7 @@ import jinja2
 from aiohttp import web
 from markupsafe import Markup, escape
 
+from pinlaterd.http_port import takes_gzip
 from pinlaterd.web import text
 from pinlaterd.web.bodies import visible
 
@@ -66,7 +67,7 @@ class Rendering:
         """Return a template with these values, compressed where the browser takes that."""
         page = self._environment.get_template(template).render(values)
         answer = web.Response(text=page, content_type="text/html", status=status)
-        if len(page) >= _COMPRESSED_BYTES and _takes_gzip(request):
+        if len(page) >= _COMPRESSED_BYTES and takes_gzip(request):
             answer.enable_compression(web.ContentCoding.gzip)
             answer.headers["Vary"] = "Accept-Encoding"
         return answer
@@ -92,7 +93,7 @@ class Rendering:
             raise web.HTTPNotFound
         headers = {"Cache-Control": _FOREVER, "Vary": "Accept-Encoding"}
         body = file.body
-        if _takes_gzip(request):
+        if takes_gzip(request):
             headers["Content-Encoding"], body = "gzip", file.compressed
         return web.Response(
             body=body, content_type=file.content_type, charset="utf-8", headers=headers
@@ -102,7 +103,3 @@ class Rendering:
 def marked(said: str) -> Markup:
     """Return a text as HTML, with what stands in backticks as code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(said))))  # noqa: S704 - it was escaped
-
-
-def _takes_gzip(request: web.Request) -> bool:
-    return "gzip" in request.headers.get("Accept-Encoding", "")
