@@ -636,7 +636,7 @@ def whole_frame(
 def worst_first(queues: Sequence[Facts]) -> list[Facts]:
     """Sort rows of queues: those that need somebody first, of one verdict the most ready jobs."""
     return sorted(
-        queues, key=lambda queue: (WORST_FIRST[queue["verdict"]["kind"]], -queue["pending"])
+        queues, key=lambda queue: (WORST_FIRST[queue["verdict"]["kind"]], -(queue["pending"] or 0))
     )
 
 
@@ -657,6 +657,15 @@ def _queue(
     totals = merged_totals([part.totals for part in parts])
     recent_rates = merged_recent([part.recent for part in parts])
     wait = recent_rates.wait
+    held = {
+        "pending": totals.ready,  # due by now
+        "scheduled": totals.scheduled,
+        "in_progress": totals.in_progress,
+        "held_by_limit": totals.held_by_limit,
+        "succeeded": totals.kept_succeeded,
+        "failed": totals.kept_failed,
+        "oldest_ready_age_ms": totals.oldest_ms,
+    }
     return {
         "name": queue,
         "verdict": _verdict(totals, parts, missing, pause)._asdict(),
@@ -667,15 +676,10 @@ def _queue(
         "failures_per_second": round(recent_rates.failed + recent_rates.timed_out, 2),  # attempts
         "limited_per_second": round(recent_rates.refused, 2),
         "jobs_per_second_limit": totals.rate_limit,
-        "pending": totals.ready,  # due by now
-        "scheduled": totals.scheduled,
-        "in_progress": totals.in_progress,
         "in_progress_limit": totals.in_progress_limit,
         "pending_limit": totals.pending_limit,
-        "held_by_limit": totals.held_by_limit,
-        "succeeded": totals.kept_succeeded,
-        "failed": totals.kept_failed,
-        "oldest_ready_age_ms": totals.oldest_ms,
+        **(held if totals.counted else dict.fromkeys(held)),  # None: no shard says what it holds
+        "missing_shards": missing,  # whose jobs these figures lack
         "dequeue_delay_p50_ms": _percentile(wait, 0.5),
         "dequeue_delay_p95_ms": _percentile(wait, 0.95),
         "dequeue_delay_p99_ms": _percentile(wait, 0.99),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 SILENT_SECONDS = 60.0  # without a dequeue, while a job is ready: the queue has stopped
@@ -16,7 +17,8 @@ FAILING_SHARE = 0.05  # of the attempts of a minute
 _GROWN_MS = 1_000.0  # by which the oldest ready job is older than a minute ago, to count as older
 _BEHIND_PART = 0.01  # of the jobs that come; a smaller difference to those that go is noise
 _DRAINING_SECONDS = 60.0  # a backlog that is gone sooner is no backlog
-_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+_COARSE = 10  # of a unit: from so many on, the next smaller one adds less than 5 %
 
 
 class VerdictKind(StrEnum):
@@ -259,13 +261,26 @@ def without_shards(names: Sequence[str]) -> str:
 
 
 def span(seconds: float) -> str:
-    """Say how long a time is, in its largest unit: 12 min, 41 s, 0.1 s."""
-    for unit, size in _UNITS:
-        if seconds >= size:
+    """Say how long a time is, to 5 %: 12 min, 1 d 12 h, 41 s, 0.1 s."""
+    for (unit, size), (smaller, part) in pairwise(_UNITS):
+        whole = round(seconds / part) * part
+        if whole >= _COARSE * size:
             return f"{seconds / size:.0f} {unit}"
+        if whole >= size:
+            more = whole % size // part
+            return f"{whole // size} {unit}" + (f" {more} {smaller}" if more else "")
     if seconds >= 10 or seconds == 0:
         return f"{seconds:.0f} s"
     return f"{seconds:.1f} s"
+
+
+def whole_span(seconds: float) -> str:
+    """Say how long a time is that somebody has set, in all its units: 10 d 10 h."""
+    shown, left = [], round(seconds, 3)
+    for unit, size in _UNITS[:-1]:
+        count, left = divmod(left, size)
+        shown += [f"{count:,.0f} {unit}"] * (count > 0)
+    return " ".join(shown + [f"{left:g} s"] * (left > 0 or not shown))
 
 
 def _rate(per_second: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pinlaterd.status import worst_first
-from pinlaterd.verdict import QueueView, VerdictKind, VerdictLevel, judge, span
+from pinlaterd.verdict import QueueView, VerdictKind, VerdictLevel, judge, span, whole_span
 
 MINUTE_MS = 60_000
 STOPPED = QueueView(
@@ -85,7 +85,7 @@ WELL = QueueView(ready=12, in_progress=16, enqueued=210, dequeued=211, succeeded
             VerdictLevel.WARN,
             "Behind +40 jobs/s, oldest 12 min, limit 80 jobs/s",
         ),
-        (DRAINING, VerdictLevel.OK, "Draining, empty in about 3 min"),
+        (DRAINING, VerdictLevel.OK, "Draining, empty in about 2 min 51 s"),
         (WELL, VerdictLevel.OK, "Well"),
         (WELL._replace(shards_missing=["2", "3"]), VerdictLevel.OK, "Well without shard 2, 3"),
         (
@@ -187,7 +187,28 @@ def test_the_worst_come_first():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (0.1, "0.1 s"), (41.2, "41 s"), (171, "3 min"), (7_200, "2 h"), (259_200, "3 d")],
+    [
+        *((0, "0 s"), (0.1, "0.1 s"), (41.2, "41 s"), (59.9, "1 min"), (90, "1 min 30 s")),
+        *(
+            (599.9, "10 min"),
+            (671, "11 min"),
+            (3_599, "1 h"),
+            (7_200, "2 h"),
+            (9_000, "2 h 30 min"),
+        ),
+        *((86_399, "1 d"), (129_600, "1 d 12 h"), (259_200, "3 d"), (907_200, "10 d")),
+    ],
 )
-def test_times_are_said_in_their_largest_unit(seconds, text):
+def test_times_are_said_to_five_percent(seconds, text):
     assert span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((600, "10 min"), (129_600, "1 d 12 h"), (900_000, "10 d 10 h")),
+        *((0.5, "0.5 s"), (1_200 / 3_600 * 3_600, "20 min"), (90_061, "1 d 1 h 1 min 1 s")),
+    ],
+)
+def test_times_that_somebody_has_set_are_said_whole(seconds, text):
+    assert whole_span(seconds) == text

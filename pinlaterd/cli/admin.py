@@ -270,7 +270,7 @@ def stats(*, name: str, seconds: float) -> None:
     limit = frame.get("count_limit", command.server_settings().count_limit)
     bounds = {state: ">=" for state, jobs in counts.items() if jobs >= limit}
     if shown is not None and all(shard["jobs"] is not None for shard in frame["shards"]):
-        counts |= {state: max(counts[state], shown[state.lower()]) for state in bounds}
+        counts |= {state: max(counts[state], shown[state.lower()] or 0) for state in bounds}
         bounds = {}
 
     def print_tables() -> None:

@@ -211,17 +211,27 @@ def _age(key: str) -> Callable[[Facts], str]:
     return lambda row: "-" if row[key] is None else _duration(row[key] / 1000)
 
 
+def _at_least(shown: Callable[[Facts], str]) -> Callable[[Facts], str]:
+    """Mark what is known of a queue's jobs as a lower bound where the jobs of a shard are not."""
+
+    def bounded(row: Facts) -> str:
+        figure = shown(row)
+        return f">={figure}" if row["missing_shards"] and figure != "-" else figure
+
+    return bounded
+
+
 _QUEUE_COLUMNS: Sequence[command.Column] = (
     ("queue", "name"),
     ("#enqueue/s", _shown("enqueues_per_second")),
     ("#dequeue/s", _shown("dequeues_per_second")),
     ("#ack/s", _shown("acks_per_second")),
     ("#failed/s", _shown("failures_per_second")),
-    ("#pending", _shown("pending", ",")),
-    ("#scheduled", _shown("scheduled", ",")),
-    ("#running", _shown("in_progress", ",")),
-    ("#held", _shown("held_by_limit", ",")),
-    ("#oldest", _age("oldest_ready_age_ms")),
+    ("#pending", _at_least(_shown("pending", ","))),
+    ("#scheduled", _at_least(_shown("scheduled", ","))),
+    ("#running", _at_least(_shown("in_progress", ","))),
+    ("#held", _at_least(_shown("held_by_limit", ","))),
+    ("#oldest", _at_least(_age("oldest_ready_age_ms"))),
     ("#p99 delay", _age("dequeue_delay_p99_ms")),
     ("#limit/s", _shown("jobs_per_second_limit", "g")),
     ("#limited/s", _shown("limited_per_second")),
@@ -365,4 +375,4 @@ def _screen(found: Facts, height: int) -> RenderableType:
 
 def _queue_busyness(queue: Facts) -> tuple[float, int, str]:
     moved = queue["enqueues_per_second"] + queue["dequeues_per_second"]
-    return -moved, -queue["pending"], natural(queue["name"])
+    return -moved, -(queue["pending"] or 0), natural(queue["name"])

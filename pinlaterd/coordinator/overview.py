@@ -167,7 +167,7 @@ class Overview:
     async def read_workers(self, _query: Mapping[str, str]) -> Facts:
         """Return who calls for jobs, and what each source does and holds."""
         queues = (await self.read_frame(_OF_ALL))["queues"]
-        return await self._workers.page({row["name"]: row["in_progress"] for row in queues})
+        return await self._workers.page({row["name"]: row["in_progress"] or 0 for row in queues})
 
     async def _gather_details(self) -> Sequence[Details]:
         """Return what the processes of all servers know."""

@@ -9,18 +9,21 @@ from functools import partial
 from http import HTTPStatus
 from operator import attrgetter
 from typing import NamedTuple, cast, get_args
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from aiohttp import web
 
 from pinlaterd.access import may
 from pinlaterd.client.failures import Failure, FailureGroup, FailureWindow, Grouping, shown_workers
+from pinlaterd.config.schema import UserSettings
 from pinlaterd.signature import TIMED_OUT, UNSAID
+from pinlaterd.status import Facts
 from pinlaterd.verdict import without_shards
 from pinlaterd.web import text
 from pinlaterd.web.bodies import redacted_text
 from pinlaterd.web.job import hidden_pattern
-from pinlaterd.web.overview import verdict_of
+from pinlaterd.web.live import Cells, LiveFrame
+from pinlaterd.web.overview import row_cells, rows_of
 from pinlaterd.web.refusals import PageProblem
 from pinlaterd.web.site import USER, Site
 
@@ -34,12 +37,14 @@ _SILENT = (TIMED_OUT, UNSAID)
 
 
 class GroupRow(NamedTuple):
-    """A group as the page shows it. `title`: what its jobs have in common. `jobs_path` lists them,
-    `mend_path` mends them."""
+    """A group as the page shows it. `title`: what its jobs have in common. `attempts`: all that
+    failed so, as shards have counted them; None: not known. `jobs_path` lists the jobs, `mend_path`
+    mends them."""
 
     title: str
     below: str
     jobs: int
+    attempts: int | None
     percent: float
     first_ms: int
     last_ms: int
@@ -47,6 +52,21 @@ class GroupRow(NamedTuple):
     trend: str
     jobs_path: str
     mend_path: str
+
+
+def missing_in(facts: Facts) -> Sequence[str]:
+    """Return the shards of which it is not known what they hold."""
+    return [shard["name"] for shard in facts["shards"] if shard["jobs"] is None]
+
+
+def heading_of_all(facts: Facts, user: UserSettings | None) -> str:
+    """Return the first line of the page of all queues."""
+    queues = [queue for queue in facts["queues"] if may(user, "view", queue["name"])]
+    failed, missing = [jobs for queue in queues if (jobs := queue["failed"])], missing_in(facts)
+    if not failed:
+        return "Whether jobs have failed is not known" if missing else "No job has failed"
+    jobs = text.many(sum(failed), "job")
+    return f"{'At least ' if missing else ''}{jobs} failed, in {text.many(len(failed), 'queue')}"
 
 
 class FailureWindows:
@@ -133,20 +153,42 @@ def explained(window: FailureWindow, by: str, within: str, now_ms: int) -> str:
     return f"{which}, {first} to {last} UTC, grouped {words[by]}.{older}"
 
 
-def rows_of(window: FailureWindow, by: Grouping, now_ms: int) -> list[GroupRow]:
-    """Return the groups, the largest first."""
+class Groups(NamedTuple):
+    """The groups that the page shows, and how many more there are, with how many jobs."""
+
+    rows: Sequence[GroupRow]
+    more: int
+    more_jobs: int
+
+
+def groups_of(
+    window: FailureWindow, by: Grouping, now_ms: int, counted: Mapping[str, int]
+) -> Groups:
+    """Return the groups, the largest first. `counted`: failed attempts, by what they said."""
     groups = window.groups(by, now_ms)
     # What is left of a status may be what others say: a link would lead to their jobs.
     key_of: Callable[[Failure], str] = attrgetter(by)
     redacted = {key_of(failure) for failure in window.failures if failure.is_redacted}
-    return [
+    rows = [
         # An empty text would choose all jobs.
-        _row(window, by, group, is_named=bool(group.key) and group.key not in redacted)
+        _row(
+            *(window, by, group, counted.get(group.key)),
+            is_named=bool(group.key) and group.key not in redacted,
+        )
         for group in groups[:_MOST_GROUPS]
     ]
+    left = groups[_MOST_GROUPS:]
+    return Groups(rows, len(left), sum(group.jobs for group in left))
 
 
-def _row(window: FailureWindow, by: Grouping, group: FailureGroup, *, is_named: bool) -> GroupRow:
+def _row(
+    window: FailureWindow,
+    by: Grouping,
+    group: FailureGroup,
+    attempts: int | None,
+    *,
+    is_named: bool,
+) -> GroupRow:
     title, below = group.message, group.place
     if by == "place":
         title, below = group.place or "no place known", group.message
@@ -163,6 +205,7 @@ def _row(window: FailureWindow, by: Grouping, group: FailureGroup, *, is_named: 
         title,
         f"{below} and {text.many(more, 'other')}" if more else below,
         group.jobs,
+        attempts,
         100 * group.jobs / len(window.failures),
         group.first_ms,
         group.last_ms,
@@ -194,36 +237,56 @@ def routes(site: Site) -> list[web.RouteDef]:
         if by not in GROUPINGS or within not in ("", *RANGES):
             cure = "Choose a grouping and a range on the page."
             raise PageProblem(HTTPStatus.BAD_REQUEST, "There is no such grouping or range.", cure)
-        window = await windows.of(queue, within, hidden_pattern(site, request))
+        hidden, now_ms = hidden_pattern(site, request), site.clock.now_ms()
+        is_counted = by == "message" and not hidden  # shards count whole messages
+        path = f"/failures.json?queue={quote(queue)}" if is_counted else ""
+        window, found = await asyncio.gather(windows.of(queue, within, hidden), counts_of(path))
+        counted = {one["signature"]: one["attempts"] for one in found}
         grouping = cast("Grouping", by)
-        rows = await asyncio.to_thread(rows_of, window, grouping, site.clock.now_ms())
-        message = request.query.get("message")
+        groups = await asyncio.to_thread(groups_of, window, grouping, now_ms, counted)
+        first_ms, newest_ms = window.times_ms or (now_ms, 0)
         return site.render(
             request,
             "failures.html",
             queue=queue,
             heading=heading(window, queue),
-            explained=explained(window, by, within, site.clock.now_ms()),
+            explained=explained(window, by, within, now_ms),
             without=without_shards(window.missing_shards),
-            failed=window.failed,
+            newest_ms=newest_ms,
             by=by,
             within=within,
             groupings=GROUPINGS,
             ranges=("", *RANGES),
-            rows=rows,
-            chosen=message,
+            groups=groups,
+            range_ms=now_ms - (window.since_ms or first_ms),
+            counted_since_ms=min([one["first_ms"] for one in found], default=None),
+            chosen=request.query.get("message"),
             command=command_of(queue, by, window),
         )
 
-    async def show_queues(request: web.Request) -> web.StreamResponse:
-        facts, user = (await site.frames.now()).facts, request.get(USER)
-        hidden = site.hidden_from(user)
-        failed = [
-            {**queue, "verdict": verdict_of(queue, hidden)}
-            for queue in facts["queues"]
-            if queue["failed"] and may(user, "view", queue["name"])
-        ]
-        failed.sort(key=lambda queue: (-queue["failures_per_second"], -queue["failed"]))
-        return site.render(request, "failures_of_all.html", queues=failed)
+    async def counts_of(path: str) -> Sequence[Facts]:
+        answer = await site.frames.ask(path) if path else None
+        return answer["failures"] if answer else ()
 
+    async def show_queues(request: web.Request) -> web.StreamResponse:
+        frame, user = await site.frames.now(), request.get(USER)
+        rows = {row.name: row for row in rows_of(frame, user, site.hidden_from(user))}
+        seen = [queue for queue in frame.facts["queues"] if queue["name"] in rows]
+        failed = [queue for queue in seen if queue["failed"] != 0]
+        failed.sort(key=lambda queue: (-queue["failures_per_second"], -(queue["failed"] or 0)))
+        return site.render(
+            request,
+            "failures_of_all.html",
+            heading=heading_of_all(frame.facts, user),
+            without=without_shards(missing_in(frame.facts)),
+            rows=[(row, row_cells(row)) for queue in failed if (row := rows[queue["name"]])],
+        )
+
+    def cells(frame: LiveFrame, _name: str, user: UserSettings | None) -> Cells:
+        found = {"failures": heading_of_all(frame.facts, user)}
+        for row in rows_of(frame, user, site.hidden_from(user)):
+            found |= row_cells(row)
+        return found
+
+    site.live.add("failures", cells)
     return [site.page("/failures", show)]

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from aiohttp import web
 from pinlaterd.client.coordinator import fetch_json, take_frame
 from pinlaterd.clock import Clock, until_full
 from pinlaterd.config.schema import UserSettings
-from pinlaterd.errors import ConnectionFailed
+from pinlaterd.errors import ConnectionFailed, PinLaterError
 from pinlaterd.status import Facts
 from pinlaterd.web.text import line
 
@@ -33,8 +33,10 @@ _OUTLINES = "/outlines.json?series=ready&points=36&servers=all"
 _PATIENCE_SECONDS = 1.5
 _SHORT_PATIENCE_SECONDS = 0.02  # where that is of just now
 _RECENT_SECONDS = 3.0
+_MOST_TEXTS = 1_000  # that are kept
 _MOST_BEHIND = 5  # events that a viewer has not taken yet
 
+EVENT_STREAM = "text/event-stream"
 Cells = Mapping[str, str]
 
 
@@ -130,6 +132,35 @@ def _lines_of(outlines: Mapping[str, Sequence[float | None]]) -> Mapping[str, st
     return {queue: line(values) for queue, values in outlines.items()}
 
 
+class LookedUp:
+    """Texts that calls find while somebody watches, since cells can't wait for calls. Used on the
+    event loop."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._looking: dict[str, asyncio.Task[None]] = {}
+
+    def get(
+        self, key: str, look: Callable[[], Awaitable[str]], *, again: bool = True
+    ) -> str | None:
+        """Return the text that was found last; None: none yet. Look for it if it is not known, or
+        `again`, unless that is under way."""
+        if key not in self._looking and (again or key not in self._texts):
+            self._looking[key] = asyncio.ensure_future(self._look(key, look))
+        return self._texts.get(key)
+
+    async def _look(self, key: str, look: Callable[[], Awaitable[str]]) -> None:
+        try:
+            found = await look()
+        except (ConnectionFailed, PinLaterError):
+            return  # the next look may find it
+        finally:
+            del self._looking[key]
+        self._texts[key] = found
+        if len(self._texts) > _MOST_TEXTS:
+            self._texts.pop(next(iter(self._texts)))
+
+
 class _Channel:
     """The viewers of one page who may see the same of it."""
 
@@ -208,7 +239,7 @@ class LiveStreams:
         source, user = self._sources.get(page), self._user_of(request)
         if source is None or self._is_closed:
             raise web.HTTPNotFound
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        answer = web.StreamResponse(headers={"Content-Type": EVENT_STREAM})
         await answer.prepare(request)
         key = (page, name, user and (user.queues, user.roles))
         channel = self._channels.setdefault(key, _Channel(source, name, user))

@@ -13,6 +13,7 @@ import secrets
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -34,7 +35,7 @@ from pinlaterd.web.audit import FAILED, AuditLog, Change
 from pinlaterd.web.bodies import redacted_message, redacted_text
 from pinlaterd.web.commands import OperationCalls
 from pinlaterd.web.job import hidden_pattern, last_said
-from pinlaterd.web.live import Cells, LiveFrame
+from pinlaterd.web.live import Cells, LiveFrame, LookedUp
 from pinlaterd.web.operations import (
     FIRST_JOBS,
     RESTORE,
@@ -174,6 +175,7 @@ class MendPages:
         self._audit = AuditLog(layout.DATA / "audit.jsonl", site.clock)
         self._operations = Operations(site.client, layout.DATA, self._audit, site.clock)
         self._operations.settle()
+        self._headlines = LookedUp()  # of operations, by their numbers
         site.live.add("op", self._cells)
         site.commands += OperationCalls(self._operations).routes()
         self._clean_trash()
@@ -276,7 +278,7 @@ class MendPages:
         except ConnectionFailed:
             return "How busy the queue is, is not known now."
         found = queue_in(facts, queue)
-        if found is None:
+        if found is None or found["pending"] is None:
             return ""
         ready, rate = found["pending"], found["dequeues_per_second"]
         first = f"{how_many(ready, 'ready job goes', 'ready jobs go')} first"
@@ -369,10 +371,12 @@ class MendPages:
         operation = self._operations.get(int(name)) if is_number else None
         if operation is None or not may(user, "view", operation.selection.queue):
             return {}
+        headline = self._headlines.get(name, partial(self._headline, operation))
         return {
             "op phase": operation.phase,
             "op outcome": operation.outcome,
             "op seen": text.number(operation.seen),
+            **({} if headline is None else {"op headline": headline}),
         }
 
     async def _headline(self, operation: Operation) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,16 +33,28 @@ class Column(NamedTuple):
     value: Callable[[Facts], str]
 
 
+def held(queue: Facts, key: str, shown: Callable[[float | None], str] = text.number) -> str:
+    """Return a figure of the jobs that a queue holds: a lower bound where a shard's are missing."""
+    least = "≥ " if queue["missing_shards"] and queue[key] is not None else ""
+    return least + shown(queue[key])
+
+
+def _limit(queue: Facts) -> str:
+    limit = queue["jobs_per_second_limit"]
+    return "none" if limit is None else text.exact_number(limit)
+
+
 COLUMNS = (
-    Column("ready", "ready", lambda queue: text.number(queue["pending"])),
-    Column("scheduled", "scheduled", lambda queue: text.number(queue["scheduled"])),
-    Column("running", "running", lambda queue: text.number(queue["in_progress"])),
-    Column("oldest", "oldest", lambda queue: text.duration(queue["oldest_ready_age_ms"])),
+    Column("ready", "ready", lambda queue: held(queue, "pending")),
+    Column("scheduled", "scheduled", lambda queue: held(queue, "scheduled")),
+    Column("running", "running", lambda queue: held(queue, "in_progress")),
+    Column("oldest", "oldest", lambda queue: held(queue, "oldest_ready_age_ms", text.duration)),
     Column("wait", "wait p99", lambda queue: text.duration(queue["dequeue_delay_p99_ms"])),
     Column("in", "in/s", lambda queue: text.rate(queue["enqueues_per_second"])),
     Column("out", "out/s", lambda queue: text.rate(queue["dequeues_per_second"])),
     Column("failing", "failed/s", lambda queue: text.rate(queue["failures_per_second"])),
-    Column("failed", "failed", lambda queue: text.number(queue["failed"])),
+    Column("failed", "failed", lambda queue: held(queue, "failed")),
+    Column("limit", "limit/s", _limit),
 )
 
 
@@ -90,15 +104,18 @@ def verdict_of(queue: Facts, hidden: str) -> Facts:
 
 
 _SYSTEM = ("system", "/system")
+_IS_NOT_SERVING = re.compile(r"(\S+: )?\S+ is [a-z, ]+")  # a process, of a server
+_ABOUT_JOBS = (VerdictKind.FAILING, VerdictKind.TIMING_OUT)
 
 
 class Banner(NamedTuple):
-    """Something that is wrong. `links`: title and path of what helps."""
+    """Something that is wrong. `links`: title and path of what helps. `row`: of the queue that it
+    is about, whose cells keep it up to date."""
 
     state: str
     title: str
-    detail: str
     links: Sequence[tuple[str, str]]
+    row: Row | None = None
 
 
 def banners_of(facts: Facts, rows: Sequence[Row]) -> list[Banner]:
@@ -108,23 +125,41 @@ def banners_of(facts: Facts, rows: Sequence[Row]) -> list[Banner]:
     for kind, of_kind in itertools.groupby(unwell, key=lambda row: str(row.verdict["kind"])):
         alike = list(of_kind)
         found += [
-            Banner(
-                kind,
-                f"{row.name}: {row.verdict['word'].lower()}",
-                row.verdict["sentence"],
-                [("queue", f"/q/{row.name}"), *what_to_do(kind)],
-            )
+            Banner(kind, f"{row.name}: {_words_of(kind)}", _links_of(row), row)
             for row in alike[:_MOST_BANNERS]
         ]
         if left := len(alike[_MOST_BANNERS:]):
-            more = f"{text.many(left, 'more queue')}: {kind.replace('_', ' ')}"
-            found.append(Banner(kind, more, "", [("show", "#queues")]))
-    found += [
-        Banner("stopped", problem, "", [_SYSTEM, *what_to_do("process")])
-        for problem in facts["problems"]
-    ]
-    found += [Banner("behind", warning, "", [_SYSTEM]) for warning in facts["warnings"]]
+            more = f"{text.many(left, 'more queue')}: {_words_of(kind)}"
+            found.append(Banner(kind, more, [("show", "#queues")]))
+    for state, key in (("stopped", "problems"), ("behind", "warnings")):
+        found += [
+            Banner(state, said, [_SYSTEM, *what_to_do(_section_of(said, facts["shards"]))])
+            for said in facts[key]
+        ]
     return found
+
+
+def _words_of(kind: str) -> str:
+    return kind.replace("_", " ")
+
+
+def _links_of(row: Row) -> Sequence[tuple[str, str]]:
+    kind, found = row.verdict["kind"], [("queue", f"/q/{row.name}")]
+    if kind in _ABOUT_JOBS:
+        found.append(("failures", f"/failures?queue={row.name}"))
+    return [*found, *what_to_do(kind)]
+
+
+def _section_of(said: str, shards: Sequence[Facts]) -> str:
+    """Return what the guide calls a problem, or a warning, of the service; "" if it has no section
+    about it."""
+    for shard in shards:
+        if shard["degraded"] and shard["degraded"] in said:
+            return "degraded"
+        names_it = re.search(rf"\bshard[- ]{re.escape(shard['name'])}\b", said)
+        if names_it and shard_state(shard)[0] == "stopped":
+            return "shard_down"
+    return "process" if _IS_NOT_SERVING.fullmatch(said) else ""
 
 
 def headline(facts: Facts, rows: Sequence[Row]) -> str:
@@ -135,6 +170,11 @@ def headline(facts: Facts, rows: Sequence[Row]) -> str:
         return f"{text.word(unwell)} {needs} you"
     if facts["problems"]:
         return "The service needs you"
+    warned = [row.verdict for row in rows if row.verdict["level"] == VerdictLevel.WARN]
+    if warned:
+        kinds = Counter(verdict["kind"] for verdict in warned)
+        found = [f"{many} {'is' if many == 1 else 'are'} {kind}" for kind, many in kinds.items()]
+        return f"No queue needs you at once; {', '.join(found)}"
     return "All queues are well" if rows else "There is no queue yet"
 
 
@@ -209,8 +249,6 @@ def most_shown(rows: Sequence[Row]) -> int:
     shown only if all are idle."""
     active = [row for row in rows if row.verdict["kind"] != VerdictKind.IDLE]
     unwell = [row for row in active if row.verdict["kind"] != VerdictKind.WELL]
-    if len(rows) <= _MOST_ROWS:
-        return len(rows)
     return max(len(unwell), min(len(active) or len(rows), _MOST_ROWS))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -24,12 +25,12 @@ from pinlaterd.model import (
     ScanResult,
 )
 from pinlaterd.status import Facts
-from pinlaterd.verdict import without_shards
+from pinlaterd.verdict import whole_span, without_shards
 from pinlaterd.web import history, text
 from pinlaterd.web.guide import what_to_do
 from pinlaterd.web.job import hidden_pattern, holder_of, last_said
-from pinlaterd.web.live import Cells, LiveFrame
-from pinlaterd.web.overview import row_cells, rows_of
+from pinlaterd.web.live import Cells, LiveFrame, LookedUp
+from pinlaterd.web.overview import held, row_cells, rows_of
 from pinlaterd.web.refusals import PageProblem, whole_number
 from pinlaterd.web.site import Site
 
@@ -44,29 +45,29 @@ class Figure(NamedTuple):
 
 def figures_of(queue: Facts, settings: QueueSettings) -> Sequence[Figure]:
     """Return the queue's jobs by state."""
-    oldest = text.duration(queue["oldest_ready_age_ms"])
-    succeeded = text.duration(settings.job_succeeded_ttl_hours * 3_600_000)
-    failed = text.duration(settings.job_failed_ttl_hours * 3_600_000)
+    oldest = held(queue, "oldest_ready_age_ms", text.duration)
+    succeeded = whole_span(settings.job_succeeded_ttl_hours * 3_600)
+    failed = whole_span(settings.job_failed_ttl_hours * 3_600)
     return [
-        Figure("ready", text.number(queue["pending"]), f"ready, oldest {oldest}"),
-        Figure("scheduled", text.number(queue["scheduled"]), "scheduled"),
-        Figure("running", text.number(queue["in_progress"]), "running"),
-        Figure("succeeded", text.short(queue["succeeded"]), f"succeeded, kept {succeeded}"),
-        Figure("failed", text.number(queue["failed"]), f"failed, kept {failed}"),
+        Figure("ready", held(queue, "pending"), f"ready, oldest {oldest}"),
+        Figure("scheduled", held(queue, "scheduled"), "scheduled"),
+        Figure("running", held(queue, "in_progress"), "running"),
+        Figure("succeeded", held(queue, "succeeded", text.short), f"succeeded, kept {succeeded}"),
+        Figure("failed", held(queue, "failed"), f"failed, kept {failed}"),
     ]
 
 
 def settings_of_queue(config: Config, name: str) -> Mapping[str, str]:
     """Return the queue's limits and times in words, its job type, and where its jobs are pushed."""
     settings = config.queue(name)
-    claim = text.duration(settings.job_claimed_timeout_seconds * 1000)
+    claim = whole_span(settings.job_claimed_timeout_seconds)
     found = {
         "dequeues": (settings.max_jobs_per_second, "at most {} jobs/s"),
         "running at a time": (settings.max_in_progress, "at most {} jobs"),
         "pending": (settings.max_pending, "at most {} jobs"),
     }
     limits = {
-        name: words.format(text.number(limit))
+        name: words.format(text.exact_number(limit))
         for name, (limit, words) in found.items()
         if limit is not None
     }
@@ -92,6 +93,11 @@ class Scope(NamedTuple):
     def has_ended(self) -> bool:
         return self.state in (JobState.SUCCEEDED, JobState.FAILED)
 
+    @property
+    def fact(self) -> str:
+        """Return the name of their number in a frame."""
+        return "scheduled" if self.is_future else self.state.name.lower()
+
 
 SCOPES: Mapping[str, Scope] = {
     "ready": Scope(JobState.PENDING, is_future=False, when="since"),
@@ -102,12 +108,14 @@ SCOPES: Mapping[str, Scope] = {
 }
 
 
+_ENDED = [name for name, scope in SCOPES.items() if scope.has_ended]
+
+
 class JobRow(NamedTuple):
     """A job in the table. `said`: what its last attempt had to say."""
 
     descriptor: str
     at_ms: int
-    ago: str
     attempts: str
     said: str
     holder: str
@@ -235,14 +243,14 @@ def time_of(given: Mapping[str, str], name: str) -> int | None:
 async def find_jobs(site: Site, request: web.Request, queue: str, query: JobsQuery) -> JobsPage:
     """Return a page of jobs. What prevents it is said in its place: the rest is shown all the
     same."""
-    pattern, now_ms = hidden_pattern(site, request), site.clock.now_ms()
+    pattern = hidden_pattern(site, request)
     if pattern and query.reads_what_is_hidden:
         return JobsPage(problem=_HIDDEN)
     try:
         found = await site.client.run(query.call(queue))
     except (ConnectionFailed, PinLaterError) as error:
         return JobsPage(problem=getattr(error, "message", "") or str(error))
-    rows = [_job_row(job, query.scope, pattern, now_ms) for job in found.jobs]
+    rows = [_job_row(job, query.scope, pattern) for job in found.jobs]
     without = without_shards(found.missing_shards or ())
     if found.continuation == CONTINUATION_END:
         return JobsPage(rows, without=without)
@@ -252,6 +260,12 @@ async def find_jobs(site: Site, request: web.Request, queue: str, query: JobsQue
         progress = f"Looked at {found.looked_at:,}{about} jobs so far."
     older = {**query.given, **_range_of(request), "cursor": found.continuation}
     return JobsPage(rows, "", progress, f"/q/{queue}?{urlencode(older)}#jobs", without)
+
+
+async def _newest_ends(site: Site, queue: str, scope: Scope) -> str:
+    """Return when the last jobs of a list ended, in milliseconds, the latest first."""
+    found = await site.client.run(JobsQuery(scope, {}, None, CONTINUATION_START, None).call(queue))
+    return " ".join([str(job.updated_at_ms) for job in found.jobs])
 
 
 def _range_of(request: web.Request) -> Mapping[str, str]:
@@ -268,13 +282,10 @@ def matching(query: JobsQuery, page: JobsPage) -> str:
     return least + text.many(found, f"{state} job matches", f"{state} jobs match")
 
 
-def _job_row(job: JobRecord, scope: Scope, pattern: str, now_ms: int) -> JobRow:
-    at_ms = job.run_after_ms if scope.state is JobState.PENDING else job.updated_at_ms
-    ago = text.duration(abs(now_ms - at_ms))
+def _job_row(job: JobRecord, scope: Scope, pattern: str) -> JobRow:
     return JobRow(
         job.descriptor,
-        at_ms,
-        f"in {ago}" if at_ms > now_ms else f"{ago} ago",
+        job.run_after_ms if scope.state is JobState.PENDING else job.updated_at_ms,
         f"{job.attempts_remaining} of {job.attempts_allowed}",
         last_said(job, pattern),
         holder_of(job),
@@ -324,10 +335,31 @@ def routes(site: Site) -> list[web.RouteDef]:
             "given": query.given,
             "levels": range(1, site.config.server.num_priority_levels + 1),
             "is_first": query.cursor == CONTINUATION_START,
-            "in_state": facts.get(query.given["state"]),
+            "list_state": held(facts, query.scope.fact),
         }
 
-    def cells(frame: LiveFrame, name: str, user: UserSettings | None) -> Cells:
+    ends, kept = LookedUp(), dict[str, int | None]()
+
+    def list_cells(queue: Facts, state: str) -> Cells:
+        """Return what tells that lists of jobs have changed. `state`: of a list of ended jobs."""
+        moves = [queue[f"{what}_per_second"] for what in ("acks", "failures")]
+        if state in _ENDED:
+            key, jobs = f"{queue['name']} {state}", queue[state]
+            again = any(moves) or kept.get(key) != jobs
+            kept[key] = jobs
+            look = partial(_newest_ends, site, queue["name"], SCOPES[state])
+            found = ends.get(key, look, again=again)
+            return {} if found is None else {"newest ends": found}
+        moves += [queue[f"{what}_per_second"] for what in ("enqueues", "dequeues")]
+        moving = ", changing" if any(moves) else ""
+        return {
+            f"list {name}": held(queue, scope.fact) + moving
+            for name, scope in SCOPES.items()
+            if not scope.has_ended
+        }
+
+    def cells(frame: LiveFrame, of: str, user: UserSettings | None) -> Cells:
+        name, _, state = of.partition(" ")
         found = queue_in(frame.facts, name)
         if found is None or not may(user, "view", name):
             return {}
@@ -336,7 +368,7 @@ def routes(site: Site) -> list[web.RouteDef]:
         figures = figures_of(found, site.config.queue(name))
         numbers = {f"figure {one.key}": one.value for one in figures}
         labels = {f"label {one.key}": one.label for one in figures}
-        return {**row_cells(rows[0]), **numbers, **labels}
+        return {**row_cells(rows[0]), **numbers, **labels, **list_cells(found, state)}
 
     site.live.add("queue", cells)
     return [site.page("/q/{queue}", show)]

@@ -16,7 +16,7 @@ from pinlaterd.clock import Clock
 from pinlaterd.config.schema import Config, UserSettings
 from pinlaterd.http_port import body_of
 from pinlaterd.router_client import RouterClient
-from pinlaterd.web.live import LiveStreams, ServiceFrames
+from pinlaterd.web.live import EVENT_STREAM, LiveStreams, ServiceFrames
 from pinlaterd.web.refusals import PageProblem, check_form, problem_of, refusal
 from pinlaterd.web.rendering import Rendering
 from pinlaterd.web.sessions import Sessions
@@ -76,8 +76,16 @@ class Site:
         """Return the routes of what is no page."""
         return [
             web.get("/static/{name}", self._rendering.serve_file),
-            self.page("/live", self.live.serve),
+            self.page("/live", self._follow, role=""),
         ]
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        """Send live figures; or, once a session is over, that somebody has to log in again: a
+        stream can't follow a redirect to the login."""
+        if self.config.users and request.get(USER) is None:
+            return web.Response(text="event: login\ndata: 0\n\n", content_type=EVENT_STREAM)
+        self.check_right(request, "view", "")
+        return await self.live.serve(request)
 
     # --- rights ------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from markupsafe import Markup
+
 from pinlaterd.verdict import span
 
 UNKNOWN = "–"
@@ -29,6 +31,11 @@ def short(value: float | None) -> str:
     return f"{value / _SHORT_FROM:,.1f} M"
 
 
+def exact_number(value: float) -> str:
+    """Return a number that somebody has set with all its digits: 0.1, 2.5, 1,000."""
+    return f"{round(value, 9):,}".removesuffix(".0")
+
+
 def rate(per_second: float | None) -> str:
     """Return a rate with two digits that mean something."""
     if per_second is None:
@@ -39,7 +46,7 @@ def rate(per_second: float | None) -> str:
 
 
 def duration(milliseconds: float | None) -> str:
-    """Return a time in its largest unit."""
+    """Return a time in one or two units."""
     if milliseconds is None:
         return UNKNOWN
     if 0 < milliseconds < 1000:
@@ -98,6 +105,19 @@ def exact(ms: float) -> str:
     return _utc(ms).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def ago(ms: float, now_ms: float) -> str:
+    """Return how long ago a time was, or how long it is until then."""
+    shown = duration(abs(now_ms - ms))
+    return f"in {shown}" if ms > now_ms else f"{shown} ago"
+
+
+def when(ms: float, now_ms: float) -> Markup:
+    """Return a time as HTML: how long ago it was, with the exact time under the pointer."""
+    return Markup('<time data-ago datetime="{}" title="{}">{}</time>').format(
+        iso(ms), exact(ms), ago(ms, now_ms)
+    )
+
+
 def iso(ms: float) -> str:
     """Return a time as programs read it."""
     return _utc(ms).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -115,5 +135,8 @@ def _utc(ms: float) -> datetime:
 # By the names that templates have for them.
 FILTERS: Mapping[str, Callable[..., str]] = {
     one.__name__: one
-    for one in (number, short, rate, duration, percent, size, many, word, clock_time, exact, iso)
+    for one in (
+        *(number, short, rate, duration, percent, size, many, word),
+        *(clock_time, exact, iso, when),
+    )
 }

@@ -130,7 +130,7 @@ def test_a_queue_from_which_nothing_is_handed_out_has_stopped(server):
         texts.append(server.mail()["verdict"]["text"])
 
     assert texts[:11] == ["Well"] * 11
-    assert texts[-1] == "Stopped: no job is handed out, for 1 min"
+    assert texts[-1] == "Stopped: no job is handed out, for 1 min 5 s"
 
 
 def test_what_a_process_did_before_this_coordinator_knew_it_did_not_happen_just_now(server):

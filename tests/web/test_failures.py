@@ -13,13 +13,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from pinlaterd.client import AckInfo, Job
 from pinlaterd.client.failures import FailureWindow
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.model import CONTINUATION_START, JobRecord, JobState, ScanResult
 from pinlaterd.web import failures
 from pinlaterd.web.bodies import redacted_text
 from tests.clocks import FakeClock
-from tests.deployment import Deployment
+from tests.deployment import Deployment, claim
 from tests.web.conftest import LoadUntil, PageAnswer, Visitor
 from tests.web.failing import fail
 
@@ -61,9 +62,26 @@ def test_failed_jobs_are_grouped_by_what_they_say(visitor: Visitor, failing: str
     assert "failing: 4 jobs have failed" in page.text
     assert re.search(r"All 4, [0-9:]{8} to [0-9:]{8} UTC, grouped by what they say\.", page.text)
     timeouts, keys = _rows(page)
-    assert timeouts.startswith("75 % 3 ConnectTimeout: smtp# did not answer mail.py:12 in send")
-    assert keys.startswith("25 % 1 KeyError: # mail.py:48 in parse")
+    assert timeouts.startswith("75 % 3 3 ConnectTimeout: smtp# did not answer mail.py:12 in send")
+    assert keys.startswith("25 % 1 1 KeyError: # mail.py:48 in parse")
     assert "mailer:web3" in timeouts
+
+
+def test_groups_have_all_attempts_that_failed_so(dashboard: Deployment, visitor: Visitor):
+    with dashboard.client() as client:
+        client.create_queue("tried")
+        client.enqueue("tried", [Job(b"x", attempts_allowed=3)])
+        for _ in range(3):
+            [job] = claim(client, "tried")
+            said = AckInfo(job.descriptor, append_custom_status="KeyError: 1 (a.py:1 in b)")
+            client.ack("tried", failed=[said])
+
+    page = _whole(visitor, "/failures?queue=tried")
+
+    [row] = _rows(page)
+    assert row.startswith("100 % 1 3 KeyError: # a.py:1 in b")
+    assert re.search(r"since the shards began to count them, .* ago", page.text)
+    assert re.search(r'<th scope="col" class="figure">last [0-9]+ (ms|s|min)', page.body)
 
 
 def test_groups_may_be_by_place_or_worker_and_of_a_range(visitor: Visitor, failing: str):
@@ -128,10 +146,21 @@ def test_a_group_of_which_a_part_is_hidden_leads_to_no_jobs():
     says = ["bad dsn 'host=a password=x' given", "bad dsn 'host=b'", "no dsn"]
     window.take(ScanResult([_failed(each, 1) for each in says], looked_at=3, in_state=3))
 
-    rows = failures.rows_of(window, "message", 2)
+    rows = failures.groups_of(window, "message", 2, {}).rows
 
     paths = {row.title: {bool(row.jobs_path), bool(row.mend_path)} for row in rows}
     assert paths == {"bad dsn #": {False}, "no dsn": {True}}
+
+
+def test_groups_beyond_those_of_a_page_are_counted_and_attempts_are_those_of_the_shards():
+    window = FailureWindow("mail")
+    says = [f"{chr(97 + n // 26)}{chr(97 + n % 26)} is missing" for n in range(103)] * 2
+    window.take(ScanResult([_failed(each, 1) for each in says], looked_at=206, in_state=206))
+
+    rows, more, more_jobs = failures.groups_of(window, "message", 2, {"ab is missing": 7})
+
+    assert (len(rows), more, more_jobs) == (100, 3, 6)
+    assert [row.attempts for row in rows[:3]] == [None, 7, None]
 
 
 async def _groups_while_older_jobs_are_read() -> None:
@@ -163,7 +192,7 @@ async def _groups_while_older_jobs_are_read() -> None:
         with contextlib.suppress(ConnectionFailed):  # then the next viewer's search begins again
             whole = await windows.of("mail", "", "")
     assert "All 2, " in failures.explained(whole, "message", "", clock.now_ms())
-    assert [row.jobs for row in failures.rows_of(whole, "message", 1_000)] == [2]
+    assert [row.jobs for row in failures.groups_of(whole, "message", 1_000, {}).rows] == [2]
     assert len(first.failures) == 1
     calls = len(asked)
     clock.advance(9)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from pinlaterd.client import AckInfo
+from pinlaterd.config.schema import Config, QueueSettings
+from pinlaterd.verdict import VerdictKind, VerdictLevel
 from pinlaterd.web.live import LiveFrame
-from pinlaterd.web.overview import Row, banners_of, most_shown
+from pinlaterd.web.overview import Row, banners_of, headline, most_shown
+from pinlaterd.web.queue import settings_of_queue
 from pinlaterd.web.system import cells_of
 from pinlaterd.web.text import clock_time, iso_ms
 from tests.deployment import claim, frozen
@@ -80,6 +85,7 @@ def test_of_many_queues_that_are_idle_some_are_shown():
     active = idle._replace(verdict={"kind": "well", "level": "ok"})
 
     assert [most_shown([idle] * count) for count in (3, 15)] == [3, 12]
+    assert most_shown([active, idle, idle]) == 1
     assert most_shown([active] * 2 + [idle] * 15) == 2
 
 
@@ -89,15 +95,61 @@ def test_of_many_queues_that_are_unwell_a_few_have_banners_and_the_others_a_numb
     rows = [Row(f"q{number}", stopped, (), "") for number in range(335)]
     rows.append(Row("pay", failing, (), ""))
 
-    banners = banners_of({"problems": ["shard 2 does not answer"], "warnings": []}, rows)
+    facts = {"problems": ["shard 2 does not answer"], "warnings": [], "shards": []}
+    banners = banners_of(facts, rows)
 
     titles = [banner.title for banner in banners]
     assert titles[0] == "q0: stopped"
     assert titles[6:] == [
         "329 more queues: stopped",
-        "pay: failing 18 %",
+        "pay: failing",
         "shard 2 does not answer",
     ]
+    assert banners[7].links == [
+        *(("queue", "/q/pay"), ("failures", "/failures?queue=pay")),
+        ("what to do", "/help#jobs-fail"),
+    ]
+
+
+def test_each_problem_of_the_service_leads_to_what_to_do_about_it():
+    slow = "its store takes 900 ms for a commit"
+    shards = [
+        {"name": "1", "state": "serving", "dequeue_only": False, "degraded": slow},
+        {"name": "2", "state": "silent", "dequeue_only": False, "degraded": ""},
+    ]
+    helps = {
+        f"shard-1 takes no jobs: {slow}": "#a-shard-is-degraded",
+        "jobs-1: shard-2 is silent": "#a-shard-is-down",
+        "jobs-1: router is stopped, silent": "#a-process-does-not-start",
+        "jobs-2: does not answer": None,
+        f"shard-1: {slow}": "#a-shard-is-degraded",
+        "shard-2: its store can't be reached": "#a-shard-is-down",
+        "shard-12: its clock goes wrong": None,
+    }
+    said = list(helps)
+
+    found = banners_of({"problems": said[:4], "warnings": said[4:], "shards": shards}, [])
+
+    links = [dict(banner.links).get("what to do") for banner in found]
+    assert links == [where and f"/help{where}" for where in helps.values()]
+
+
+def _row(name: str, kind: VerdictKind, level: VerdictLevel) -> Row:
+    return Row(name, {"kind": kind, "level": level, "word": kind, "sentence": ""}, (), "")
+
+
+def test_the_first_line_names_all_that_are_not_well():
+    facts: dict[str, list[str]] = {"problems": []}
+    rows = [
+        _row("images", VerdictKind.BEHIND, VerdictLevel.WARN),
+        *(_row(name, VerdictKind.PAUSED, VerdictLevel.WARN) for name in ("mail", "pay")),
+        _row("index", VerdictKind.WELL, VerdictLevel.OK),
+    ]
+
+    assert headline(facts, rows) == "No queue needs you at once; 1 is behind, 2 are paused"
+    assert headline(facts, rows[3:]) == "All queues are well"
+    stopped = _row("sms", VerdictKind.STOPPED, VerdictLevel.BAD)
+    assert headline(facts, [stopped, *rows]) == "One queue needs you"
 
 
 def test_names_of_others_are_shown_and_never_run(visitor):
@@ -136,6 +188,22 @@ def test_a_time_of_another_day_has_its_date():
     assert clock_time(at_ms, at_ms + day_ms - 1) == "20:28:02"
     assert clock_time(at_ms, at_ms + day_ms) == "11-26 20:28:02"
     assert iso_ms(at_ms) == "2026-11-26T20:28:02.345Z"
+
+
+@pytest.mark.parametrize(
+    ("limit", "shown"),
+    [(0.1, "0.1"), (2.5, "2.5"), (1_000.0, "1,000"), (10_000_000.0, "10,000,000")],
+)
+def test_settings_are_shown_as_they_were_set(limit, shown):
+    settings = QueueSettings(5_400, 36, 72, max_jobs_per_second=limit, max_pending=10_000_000)
+
+    found = settings_of_queue(Config(queues={"mail": settings}), "mail")
+
+    assert found == {
+        "claims end after": "1 h 30 min",
+        "dequeues": f"at most {shown} jobs/s",
+        "pending": "at most 10,000,000 jobs",
+    }
 
 
 def test_the_page_of_workers_says_who_asks_and_what_each_holds(dashboard, visitor, wait_until):

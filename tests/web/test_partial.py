@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.deployment import Deployment
-from tests.web.conftest import LoadUntil, Visitor
+from tests.web.conftest import LoadUntil, Visitor, serving_web
 from tests.web.failing import fail
 
 pytestmark = pytest.mark.service
@@ -77,6 +79,38 @@ def test_groups_have_those_of_the_others_and_say_so(
     assert f"{len(present)} of the other shards, " in page.text
     assert MISSING in page.text
     assert f"pinlater-admin job failures {QUEUE} --partial" in page.text
+
+
+def test_totals_are_lower_bounds_and_the_shard_is_named(
+    present: set[str], visitor: Visitor, load_until: LoadUntil
+):
+    page = load_until(visitor, "/failures", lambda page: "At least" in page.text)
+
+    assert present
+    assert re.search(r"At least [0-9,]+ jobs? failed, in [0-9]+ queues?", page.text)
+    assert MISSING in page.text
+    assert page.cells[f"{QUEUE} failed"] == f"≥ {len(present)}"
+    assert visitor.get(f"/q/{QUEUE}").cells["figure failed"] == f"≥ {len(present)}"
+
+
+def test_what_no_shard_counts_is_unknown_and_never_zero(tmp_path: Path, load_until: LoadUntil):
+    with serving_web(tmp_path / "d", shards=1) as alone:
+        visitor = Visitor(alone.web_port)
+        with alone.client() as client:
+            fail(client, QUEUE, ["KeyError: 1 (mail.py:1 in send)"])
+        load_until(visitor, "/failures", lambda page: "1 job failed, in 1 queue" in page.text)
+        alone.supervisorctl("stop", "shard-1")
+
+        page = load_until(visitor, "/failures", lambda page: "is not known" in page.text)
+        assert "Whether jobs have failed is not known" in page.text
+        assert "Without shard 1, which is unavailable" in page.text
+        assert page.cells[f"{QUEUE} failed"] == "–"
+        figures = visitor.get(f"/q/{QUEUE}").cells
+        assert {figures[f"figure {key}"] for key in ("ready", "running", "failed")} == {"–"}
+        [queue] = json.loads(alone.admin("top", "--json"))["queues"]
+        assert {queue[key] for key in ("pending", "failed", "oldest_ready_age_ms")} == {None}
+        assert queue["missing_shards"] == ["1"]
+        assert "\t-" * 5 in alone.admin("top", "--once")
 
 
 def test_a_preview_names_the_shard_that_it_needs(present: set[str], visitor: Visitor):

@@ -1,4 +1,6 @@
 // Shows what a search finds, as it comes. Without this the page loads itself again.
+import { showTimes } from "/static/live.js";
+
 const PAUSE_MS = 300;
 const search = document.querySelector("[data-search]");
 const count = new Intl.NumberFormat("en");
@@ -22,15 +24,19 @@ function row(job) {
   name.scope = "row";
   const state = cell("td", cell("strong", job.word, "mark"), "verdict");
   state.dataset.state = job.state;
-  const changed = cell("td", cell("time", new Date(job.at_ms).toISOString().slice(0, 19).replace("T", " ")));
+  const time = cell("time", "");
+  time.dateTime = new Date(job.at_ms).toISOString();
+  time.title = `${time.dateTime.slice(0, 19).replace("T", " ")} UTC`;
+  time.dataset.ago = "";
   const made = document.createElement("tr");
-  made.append(name, state, changed, cell("td", job.said.slice(-200), "soft"));
+  made.append(name, state, cell("td", time), cell("td", job.said.slice(-200), "soft"));
   return made;
 }
 
 function show(progress) {
   const rows = search.querySelector("tbody");
   rows.append(...progress.jobs.map(row));
+  showTimes();
   search.dataset.found = rows.children.length;
   search.querySelector(".card").hidden = rows.children.length === 0;
   say("found", count.format(progress.found));

@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import ProgramPath, WaitUntil
-from tests.deployment import Deployment
+from tests.deployment import MOST_PATIENT, Deployment
 from tests.web.conftest import Visitor, serving_web
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ROOT / "build/browser/node_modules"
 CHROMIUM = "/usr/bin/chromium"
+PASSWORD = "correct horse"
 WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
 _BROWSER_MS = 120_000  # for all that is waited for
 # Reports of the page's policy, from its first line on.
@@ -135,6 +136,23 @@ def demonstration(
         assert example.leave(deployment.client, folder)
         wait_until(lambda: has_history(deployment, example.IMAGES, example.READY_IMAGES))
         yield deployment
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A deployment with a user, who has to log in."""
+    deployment = Deployment(tmp_path_factory.mktemp("g"))
+    deployment.init(settings=MOST_PATIENT, web=True)
+    deployment.admin(*("user", "add", "ada", "--role", "view", "--password-stdin"), stdin=PASSWORD)
+    with deployment.running():
+        yield deployment
+
+
+def log_in(page: Any) -> None:
+    """Fill in the form of the page /login, and send it."""
+    page.get_by_label("Name").fill("ada")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Log in").click()
 
 
 def has_history(deployment: Deployment, queue: str, jobs: int) -> bool:

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pinlaterd.client import AckInfo, Client, JobState
+from pinlaterd.client import AckInfo, Client, JobChoice, JobState
 from tests.conftest import WaitUntil
 from tests.deployment import Deployment, claim, frozen
-from tests.web.browser.conftest import OpenTab, reload_until_counted, wait_for
+from tests.web.browser.conftest import OpenTab, log_in, reload_until_counted, wait_for
 from tests.web.conftest import Visitor, wait_until_answering
 
 pytestmark = pytest.mark.service
@@ -125,6 +125,7 @@ def test_a_group_is_retried_ten_first_then_the_others(
     page.wait_for_url("**/op/*")
     wait_until(lambda: client.count("letters", JobState.PENDING) == 10)
     client.ack("letters", succeeded=claim(client, "letters", 10))
+    wait_for(page, "document.querySelector('h1').innerText.includes('10 tried, 10 succeeded')")
     go_on = page.get_by_role("button", name=re.compile("Go on"))
     wait_until(lambda: page.goto(page.url) and go_on.count())
     assert "10 tried, 10 succeeded" in page.inner_text("main")
@@ -142,20 +143,99 @@ def test_a_group_is_retried_ten_first_then_the_others(
 def test_a_list_stays_as_it_was_read_and_offers_what_has_come_since(
     open_tab: OpenTab, client: Client, demonstration: Deployment, wait_until: WaitUntil
 ):
-    fail_all(client, "cards", [b"1"] * 3, "KeyError: 'x' (a.py:3 in c)")
+    old = fail_all(client, "cards", [b"1"] * 3, "KeyError: 'x' (a.py:3 in c)")
     visitor = Visitor(demonstration.web_port)
     wait_until(lambda: 'figure failed">3<' in visitor.get("/q/cards").body)
     pages = [open_tab().open(path) for path in ("/q/cards?state=failed", "/failures?queue=cards")]
 
     fail_all(client, "cards", [b"2"] * 4, "KeyError: 'x' (a.py:3 in c)")
 
+    client.retry_failed("cards", choice=JobChoice(descriptors=old))
     for page in pages:
         wait_for(page, "document.querySelector('.changed').innerText.startsWith('4 newer')")
     page = pages[0]
     assert page.locator("table.jobs tbody tr").count() == 3
     with page.expect_navigation():
         page.get_by_role("link", name="show", exact=True).click()
-    assert page.locator("table.jobs tbody tr").count() == 7
+    assert page.locator("table.jobs tbody tr").count() == 4
+
+
+def test_a_list_of_ready_jobs_says_that_it_has_changed_and_its_ages_go_on(
+    open_tab: OpenTab, client: Client, demonstration: Deployment, wait_until: WaitUntil
+):
+    client.create_queue("crates")
+    client.enqueue("crates", [b"1"])
+    visitor = Visitor(demonstration.web_port)
+    wait_until(lambda: 'figure ready">1<' in visitor.get("/q/crates").body)
+    page = open_tab().open("/q/crates")
+    age = "document.querySelector('td.when time').innerText"
+    before = page.evaluate(age)
+
+    client.enqueue("crates", [b"2"])
+
+    wait_for(page, "document.querySelector('.changed').innerText === 'These have changed, show'")
+    wait_for(page, f"{age} !== {json.dumps(before)} && {age}.endsWith(' ago')")
+    exact = page.get_attribute("td.when time", "title")
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('td.when'))")
+    copied = "addEventListener('copy', () => { window.copied = getSelection().toString(); })"
+    page.evaluate(f"() => {copied}")
+    page.keyboard.press("Control+c")
+    assert page.evaluate("window.copied") == exact
+
+
+def test_a_banner_says_that_its_queue_is_well_again(
+    open_tab: OpenTab, client: Client, demonstration: Deployment, wait_until: WaitUntil
+):
+    client.create_queue("shelves")
+    visitor = Visitor(demonstration.web_port)
+
+    def fails() -> bool:
+        fail_all(client, "shelves", [b"1"], "KeyError: 'x' (a.py:3 in c)")
+        return "shelves: failing" in visitor.get("/").text
+
+    wait_until(fails)
+    page = open_tab().open("/")
+    banner = page.locator("section.banner", has_text="shelves:")
+    assert banner.get_attribute("data-state") == "failing"
+    assert banner.get_by_role("link", name="failures").count() == 1
+
+    client.enqueue("shelves", [b"2"] * 400)
+    client.ack("shelves", succeeded=claim(client, "shelves", 400))
+    wait_until(lambda: page.wait_for_timeout(50) or banner.get_attribute("data-state") == "well")
+
+    assert banner.inner_text().startswith("shelves: well")
+    line = page.locator("p.changed").inner_text()
+    assert line in ("This is over. Show", "Something else is wrong now. Show")
+
+
+@pytest.mark.parametrize("path", ["/audit", "/workers", "/q/mail/history?range=1h"])
+def test_a_page_that_follows_nothing_says_of_when_it_is(open_tab: OpenTab, path):
+    page = open_tab().open(path)
+
+    wait_for(page, "document.readyState === 'complete'")
+    assert re.fullmatch(r"as of [0-9:]{8} UTC", page.inner_text("#age").removeprefix("● "))
+    assert page.locator("#hold").is_hidden()
+
+
+def test_a_session_that_is_over_is_said_with_a_link_that_comes_back(
+    open_tab: OpenTab, guarded: Deployment
+):
+    tab = open_tab(of=guarded)
+    page = tab.open("/login?next=%2Ffailures")
+    log_in(page)
+    page.wait_for_url("**/failures")
+    wait_for(page, "document.getElementById('age').innerText.startsWith('live')")
+    other = page.context.new_page()
+    other.goto(f"{tab.address}/audit")
+    other.get_by_role("button", name="log out").click()
+    other.wait_for_url("**/login")
+
+    wait_for(page, "document.getElementById('age').innerText === 'Log in again'")
+
+    page.get_by_role("link", name="Log in again").click()
+    page.wait_for_url("**/login?next=*")
+    log_in(page)
+    page.wait_for_url("**/failures")
 
 
 def test_deleted_jobs_are_put_back(open_tab: OpenTab, client: Client, wait_until: WaitUntil):
