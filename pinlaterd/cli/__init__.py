@@ -9,7 +9,7 @@
     users            who may use the HTTP interface, and for what
     job_types        the job types of Rickover's interface
     service_status   what the coordinator says of the service; pinlater-admin top
-    record           what has happened: events, history
+    record           what has happened: events, audit, history
     job_find         jobs by name, or by what is in their bodies
     operations       the dashboard's operations; job restore
     drain            empties a shard; moves its scheduled jobs

@@ -54,6 +54,7 @@ _RATES = {
     "pinlater-admin",
     cls=command.CommandLine,
     modules={
+        "audit": ["record"],
         "events": ["record"],
         "history": ["record"],
         "job-type": ["job_types"],

@@ -142,7 +142,7 @@ def delete(
     )
     asked = {"by": command.user_name(), "most": call["limit"], "expected": expected}
     asked["selection"] = msgspec.to_builtins(selection)
-    found: Facts = _call("POST", "/operations", asked)
+    found: Facts = call_dashboard("POST", "/operations", asked)
     try:
         found = _until_ended(found)
         while found["phase"] == "asking":  # the trash is full
@@ -178,16 +178,18 @@ def _show(found: Facts) -> None:
 
 
 def _known() -> Sequence[Facts]:
-    found: Sequence[Facts] = _call("GET", "/operations")
+    found: Sequence[Facts] = call_dashboard("GET", "/operations")
     return found
 
 
 def _act(number: int, what: str) -> Facts:
-    found: Facts = _call("POST", f"/operations/{number}/{what}", {"by": command.user_name()})
+    found: Facts = call_dashboard(
+        "POST", f"/operations/{number}/{what}", {"by": command.user_name()}
+    )
     return found
 
 
-def _call(method: str, path: str, facts: Facts | None = None) -> Any:
+def call_dashboard(method: str, path: str, facts: Facts | None = None) -> Any:
     """Make a call of the dashboard; end the program if it refuses. Raises DashboardAway."""
     directory = command.directory()
     with contextlib.closing(UnixConnection(directory, WEB_SOCKET)) as connection:

@@ -1,4 +1,4 @@
-"""The service's past: `pinlater-admin events`, `history`."""
+"""The service's past: `pinlater-admin events`, `audit`, `history`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from pinlaterd.cli import command
+from pinlaterd.cli.operations import call_dashboard
 from pinlaterd.client.coordinator import fetch_json
+from pinlaterd.status import Facts
 
 _since_option = command.option(
     "--since",
@@ -47,6 +49,47 @@ def events(*, since_ms: int | None, limit: int) -> None:
     found = _ask(f"/events.json?servers=all&since={since_ms or 0}")["events"]
     shown = found[::-1][:limit]
     command.show(shown, lambda: command.print_table(_EVENT_COLUMNS, shown))
+
+
+_AUDIT_COLUMNS: Sequence[command.Column] = (
+    ("#number", "number"),
+    _WHEN,
+    ("who", "who"),
+    ("what", "words"),
+    ("reason", "reason"),
+    ("outcome", lambda row: row["outcome"] or "not known: it was cut short"),
+    ("undone by", "undo"),
+)
+
+
+@click.command(cls=command.Command)
+@_since_option
+@command.option("--queue", metavar="QUEUE", help="Only changes of one queue.")
+@_limit_option
+@command.files_options
+def audit(*, since_ms: int | None, queue: str | None, limit: int) -> None:
+    """Show what was changed from the dashboard and by `job delete`, the latest first: who, what,
+    why, the outcome, and the command that undoes it.
+
+    The dashboard of each server has an audit log of its own, data/audit.jsonl.
+
+    Examples:
+      pinlater-admin audit
+      pinlater-admin audit --queue mail --since 02:40:00
+    """
+    found = [
+        row
+        for row in call_dashboard("GET", "/audit")
+        if row["at_ms"] >= (since_ms or 0) and queue in (None, _queue_of(row["facts"]))
+    ][:limit]
+    command.show(found, lambda: command.print_table(_AUDIT_COLUMNS, found))
+
+
+def _queue_of(facts: Facts) -> str | None:
+    """Return the queue that a change is of; None for a shard's."""
+    of_setting = facts.get("name") if facts.get("setting") != "dequeue_only" else None
+    found: str | None = facts.get("queue", of_setting)
+    return found
 
 
 def _figure(at: int, row: tuple[int, Sequence[str]]) -> str:

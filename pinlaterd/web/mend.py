@@ -177,7 +177,7 @@ class MendPages:
         self._operations.settle()
         self._headlines = LookedUp()  # of operations, by their numbers
         site.live.add("op", self._cells)
-        site.commands += OperationCalls(self._operations).routes()
+        site.commands += [*OperationCalls(self._operations).routes(), web.get("/audit", self._rows)]
         self._clean_trash()
 
     def routes(self) -> list[web.RouteDef]:
@@ -319,12 +319,9 @@ class MendPages:
             is_bound=is_bound,
             first_jobs=FIRST_JOBS if mode == "first" else 0,
         )
-        raise web.HTTPSeeOther(f"/op/{await self._begin(request, operation)}")
-
-    async def _begin(self, request: web.Request, operation: Operation) -> int:
-        """Begin an operation, unless its form has begun it before; return its number."""
         number = self._sent_before(request, operation.nonce)
-        return number or (await self._operations.begin(operation)).number
+        number = number or (await self._operations.begin(operation)).number
+        raise web.HTTPSeeOther(f"/op/{number}")
 
     def _sent_before(self, request: web.Request, nonce: str) -> int | None:
         """Return the number of the change that a form has made before, which is logged; None: it
@@ -420,10 +417,8 @@ class MendPages:
         """Begin to enqueue again what an operation has deleted, once; return the number."""
         if deleted.what != "delete" or not self._operations.trash.holds(deleted.number):
             raise _mistake("Its jobs are no more in the trash.")
-        nonce = nonce_of_restore(deleted.number)
-        again = Operation(RESTORE, self._who(request), nonce, deleted.selection)
-        again.source, again.expected = deleted.number, deleted.done
-        return await self._begin(request, again)
+        number = self._sent_before(request, nonce_of_restore(deleted.number))
+        return number or (await self._operations.restore(deleted, self._who(request))).number
 
     def _find(self, request: web.Request, role: str) -> Operation:
         operation = self._operations.get(int(request.match_info["number"]))
@@ -506,6 +501,11 @@ class MendPages:
         shown = [self._row(change, user) for change in changes if self._may(user, "view", change)]
         return self._site.render(request, "audit.html", changes=shown)
 
+    async def _rows(self, _request: web.Request) -> web.Response:
+        """Answer `pinlater-admin audit` with the rows of the page, of all queues."""
+        changes = await asyncio.to_thread(self._audit.changes)
+        return web.json_response([self._row(one, None) for one in filter(_is_whole, changes)])
+
     def _row(self, change: Change, user: UserSettings | None) -> Mapping[str, Any]:
         facts, operation = change.facts, self._operations.get(change.number)
         words = f"{change.what} jobs of {facts.get('queue', '')}"
@@ -523,6 +523,7 @@ class MendPages:
             "page": "" if operation is None else f"/op/{change.number}",
             "reason": facts.get("reason", ""),
             "can_undo": can_undo and self._may(user, "operate", change),
+            "undo": _undo_of(change) if can_undo else "",
         }
 
     def _may(self, user: UserSettings | None, role: str, change: Change) -> bool:
@@ -710,6 +711,13 @@ def _is_whole(change: Change) -> bool:
     except msgspec.ValidationError:
         return False
     return True
+
+
+def _undo_of(change: Change) -> str:
+    """Return the command that does the same as the button which undoes a change."""
+    if change.what == "set":
+        return _switch_in(change.facts)._replace(value=change.facts["before"]).command
+    return f"pinlater-admin job restore {change.number}"
 
 
 def _switch_in(facts: Mapping[str, Any]) -> Switch:

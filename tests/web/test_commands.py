@@ -16,7 +16,7 @@ from pinlaterd.model import JobOptions
 from tests.cli.program import SECONDS, Program, read_until
 from tests.deployment import Deployment, claim
 from tests.web.conftest import LoadUntil, Visitor
-from tests.web.test_mend import begin, fail, number_of
+from tests.web.test_mend import begin, fail, fields_of, number_of
 
 pytestmark = pytest.mark.service
 
@@ -58,6 +58,23 @@ def test_events_are_those_of_the_systems_page(admin, client, visitor, load_until
     assert len(admin.facts("events --limit 1")) == 1
     assert f"\t{text}\n" in admin.output("events")
     assert "<code>pinlater-admin events</code>" in page.body
+
+
+def test_the_audit_is_that_of_the_page(admin, client, visitor):
+    page = visitor.get("/mend?action=pause&queue=notes")
+    form = {**fields_of(page), "reason": "disk check"}
+    audit = visitor.follow(visitor.post("/mend", form))
+
+    [change, *_] = admin.facts(same_as(audit.body))
+    shown = admin.output("audit --queue notes")
+    admin.output(change["undo"].removeprefix("pinlater-admin "))
+
+    assert (change["words"], change["reason"]) == ("pause notes", "disk check")
+    assert (change["who"], change["outcome"]) == ("somebody", "done")
+    assert change["undo"] == "pinlater-admin queue resume notes"
+    assert f"\tsomebody\tpause notes\tdisk check\tdone\t{change['undo']}\n" in shown
+    assert admin.facts("audit --queue nothing") == []
+    assert admin.facts("audit --since", change["at_ms"] + 1) == []
 
 
 def test_history_is_the_table_of_the_page(admin, client, visitor, wait_until):
@@ -171,9 +188,7 @@ def test_an_operation_is_stopped_and_resumed(admin, client, visitor, load_until)
     assert "there is no such operation" in admin.error("operation stop 999999999")
 
 
-def test_a_delete_is_restored_once_with_a_line_in_the_audit_log(
-    admin, client, visitor, load_until, dashboard
-):
+def test_a_delete_is_restored_once_with_a_line_in_the_audit_log(admin, client, visitor, load_until):
     client.create_queue("deleted")
     fail(client, "deleted", "one", "two", "three")
     path = "/mend?action=delete&queue=deleted&state=failed"
@@ -192,10 +207,10 @@ def test_a_delete_is_restored_once_with_a_line_in_the_audit_log(
     assert (done["what"], done["outcome"]) == ("restore", "done: 3 enqueued again")
     assert again == f"pinlater-admin: operation {number}: its jobs were enqueued again\n"
     assert {job.body for job in claim(client, "deleted", 3)} == {b"one", b"two", b"three"}
-    log = (dashboard.folder / "data/audit.jsonl").read_text().splitlines()
-    lines = [json.loads(line) for line in log if f'"number":{done["number"]},' in line]
-    [line] = [one for one in lines if "who" in one]
-    assert (line["who"], line["what"], line["facts"]["source"]) == (done["who"], "restore", number)
+    [restored, deleted, *_] = admin.facts("audit --queue deleted")
+    assert restored["words"].startswith("restore jobs of deleted, 3 previewed")
+    assert (restored["who"], restored["outcome"]) == (done["who"], done["outcome"])
+    assert (deleted["number"], deleted["undo"]) == (number, "")
 
 
 def test_the_command_deletes_what_can_be_restored(admin, client, dashboard):
