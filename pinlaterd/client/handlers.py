@@ -34,6 +34,7 @@ from pinlaterd.client.running_job import (
     Redact,
     Retries,
     RunningJob,
+    broken_off,
     check_has_begun,
     handlers_frames,
     log_guarded,
@@ -143,7 +144,7 @@ class QueueHandler:
         except BaseException as mistake:  # noqa: BLE001 - as of a Retry that forgets its base
             text = "job %s: what its handler raised makes no outcome"
             log_guarded(log.exception, text, job.descriptor)
-            outcome = raised(mistake, job, self.retries, redact=redact)
+            outcome = broken_off(mistake, job, self.retries, redact=redact)
         self._log(job, error, outcome)
         return outcome
 
@@ -531,7 +532,7 @@ class TaskExecutor(Executor):
                     value = await value
                 return self._handler.outcome_of_value(job, value)
         except BaseException as error:
-            if isinstance(error, GeneratorExit) and self._loop.is_closed():
+            if issubclass(type(error), GeneratorExit) and self._loop.is_closed():
                 raise
             return self._handler.outcome_of(job, error)
         finally:

@@ -433,7 +433,6 @@ def raised(
 ) -> Outcome:
     """Return the outcome of a handler that raised `error`. `summary`: of `error`, where that was
     made in the process that has its traceback."""
-    failed = Ending.RETRIED if job.attempts_remaining > 1 else Ending.FAILED
     match error:
         case Retry():
             seconds = error.delay_seconds
@@ -442,7 +441,7 @@ def raised(
                 seconds = delay_after(error, job.attempt, retries)
             if seconds is None:  # by `never`, which is for errors
                 seconds = DEFAULT_POLICY(job.attempt, error) or 0.0
-            return Outcome(failed, sayable(error.status), seconds)
+            return Outcome(_failed(job), sayable(error.status), seconds)
         case Discard():
             return Outcome(Ending.DISCARDED, sayable(error.reason))
         case Later():
@@ -456,10 +455,27 @@ def raised(
             )
         case ClaimLost():
             return LOST
+    return broken_off(error, job, retries, summary, redact)
+
+
+def _failed(job: RunningJob) -> Ending:
+    return Ending.RETRIED if job.attempts_remaining > 1 else Ending.FAILED
+
+
+def broken_off(
+    error: BaseException,
+    job: RunningJob,
+    retries: Retries,
+    summary: ErrorSummary | None = None,
+    redact: Redact | None = None,
+) -> Outcome:
+    """Return the outcome of a handler that raised `error`, which says nothing about the job. Of a
+    user's class it calls only `__str__`, guarded."""
     text = (summary or ErrorSummary.of(error)).text(redact)
     delay_seconds = delay_after(error, job.attempt, retries)
     if delay_seconds is None:
         return Outcome(Ending.DISCARDED, text, error=error)
+    failed = _failed(job)
     if failed is Ending.RETRIED:  # what the next attempt has to say is appended to it
         text = text[: MAX_ERROR_CHARS - 2] + "; "
     return Outcome(failed, text, delay_seconds, error=error)

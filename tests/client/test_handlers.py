@@ -211,6 +211,24 @@ def test_an_exception_whose_traceback_can_not_be_shown_is_an_outcome(caplog, att
     assert caplog.text.count("(what was raised can't be shown)") == 2
 
 
+class Disguised(Exception):
+    """Whoever asks what it is gets another one."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise Disguised
+
+
+def test_an_exception_that_can_not_be_asked_what_it_is_is_an_outcome():
+    handlers = Handlers()
+
+    @handlers.queue("mail")
+    def handle(job: object) -> None:
+        raise Disguised
+
+    assert handlers.by_queue["mail"].run(JOB).status.startswith("Disguised:  (test_handlers.py:")
+
+
 @pytest.mark.parametrize("seconds", [timedelta(seconds=5), float("nan"), "5"])
 def test_a_delay_that_was_set_after_its_check_fails_the_attempt(seconds):
     handlers = Handlers()
