@@ -234,7 +234,7 @@ def test_python_and_package_in_a_folder_of_any_name(operator):
     home.mkdir()
     (home / "venv").symlink_to(sys.prefix)
     (home / "source").symlink_to(ROOT)
-    program = Program("pinlaterd", python=home / "venv/bin/python")
+    program = Program("pinlaterd", folder=home, python=home / "venv/bin/python")
 
     done = program("up", operator.folder, PYTHONPATH=str(home / "source"))
 
