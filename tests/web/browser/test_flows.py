@@ -275,7 +275,9 @@ def test_a_hidden_tab_closes_its_stream(open_tab: OpenTab):
 def test_a_killed_process_is_told_and_the_page_goes_on_by_itself(
     open_tab: OpenTab, demonstration: Deployment, wait_until: WaitUntil, program
 ):
-    tab = open_tab()
+    tab, visitor = open_tab(), Visitor(demonstration.web_port)
+    # A coordinator that has just started does not know it yet.
+    wait_until(lambda: 'data-cell="figure ready"' in visitor.get("/q/images").body)
     page = tab.open("/q/images?range=1h")
     wait_for(page, "document.getElementById('age').innerText.startsWith('live')")
 
