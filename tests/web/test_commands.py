@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -12,10 +13,12 @@ import pytest
 
 from pinlaterd.cli import EXIT_INTERRUPTED
 from pinlaterd.client import Client, Job, JobState
+from pinlaterd.client.coordinator import UnixConnection
+from pinlaterd.config.layout import WEB_SOCKET
 from pinlaterd.model import JobOptions
 from tests.cli.program import SECONDS, Program, read_until
 from tests.deployment import Deployment, claim
-from tests.web.conftest import LoadUntil, Visitor
+from tests.web.conftest import LoadUntil, PageAnswer, Visitor
 from tests.web.test_mend import begin, fail, fields_of, number_of
 
 pytestmark = pytest.mark.service
@@ -166,21 +169,23 @@ def test_ctrl_c_ends_a_search_and_shows_what_it_found(admin, client):
 # --- operations -------------------------------------------------------------------------------
 
 
-def ended(visitor: Visitor, load_until: LoadUntil, number: int, phase: str) -> None:
-    load_until(visitor, f"/op/{number}", lambda page: f"op {number}: {phase}" in page.body)
+def ended(visitor: Visitor, load_until: LoadUntil, number: int, phase: str) -> PageAnswer:
+    return load_until(visitor, f"/op/{number}", lambda page: f"op {number}: {phase}" in page.body)
 
 
 def test_an_operation_is_stopped_and_resumed(admin, client, visitor, load_until):
     client.create_queue("retried")
     fail(client, "retried", *["why"] * 12)
     number = number_of(begin(visitor, "/mend?action=retry&queue=retried"))
-    ended(visitor, load_until, number, "asking")
+    page = ended(visitor, load_until, number, "asking")
 
     [asking] = [one for one in admin.facts("operation list") if one["number"] == number]
     stopped = admin.output(f"operation stop {number}")
     resumed = admin.output(f"operation resume {number}")
 
     assert (asking["what"], asking["queue"], asking["phase"]) == ("retry", "retried", "asking")
+    assert f"<code>pinlater-admin operation stop {number}</code>" in page.body
+    assert f"<code>pinlater-admin operation resume {number}</code>" in page.body
     assert stopped == f"operation {number}: stopped: 10 retried\n"
     assert resumed == f"operation {number}: done: 12 retried\n"
     assert "it has ended: done: 12 retried" in admin.error(f"operation stop {number}")
@@ -229,6 +234,29 @@ def test_the_command_deletes_what_can_be_restored(admin, client, dashboard):
     assert none == {"deleted": 0}
     assert (restored["what"], restored["done"], deleted["done"]) == ("restore", 2, 3)
     assert client.count("trashed", JobState.PENDING) == 2
+
+
+def test_ctrl_c_stops_a_delete(admin, client, dashboard, wait_until):
+    client.create_queue("heap")
+    for _ in range(20):
+        client.enqueue("heap", [b"x"] * 1_000)
+
+    def deleted() -> int:
+        connection = UnixConnection(dashboard.folder, WEB_SOCKET)
+        with contextlib.closing(connection):
+            connection.request("GET", "/operations")
+            found = json.loads(connection.getresponse().read())
+        return sum(one["done"] for one in found if one["queue"] == "heap")
+
+    with admin.started("job delete heap pending --limit 20000 --yes") as process:
+        wait_until(deleted)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=SECONDS)
+
+    assert (process.returncode, said) == (EXIT_INTERRUPTED, b"pinlater-admin: interrupted\n")
+    wait_until(lambda: admin.facts("operation list")[0]["phase"] == "stopped")
+    assert deleted() + client.count("heap", JobState.PENDING) == 20_000
+    assert client.count("heap", JobState.PENDING)
 
 
 def test_a_delete_that_can_not_be_restored_says_so_before(admin, client, dashboard):
