@@ -53,8 +53,8 @@ NO_VERB = re.compile(
     r"\W|[A-Z_]{2,}\b|\w*[^\Ws]s\b"
     r"|(?i:a|about|after|all|also|an|another|any|around|at|before|behind|below|beside|between|both"
     r"|during|each|every|for|from|how|if|in|it|itself|like|more|most|mostly|no|nobody|none|not"
-    r"|nothing|of|on|once|one|only|other|several|so|something|that|the|there|this|to|until|up|what"
-    r"|when|where|whether|which|while|who|why|with|within|without)\b"
+    r"|nothing|of|on|once|one|only|other|several|so|something|that|the|there|these|this|those|to"
+    r"|until|up|what|when|where|whether|which|while|who|why|with|within|without)\b"
 )
 _ATTRIBUTES = {"property", "cached_property"}  # whose docstrings may name what they are
 # In Thrift's binary protocol each header of a field has a zero byte, as most lengths have, and each

@@ -42,7 +42,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ExitCode(IntEnum):
-    """What all command lines and processes end with."""
+    """The exit codes of all command lines and processes."""
 
     OK = 0
     FAILURE = 1

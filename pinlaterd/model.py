@@ -153,7 +153,7 @@ class JobKey(NamedTuple):
 
 
 class PendingKey(NamedTuple):
-    """Where a PENDING job stands among those of its queue and priority: earliest first."""
+    """The place of a PENDING job among those of its queue and priority: earliest first."""
 
     run_after_ms: int
     local_id: int
@@ -240,7 +240,7 @@ def claim_source(claim_descriptor: str) -> str | None:
 
 
 class CallContext(NamedTuple):
-    """Who calls: `source` is typically `service:host`."""
+    """The caller: `source` is typically `service:host`."""
 
     source: str
     request_id: str = ""

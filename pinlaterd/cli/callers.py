@@ -45,7 +45,7 @@ _LINE_END = re.compile(rb"\r?\n\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the command line says of a load; options that a command lacks have their defaults here.
+    """The options of a load; those that a command lacks have their defaults here.
 
     Jobs are for `run_after_ms`, or `delay` seconds after they are made; `attempts` and `status` are
     theirs, and the milliseconds that `expires_at` gives. `success_percent` of them, chosen at

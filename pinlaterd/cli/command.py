@@ -1,5 +1,5 @@
-"""What the three programs share: failures and exit codes, questions, options, which service is
-meant; and facts as text: jobs, times, and tables, which are tab-separated lines in a pipe.
+"""The common parts of the three programs: failures and exit codes, questions, options, which
+service is meant; and facts as text: jobs, times, and tables, tab-separated lines in a pipe.
 
 Options of `_remembered` are no parameters of the commands: they may stand before a sub-command or
 after it, and the last one counts. `pinlaterd` imports this too, so libraries that take long to load

@@ -226,7 +226,7 @@ _SHOWN_FRAMES = 3
 
 
 class ModuleUnfit(DeploymentError):
-    """What keeps the module from being run as a worker, and how to mend it."""
+    """The reason why the module can't be run as a worker, and how to mend it."""
 
 
 def load_handlers(spelling: str, folder: Path) -> Handlers:

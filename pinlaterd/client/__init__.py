@@ -1,4 +1,4 @@
-"""What applications import: a client of the service, blocking or for asyncio, and a worker.
+"""The part for applications: a client of the service, blocking or for asyncio, and a worker.
 
     from pinlaterd.client import Client, Handlers, Worker
 

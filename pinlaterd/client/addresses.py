@@ -1,6 +1,6 @@
-"""Which server a call goes to: the addresses that a Client was given, or that a list has which it
-follows, which of them are healthy, and what DNS says that they stand for. Times are monotonic
-seconds."""
+"""The choice of the server for a call: the addresses that a Client was given, or that a list has
+which it follows, which of them are healthy, and what DNS says that they stand for. Times are
+monotonic seconds."""
 
 from __future__ import annotations
 

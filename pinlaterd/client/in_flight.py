@@ -1,4 +1,4 @@
-"""What a worker holds of one queue: jobs that wait, jobs that run, and ends yet to be reported.
+"""The jobs of a queue that a worker holds: some wait, some run, some have ends to be reported.
 
 Threads meet here alone: fetchers add jobs and take acks along, handlers begin and finish jobs, the
 reporter takes what it has to report. Nothing here does I/O; times are monotonic seconds. Only a

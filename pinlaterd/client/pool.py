@@ -1,4 +1,4 @@
-"""What Client and AsyncClient share: servers, connections, and which calls are sent again.
+"""The base of Client and AsyncClient: servers, connections, and which calls are sent again.
 
 They differ in how they wait, which a subclass of BaseClient says: its coroutines run in an event
 loop, or block the thread that runs them. A connection carries framed messages, one call at a time.

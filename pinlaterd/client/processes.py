@@ -123,7 +123,7 @@ def _pickled(function: Callable[..., object] | None, what: str) -> bytes:
 
 
 class Answer(NamedTuple):
-    """What came of a job. `status` is what was returned, unless there is an `error`."""
+    """The result of a job. `status` is what was returned, unless there is an `error`."""
 
     claim_descriptor: str
     status: str

@@ -1,5 +1,5 @@
-"""Which server owns which shard of a cluster: what ZooKeeper holds of it, as JSON, and the
-leader's decisions. Pure: no clock, no sockets, no files.
+"""The owners of a cluster's shards: what ZooKeeper holds of them, as JSON, and the leader's
+decisions. Pure: no clock, no sockets, no files.
 
 The assignment is a suggestion. A shard's store admits one owner, by the epoch: a wrong or late
 decision costs a reconnect, never a second writer.
@@ -36,7 +36,7 @@ _NETWORK_SECONDS = 10.0  # for which half of the servers are awaited if they van
 
 
 class ShardState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a member says of a shard's process that it runs.
+    """The state of a shard's process, as the member that runs it reports.
 
     starting; standby: prepared, waits to become the owner; serving: with `epoch`; superseded: the
     store's record bears `epoch`, which is greater, or another server's.

@@ -38,7 +38,7 @@ _SERVER = re.compile(r"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:
 
 
 class RateControl:
-    """What the coordinator does about rates. `allocator` is told what is heard of routers."""
+    """The coordinator's part in rates. `allocator` hears of routers."""
 
     def __init__(
         self, config: Config, clock: Clock, stats: Stats, is_running: Callable[[int], bool]

@@ -1,4 +1,4 @@
-"""What the command lines do to a deployment's folder and its processes.
+"""A deployment's folder and its processes, as command lines change them.
 
     files      the files that `init` writes; the lock of the command that is at work
     service    a deployment that runs, or does not: up, down

@@ -57,7 +57,7 @@ def first_local_id(now_ms: int) -> int:
 
 
 class Limits(NamedTuple):
-    """What the store can hold."""
+    """The limits of a store."""
 
     queue_name_chars: int
     body_bytes: int
@@ -67,7 +67,7 @@ class Limits(NamedTuple):
 
 
 class TableLimits(NamedTuple):
-    """What one priority of a queue can hold, where that is less than `Limits` says: tables that
+    """The limits of one priority of a queue, where they are less than `Limits`: tables that
     PinLater made, or a server that takes no longer statements. A run-after is stored floored."""
 
     body_bytes: int
@@ -76,8 +76,8 @@ class TableLimits(NamedTuple):
 
 
 class Term(NamedTuple):
-    """As whom a store is opened, where several servers share the shards: it belongs to the greatest
-    epoch, and within an epoch to the server that came first."""
+    """The term in which a store is opened, where several servers share the shards: it belongs to
+    the greatest epoch, and within an epoch to the server that came first."""
 
     server: str = ""
     epoch: int = 0  # 0: there are no other servers
@@ -95,7 +95,7 @@ CHECK_AGAIN_MS = 10_000
 
 
 class Durability(NamedTuple):
-    """How well a commit is kept, for `status`; `warning` is "" when acknowledged means kept."""
+    """The durability of a commit, for `status`; `warning` is "" when acknowledged means kept."""
 
     setting: str
     warning: str = ""
@@ -265,14 +265,14 @@ class ClaimOp(NamedTuple):
 
     @property
     def payloads(self) -> Sequence[Payload | None]:
-        """Those that are given, of all jobs in order."""
+        """The payloads that are given, of all jobs in order."""
         if len(self.claims) == 1:  # as mostly
             return self.claims[0].payloads
         return [payload for claims in self.claims for payload in claims.payloads]
 
 
 class ClaimRoom(NamedTuple):
-    """What the jobs that a batch claims may take: each its body, whose size nobody knows before,
+    """The room for jobs that a batch claims: each takes its body, whose size nobody knows before,
     and `job_bytes` beside it. It bounds what is read."""
 
     most_bytes: int = NO_BOUND
@@ -380,7 +380,7 @@ class ScanAfter(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What to look for among the jobs of one state, and how far to go."""
+    """The jobs of one state to look for, and how far to go."""
 
     queue: str
     state: JobState
@@ -421,7 +421,7 @@ class Search(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """What `release_expired` did."""
+    """The result of `release_expired`."""
 
     retried: Sequence[Requeued]
     failed: int
@@ -449,8 +449,8 @@ class StorageEngine(Protocol):
 
     @property
     def failure(self) -> str:
-        """Why it must be reopened, refusing everything until then; "" while it need not be. From
-        memory: it is asked for after each step."""
+        """The reason why it must be reopened, refusing everything until then; "" while it need not
+        be. From memory: it is asked for after each step."""
 
     def open(self, now_ms: int, term: Term = SINGLE) -> int:
         """Take ownership and make the store ready; returns when ownership began, in ms: greater
@@ -580,7 +580,7 @@ class StorageEngine(Protocol):
 
     @property
     def damage(self) -> str:
-        """What disagrees within the store, as found beside other calls after an unclean end; ""
+        """The disagreement within the store, as found beside other calls after an unclean end; ""
         if nothing was found, or nothing was looked for. From memory."""
         return ""
 

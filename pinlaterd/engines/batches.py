@@ -53,7 +53,7 @@ def retry_at(now_ms: int, backoff_attempts: int, attempts_remaining: int) -> int
 
 
 class Failed(NamedTuple):
-    """What failed acks came to: local ids of those that did not apply, and the jobs that have
+    """The result of failed acks: local ids of those that did not apply, and the jobs that have
     attempts left."""
 
     missed: AbstractSet[int]
@@ -61,7 +61,7 @@ class Failed(NamedTuple):
 
 
 class AckActions(NamedTuple):
-    """How an engine ends attempts of one queue and priority, none of them named twice."""
+    """The ways in which an engine ends attempts of one queue and priority, each job named once."""
 
     succeed: Callable[[str, int, Sequence[Acks]], AbstractSet[int]]
     """Returns the local ids of acks that do not apply."""
@@ -347,7 +347,7 @@ _MOST_AHEAD_BYTES = 1 << 20
 
 
 class ReadPayloads(Protocol):
-    """As StorageEngine.payloads, within the transaction that claims."""
+    """StorageEngine.payloads, within the transaction that claims."""
 
     def __call__(
         self, queue: str, priority: int, local_ids: Sequence[int], *, most_bytes: int

@@ -1,4 +1,4 @@
-"""How many jobs each queue holds, by priority and state: kept in memory, counted beside the owner.
+"""The numbers of jobs by queue, priority and state: kept in memory, counted beside the owner.
 
 A count is what a snapshot of the store holds plus what the owner has committed since. The owner
 takes the snapshot on a connection that only reads, between two commits, so that each commit is in

@@ -82,7 +82,7 @@ Replies = Sequence[tuple[ShardLink, ReplyEntry]]
 
 @dataclass(slots=True)
 class Shared:
-    """What all parts of a router share."""
+    """The state that all parts of a router share."""
 
     shards: ShardSet
     limits: RateLimits

@@ -1,4 +1,4 @@
-"""How many jobs a dequeue may take: the router's share of each queue's rate, spent job by job.
+"""The jobs that a dequeue may take: the router's share of each queue's rate, spent job by job.
 
 The coordinator divides rates over the routers (`coordinator/allocator.py`); here each share fills a
 bucket, from which dequeues take before they claim, and into which they return what they did not

@@ -115,7 +115,7 @@ class Answer:
 
 
 class _Progress:
-    """How far something has got, and since when it has got no further."""
+    """The progress of something: how far it has got, and since when it has got no further."""
 
     def __init__(self) -> None:
         self.finished = 0
@@ -552,7 +552,7 @@ class _Deliveries:
             self.held_bytes -= len(answer.sent or b"")
 
     def undelivered(self) -> list[Answer]:
-        """Those of which a part at least was never acknowledged."""
+        """Return the answers of which a part at least was never acknowledged."""
         self.forget_delivered()
         return [answer for _, answer in self._answers]
 

@@ -88,7 +88,7 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """How many bytes, at least, an unfinished message still lacks; 0: there is none."""
+        """The bytes, at least, that an unfinished message still lacks; 0: there is none."""
         return self._needed - len(self.buffer) if self.buffer else 0
 
     def feed(self, data: bytes) -> list[bytes]:

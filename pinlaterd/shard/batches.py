@@ -116,7 +116,7 @@ class Batches:
         self.backlog.extendleft(reversed(self._locks.clear()))
 
     def leave_dry_runs(self) -> None:
-        """Those that have changed nothing stay unanswered."""
+        """Leave dry runs, which have changed nothing, unanswered."""
         for dry_run in self._dry_runs:
             if not dry_run.begun:
                 del self._in_flight[dry_run]

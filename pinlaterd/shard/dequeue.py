@@ -195,7 +195,7 @@ class Dequeue(Acking):
         self._requeue(taken, now_ms)
 
     def _requeue(self, taken: Iterable[Taken], now_ms: int) -> None:
-        """These were not claimed: others may have them."""
+        """Return jobs that were not claimed, so that others may have them."""
         self.state.ready.requeue(self.queue, taken, now_ms)
 
     # --- the answer --------------------------------------------------------------------------

@@ -206,7 +206,7 @@ class Operation:
 
     @property
     def rows(self) -> int:
-        """How many jobs it puts into its next commit; if none, it needs none."""
+        """The number of jobs that it puts into its next commit; if none, it needs none."""
         return self.parts[0].jobs if self.parts else 0
 
     def add_to(self, commit: Commit) -> None:

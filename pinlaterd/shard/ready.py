@@ -1,4 +1,4 @@
-"""Which jobs of a shard are ready, in memory: what lets a claim name its jobs without a search.
+"""The ready jobs of a shard, in memory: they let a claim name its jobs without a search.
 
 For each queue and priority there is a _Line of keys (run-after, local id), earliest first. Its
 invariants, which the store and everything here rely on:

@@ -1,4 +1,4 @@
-"""What all parts of a shard share: its store, what is in memory beside it, and the replies.
+"""The state that all parts of a shard share: its store, what is in memory beside it, the replies.
 
 The memory is cleared whenever ownership begins. What is in it, the store holds as well: losing it
 costs reads, never jobs.

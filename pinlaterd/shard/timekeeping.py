@@ -1,4 +1,4 @@
-"""How old claims are, by the time for which the shard served: no step of a clock ends a claim, and
+"""The age of claims, by the time for which the shard served: no step of a clock ends a claim, and
 no time in which workers could not reach the shard.
 
 What is stored bears wall time. So a list of breaks tells which time it was so much served time ago.

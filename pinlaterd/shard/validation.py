@@ -1,4 +1,4 @@
-"""What a caller may ask of a shard: every rule is checked here, before anything is stored.
+"""The rules of what a caller may ask of a shard: all are checked here, before anything is stored.
 
 Pure. A check either passes or raises the error that the caller gets, which says what is wrong,
 where (the index of the job in its list) and what would be right.

@@ -67,7 +67,7 @@ STATES = tuple(_FIGURES)
 
 
 class SearchQuery(NamedTuple):
-    """What is searched for; `queue`: "" for all that the user may see."""
+    """The jobs to search for; `queue`: "" for all that the user may see."""
 
     text: str
     is_regex: bool

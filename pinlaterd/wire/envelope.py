@@ -1,4 +1,4 @@
-"""What travels between a router and a shard: many calls in one ZeroMQ message, and back; and the
+"""The messages between a router and a shard: many calls in one ZeroMQ message, and back; and the
 shard's end, a ROUTER socket to which all routers connect.
 
 Each message is one of the frames below, as MessagePack. The Thrift bytes within a call or a reply

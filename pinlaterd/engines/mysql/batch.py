@@ -1,4 +1,4 @@
-"""What `apply` does to the tables, within its one transaction.
+"""The changes of tables that `apply` makes, within its one transaction.
 
 The order is the contract's: acks, checkpoints, releases, enqueues, claims. Of each kind, what all
 ops have in common goes in one statement for each table. Jobs are reached by primary key, and each
@@ -125,7 +125,7 @@ def held_in(rows: Iterable[tuple[int, str | None, int, int]]) -> dict[int, HeldC
 
 
 def _lock_held(tx: Transaction, table: Table, local_ids: Sequence[int]) -> dict[int, HeldClaim]:
-    """Those of the jobs that are IN_PROGRESS."""
+    """Lock the jobs and return those that are IN_PROGRESS."""
     return held_in(tx.lock(table, HELD, local_ids, JobState.IN_PROGRESS))
 
 
@@ -250,7 +250,7 @@ def _held_by(alike: Acks, table: Table, held: dict[int, HeldClaim]) -> list[int]
 
 @dataclass
 class _Change:
-    """What all checkpoints of one job in an op come to."""
+    """The sum of all checkpoints of one job in an op."""
 
     run_after_ms: int
     attempts: int | None = None

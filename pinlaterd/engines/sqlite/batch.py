@@ -1,4 +1,4 @@
-"""What `apply` does to the tables, within its one commit.
+"""The changes of tables that `apply` makes, within its one commit.
 
 The order is the contract's: acks, checkpoints, releases, enqueues, claims. Statements name ids by
 one JSON list, so that each is compiled once, whatever the size of the batch.
@@ -248,7 +248,7 @@ def _cut_status(text: str) -> str:
 def _held(
     tx: Transaction, queue: str, keys: Iterable[JobKey]
 ) -> tuple[list[Run], dict[JobKey, HeldClaim]]:
-    """Those of the jobs that are IN_PROGRESS, and the runs that hold them."""
+    """Return those of the jobs that are IN_PROGRESS, and the runs that hold them."""
     wanted = spans([key.local_id for key in keys])
     runs = holding(tx.db, tx.store.queue_id(queue), IN_PROGRESS, wanted)
     return runs, held_claims(tx, split(runs, wanted)[0])

@@ -53,7 +53,7 @@ _COUNTED_AT_ONCE = 500  # rows of `runs`
 
 
 class Transaction:
-    """What one commit does: statements on `db`, and what it changes in the depths."""
+    """One commit: statements on `db`, and what it changes in the depths."""
 
     def __init__(self, store: Store, now_ms: int) -> None:
         self.store = store
@@ -96,7 +96,7 @@ class Transaction:
 
 
 class FileSnapshot:
-    """What jobs are counted in (see counts.py): a read transaction on a connection of its own."""
+    """A snapshot to count jobs in (counts.py): a read transaction on its own connection."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
