@@ -93,8 +93,8 @@ class ServerFacts(NamedTuple):
 class Examination(NamedTuple):
     """Both servers, and why one should hesitate.
 
-    `obstacles`: why it can't be done, whatever is accepted. `risks`: how acknowledged jobs could be
-    lost; with none of both, none can. `remarks`: what else to know before one decides."""
+    `obstacles`: why it can't be done, whatever is accepted. `risks`: how jobs whose enqueue was
+    answered could be lost; with none of both, none can. `remarks`: what else to know."""
 
     master: ServerFacts
     replica: ServerFacts

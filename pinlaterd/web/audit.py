@@ -113,8 +113,8 @@ class AuditLog:
             with contextlib.suppress(ValueError):  # a crash may cut a line
                 line = msgspec.json.decode(written, type=_Line)
                 if line.outcome is None and line.who and line.what and line.facts is not None:
-                    told = (line.at_ms, line.who, line.what, line.facts)
-                    found[line.number] = Change(line.number, *told)
+                    fields = (line.at_ms, line.who, line.what, line.facts)
+                    found[line.number] = Change(line.number, *fields)
                 elif line.outcome is not None and line.number in found:
                     found[line.number] = found[line.number]._replace(outcome=line.outcome)
         return sorted(found.values(), reverse=True, key=lambda change: change.number)

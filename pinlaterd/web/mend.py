@@ -390,14 +390,14 @@ class MendPages:
         ]
         # An attempt after a retry says what it says right behind the last one before it.
         alike = [message for message in failed if says and message.endswith(says)]
-        told = [f"{len(operation.tried)} tried", f"{states[JobState.SUCCEEDED]} succeeded"]
+        parts = [f"{len(operation.tried)} tried", f"{states[JobState.SUCCEEDED]} succeeded"]
         if alike:
-            told.append(f"{len(alike)} failed alike")
+            parts.append(f"{len(alike)} failed alike")
         if len(failed) > len(alike):
-            told.append(f"{len(failed) - len(alike)} failed")
+            parts.append(f"{len(failed) - len(alike)} failed")
         if waiting := states[JobState.PENDING] + states[JobState.IN_PROGRESS]:
-            told.append(f"{waiting} not yet")
-        return ", ".join(told)
+            parts.append(f"{waiting} not yet")
+        return ", ".join(parts)
 
     async def _steer(self, request: web.Request) -> web.StreamResponse:
         operation, wanted = self._find(request, "operate"), request[FORM].get("do")
@@ -629,28 +629,28 @@ def _page_before(request: web.Request) -> str:
 
 def in_words(selection: Selection, now_ms: int, hidden: str = "") -> str:
     """Say which jobs a selection is for, without what the pattern `hidden` hides."""
-    choice, told = selection.choice, []
+    choice, parts = selection.choice, []
     if choice.message is not None:
-        told.append(f"“{redacted_message(choice.message, hidden)}”")
+        parts.append(f"“{redacted_message(choice.message, hidden)}”")
     for what, value in (("in", choice.place), ("claimed by", choice.worker)):
         if value is not None:
-            told.append(f"{what} {value}")
+            parts.append(f"{what} {value}")
     if choice.status_regex is not None:
-        told.append(f"with {choice.status_regex!r} in the status")
+        parts.append(f"with {choice.status_regex!r} in the status")
     if selection.body_regex is not None:
-        told.append(f"with {selection.body_regex!r} in the body")
+        parts.append(f"with {selection.body_regex!r} in the body")
     if choice.descriptors is not None:
-        told.append(f"{how_many(len(choice.descriptors), 'job')} by name")
+        parts.append(f"{how_many(len(choice.descriptors), 'job')} by name")
     if choice.ended_since_ms is not None:
-        told.append(f"since {text.clock_time(choice.ended_since_ms, now_ms)}")
+        parts.append(f"since {text.clock_time(choice.ended_since_ms, now_ms)}")
     if choice.ended_before_ms is not None:
         ended = "failed" if selection.job_state is JobState.FAILED else "ended"
         before = text.clock_time(choice.ended_before_ms, now_ms)
-        told.append(f"{ended} before {before}; later ones stay")
+        parts.append(f"{ended} before {before}; later ones stay")
     if selection.unchanged_since_ms is not None:
         since = text.clock_time(selection.unchanged_since_ms, now_ms)
-        told.append(f"unchanged since {since}; later ones stay")
-    return redacted_text(", ".join(told), hidden)
+        parts.append(f"unchanged since {since}; later ones stay")
+    return redacted_text(", ".join(parts), hidden)
 
 
 def command_of(what: str, selection: Selection, first_jobs: int) -> str:

@@ -146,8 +146,8 @@ class Operation(msgspec.Struct):
         if self.what == RESTORE and self.phase is Phase.DONE:
             counts["not, as the trash does not have them"] = self.expected - self.seen
         parts += [f"{count:,} {words}" for words, count in counts.items() if count > 0]
-        told = f"{self.phase}: {', '.join(parts)}"
-        return f"{told}; {self.note}" if self.note else told
+        text = f"{self.phase}: {', '.join(parts)}"
+        return f"{text}; {self.note}" if self.note else text
 
 
 class Operations:
