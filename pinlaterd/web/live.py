@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,32 +133,36 @@ def _lines_of(outlines: Mapping[str, Sequence[float | None]]) -> Mapping[str, st
 
 
 class LookedUp:
-    """Texts that calls find while somebody watches, since cells can't wait for calls. Used on the
-    event loop."""
+    """Texts of a cell that calls find while somebody watches, since cells can't wait for calls.
+    Used on the event loop."""
 
-    def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
-        self._looking: dict[str, asyncio.Task[None]] = {}
+    def __init__(self, cell: str) -> None:
+        self._cell = cell
+        self._texts: dict[Hashable, str] = {}
+        self._looking: dict[Hashable, asyncio.Task[None]] = {}
 
-    def get(
-        self, key: str, look: Callable[[], Awaitable[str]], *, again: bool = True
-    ) -> str | None:
-        """Return the text that was found last; None: none yet. Look for it if it is not known, or
-        `again`, unless that is under way."""
-        if key not in self._looking and (again or key not in self._texts):
-            self._looking[key] = asyncio.ensure_future(self._look(key, look))
-        return self._texts.get(key)
-
-    async def _look(self, key: str, look: Callable[[], Awaitable[str]]) -> None:
-        try:
-            found = await look()
-        except (ConnectionFailed, PinLaterError):
-            return  # the next look may find it
-        finally:
-            del self._looking[key]
-        self._texts[key] = found
+    async def now(self, key: Hashable, look: Callable[[], Awaitable[str]]) -> str:
+        """Look for a text now, and keep it. Raises what `look` does."""
+        self._texts[key] = found = await look()
         if len(self._texts) > _MOST_TEXTS:
             self._texts.pop(next(iter(self._texts)))
+        return found
+
+    def get(
+        self, key: Hashable, look: Callable[[], Awaitable[str]], *, again: bool = True
+    ) -> Cells:
+        """Return the cell with the text that was found last; without one none. Look for it if it is
+        not known, or `again`, unless that is under way."""
+        if key not in self._looking and (again or key not in self._texts):
+            self._looking[key] = asyncio.ensure_future(self._look(key, look))
+        return {self._cell: self._texts[key]} if key in self._texts else {}
+
+    async def _look(self, key: Hashable, look: Callable[[], Awaitable[str]]) -> None:
+        try:
+            with contextlib.suppress(ConnectionFailed, PinLaterError):  # the next look may find it
+                await self.now(key, look)
+        finally:
+            del self._looking[key]
 
 
 class _Channel:

@@ -175,7 +175,7 @@ class MendPages:
         self._audit = AuditLog(layout.DATA / "audit.jsonl", site.clock)
         self._operations = Operations(site.client, layout.DATA, self._audit, site.clock)
         self._operations.settle()
-        self._headlines = LookedUp()  # of operations, by their numbers
+        self._heads = LookedUp("op headline")  # by the operation's number
         site.live.add("op", self._cells)
         site.commands += [*OperationCalls(self._operations).routes(), web.get("/audit", self._rows)]
         self._clean_trash()
@@ -355,7 +355,7 @@ class MendPages:
             request,
             "op.html",
             op=operation,
-            headline=await self._headline(operation),
+            headline=await self._heads.now(operation.number, partial(self._headline, operation)),
             words=in_words(selection, self._site.clock.now_ms(), hidden),
             jobs_path=f"/q/{selection.queue}" if hidden else list_of(selection),
             seen=operation.seen,
@@ -368,12 +368,11 @@ class MendPages:
         operation = self._operations.get(int(name)) if is_number else None
         if operation is None or not may(user, "view", operation.selection.queue):
             return {}
-        headline = self._headlines.get(name, partial(self._headline, operation))
         return {
             "op phase": operation.phase,
             "op outcome": operation.outcome,
             "op seen": text.number(operation.seen),
-            **({} if headline is None else {"op headline": headline}),
+            **self._heads.get(operation.number, partial(self._headline, operation)),
         }
 
     async def _headline(self, operation: Operation) -> str:

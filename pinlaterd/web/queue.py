@@ -338,7 +338,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             "list_state": held(facts, query.scope.fact),
         }
 
-    ends, kept = LookedUp(), dict[str, int | None]()
+    ends, kept = LookedUp("newest ends"), dict[str, int | None]()
 
     def list_cells(queue: Facts, state: str) -> Cells:
         """Return what tells that lists of jobs have changed. `state`: of a list of ended jobs."""
@@ -348,8 +348,7 @@ def routes(site: Site) -> list[web.RouteDef]:
             again = any(moves) or kept.get(key) != jobs
             kept[key] = jobs
             look = partial(_newest_ends, site, queue["name"], SCOPES[state])
-            found = ends.get(key, look, again=again)
-            return {} if found is None else {"newest ends": found}
+            return ends.get(key, look, again=again)
         moves += [queue[f"{what}_per_second"] for what in ("enqueues", "dequeues")]
         moving = ", changing" if any(moves) else ""
         return {
