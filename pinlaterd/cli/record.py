@@ -71,7 +71,8 @@ def audit(*, since_ms: int | None, queue: str | None, limit: int) -> None:
     """Show what was changed from the dashboard and by `job delete`, the latest first: who, what,
     why, the outcome, and the command that undoes it.
 
-    The dashboard of each server has an audit log of its own, data/audit.jsonl.
+    The dashboard of each server has an audit log of its own, data/audit.jsonl, which is read from
+    its end, up to a MiB.
 
     Examples:
       pinlater-admin audit
