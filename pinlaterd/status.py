@@ -6,6 +6,7 @@ whatever else shows the service use it, so that all show the same.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Container, Mapping, Sequence
 from functools import lru_cache
@@ -16,7 +17,7 @@ from msgspec.structs import asdict, replace
 
 from pinlaterd.config.layout import shard_program
 from pinlaterd.stats import Histogram, StatsSnapshot, empty, natural, percentiles, since
-from pinlaterd.verdict import WORST_FIRST, QueueVerdict, QueueView, judge
+from pinlaterd.verdict import SILENT_SECONDS, WORST_FIRST, QueueVerdict, QueueView, judge
 
 SILENT = "silent"  # states of a process that it does not report itself
 STOPPED = "stopped"
@@ -269,7 +270,8 @@ class QueueTotals(msgspec.Struct):
     succeeded: int = 0  # attempts, as are the failed ones
     failed: int = 0
     timed_out: int = 0  # claims
-    refused: int = 0  # dequeues over the rate, enqueues beyond max_pending
+    refused: int = 0  # dequeues over the rate
+    rejected: int = 0  # enqueues beyond max_pending
     ready: int = 0
     scheduled: int = 0
     in_progress: int = 0
@@ -294,6 +296,7 @@ class Recent(msgspec.Struct):
     failed: float = 0
     timed_out: float = 0
     refused: float = 0
+    rejected: float = 0
     wait: Histogram | None = None  # how long jobs waited that were handed out, if any were
 
     def add_waits(self, waits: Histogram | None) -> None:
@@ -303,7 +306,7 @@ class Recent(msgspec.Struct):
             self.wait.add_all(waits)
 
 
-_RATES = ("enqueued", "dequeued", "succeeded", "failed", "timed_out", "refused")
+_RATES = ("enqueued", "dequeued", "succeeded", "failed", "timed_out", "refused", "rejected")
 
 
 def totals_of(
@@ -349,7 +352,7 @@ def _add_shard(found: Mapping[str, QueueTotals], process: str, snapshot: StatsSn
         known.succeeded += count(names.ack_succeeded, 0)
         known.failed += count(names.ack_failed, 0)
         known.timed_out += count(names.timeout_retry, 0) + count(names.timeout_done, 0)
-        known.refused += count(names.enqueue_rejected, 0)
+        known.rejected += count(names.enqueue_rejected, 0)
         wait = histograms.get(names.dequeue_delay_ms)
         if wait is not None:
             known.waits[process] = wait  # a later one takes its place; it does not change
@@ -489,7 +492,9 @@ class QueuePart(msgspec.Struct):
     minute: Recent
     oldest_before_ms: float | None = None  # a minute ago; None: not known
     silent_seconds: float | None = None  # since a job was handed out; None: not known
-    unasked_seconds: float | None = None  # since a worker asked; None: not known
+    silent_is_least: bool = False  # whether none was since that began to be known
+    unasked_seconds: float | None = None  # since a worker asked; None: none has
+    watched_seconds: float | None = None  # since all routers know who asks; None: not known
     failures: dict[str, int] = {}  # attempts that failed lately, by what they said
     failed_in_hour: int = 0  # attempts
     hour_is_partial: bool = False  # whether a shard counts them only since it began
@@ -674,7 +679,7 @@ def _queue(
         "dequeues_per_second": round(recent_rates.dequeued, 2),
         "acks_per_second": round(recent_rates.succeeded, 2),
         "failures_per_second": round(recent_rates.failed + recent_rates.timed_out, 2),  # attempts
-        "limited_per_second": round(recent_rates.refused, 2),
+        "limited_per_second": round(recent_rates.refused + recent_rates.rejected, 2),
         "jobs_per_second_limit": totals.rate_limit,
         "in_progress_limit": totals.in_progress_limit,
         "pending_limit": totals.pending_limit,
@@ -695,6 +700,8 @@ def _verdict(
         for text, attempts in part.failures.items():
             failures[text] = failures.get(text, 0) + attempts
     top = max(failures, key=failures.__getitem__, default="")
+    silent_seconds = _least([part.silent_seconds for part in parts])
+    unasked_seconds, unasked_is_least = _unasked(parts)
     view = QueueView(
         ready=totals.ready,
         scheduled=totals.scheduled,
@@ -708,9 +715,16 @@ def _verdict(
         failed=minute.failed,
         timed_out=minute.timed_out,
         refused=minute.refused,
-        silent_seconds=_least([part.silent_seconds for part in parts]),
-        unasked_seconds=_least([part.unasked_seconds for part in parts]),
+        rejected=minute.rejected,
+        silent_seconds=silent_seconds,
+        silent_is_least=any(
+            part.silent_is_least for part in parts if part.silent_seconds == silent_seconds
+        ),
+        unasked_seconds=unasked_seconds,
+        unasked_is_least=unasked_is_least,
         max_jobs_per_second=totals.rate_limit,
+        max_in_progress=totals.in_progress_limit,
+        max_pending=totals.pending_limit,
         top_failure=top,
         top_failure_share=failures[top] / sum(failures.values()) if top else 0.0,
         failed_in_hour=sum(part.failed_in_hour for part in parts),
@@ -726,6 +740,16 @@ def _verdict(
             pause_reason=pause.reason,
         )
     return judge(view)
+
+
+def _unasked(parts: Sequence[QueuePart]) -> tuple[float | None, bool]:
+    """Return since when no worker has asked for jobs, None if that is not known, and whether it may
+    be longer: a router that was restarted has forgotten who asked before."""
+    asked = min([math.inf if one.unasked_seconds is None else one.unasked_seconds for one in parts])
+    watched = _least([part.watched_seconds for part in parts])
+    if asked < SILENT_SECONDS or (watched is not None and asked <= watched):
+        return asked, False
+    return watched, True
 
 
 def _most(found: Sequence[float | None]) -> float | None:

@@ -32,6 +32,7 @@ class VerdictKind(StrEnum):
     FAILING = "failing"
     BEHIND = "behind"
     DRAINING = "draining"
+    UNKNOWN = "unknown"
     WELL = "well"
     IDLE = "idle"
 
@@ -53,6 +54,7 @@ _LEVELS = {
     VerdictKind.BEHIND: VerdictLevel.WARN,
     VerdictKind.LIMITED: VerdictLevel.WARN,
     VerdictKind.PAUSED: VerdictLevel.WARN,
+    VerdictKind.UNKNOWN: VerdictLevel.WARN,
     VerdictKind.DRAINING: VerdictLevel.OK,
     VerdictKind.WELL: VerdictLevel.OK,
     VerdictKind.IDLE: VerdictLevel.IDLE,
@@ -75,10 +77,15 @@ class QueueView(NamedTuple):
     succeeded: float = 0
     failed: float = 0  # attempts
     timed_out: float = 0  # claims
-    refused: float = 0  # dequeues over the rate, enqueues beyond max_pending
+    refused: float = 0  # dequeues over the rate
+    rejected: float = 0  # enqueues beyond max_pending
     silent_seconds: float | None = None  # since a job was handed out; None: not known
+    silent_is_least: bool = False  # whether none was since that began to be known
     unasked_seconds: float | None = None  # since a worker asked for jobs; None: not known
+    unasked_is_least: bool = False  # whether none has since that began to be known
     max_jobs_per_second: float | None = None
+    max_in_progress: float | None = None
+    max_pending: float | None = None
     is_paused: bool = False
     paused_by: str = ""
     paused_at: str = ""  # as it is to be shown
@@ -147,29 +154,48 @@ def _paused(view: QueueView) -> _Words | None:
 
 
 def _limited(view: QueueView) -> _Words | None:
-    if view.refused <= 0:
-        return None
-    limit = view.max_jobs_per_second
-    by = "its limit" if limit is None else f"the limit of {limit:g} jobs/s"
-    detail = f"{_rate(view.refused)} calls/s refused by {by}"
-    return _Words("Limited", detail, f"{_backlog(view)} {detail[0].upper()}{detail[1:]}.", ": ")
+    found: list[str] = []
+    for what, refused, name, limit in (
+        ("dequeues/s refused", view.refused, "max_jobs_per_second", view.max_jobs_per_second),
+        # One enqueue may be refused by several shards.
+        ("refusals/s of enqueues", view.rejected, "max_pending", view.max_pending),
+    ):
+        by = name if limit is None else f"{name} {limit:,.10g}"
+        found += [f"{_rate(refused)} {what} by {by}"] if refused > 0 else ()
+    most, silent = view.max_in_progress, _silence(view)
+    if silent is not None and most is not None and view.in_progress >= most:
+        found.append(f"ready jobs held by max_in_progress {most:,.0f}, for {silent}")
+    detail = "; ".join(found)
+    told = f"{_backlog(view)} {detail[:1].upper()}{detail[1:]}."
+    return _Words("Limited", detail, told, ": ") if found else None
 
 
 def _stopped(view: QueueView) -> _Words | None:
-    silent = view.silent_seconds
+    silent, unasked = _silence(view), view.unasked_seconds
+    if silent is None:
+        return None
+    if unasked is None or (view.unasked_is_least and unasked < SILENT_SECONDS):
+        why, sentence = "no job is handed out", "No job was handed out"
+    elif unasked < SILENT_SECONDS:
+        why, sentence = "workers ask and get no job", "Workers ask, and no job was handed out"
+    else:
+        why, sentence = "no worker asks", "No worker has asked"
+        silent = _least_span(unasked, is_least=view.unasked_is_least)
+    detail = f"{why}, for {silent}"
+    return _Words("Stopped", detail, f"{_backlog(view)} {sentence} for {silent}.", ": ")
+
+
+def _silence(view: QueueView) -> str | None:
+    """Say for how long no job was handed out of a queue that has stopped; None if it has not, or if
+    that is not known."""
+    silent, is_least = view.silent_seconds, view.silent_is_least
+    if is_least and (view.unasked_seconds or 0) > (silent or 0):  # none is handed out unasked
+        silent = view.unasked_seconds
     if not view.ready or silent is None:
         return None
     if min(silent, view.oldest_ms / 1000) < SILENT_SECONDS:
         return None
-    unasked = view.unasked_seconds
-    if unasked is not None and unasked < SILENT_SECONDS:
-        why, sentence = "workers ask and get no job", "Workers ask, and no job was handed out"
-    elif unasked is None:
-        why, sentence = "no job is handed out", "No job was handed out"
-    else:
-        why, sentence, silent = "no worker asks", "No worker has asked", unasked
-    detail = f"{why}, for {span(silent)}"
-    return _Words("Stopped", detail, f"{_backlog(view)} {sentence} for {span(silent)}.", ": ")
+    return _least_span(silent, is_least=is_least)
 
 
 def _timing_out(view: QueueView) -> _Words | None:
@@ -214,6 +240,14 @@ def _draining(view: QueueView) -> _Words | None:
     return _Words("Draining", detail, f"{_backlog(view)} {detail.capitalize()}.", ", ")
 
 
+def _unknown(view: QueueView) -> _Words | None:
+    silent, is_old = view.silent_seconds, view.oldest_ms >= 1000 * SILENT_SECONDS
+    if not (view.ready and is_old and view.silent_is_least) or silent is None:
+        return None
+    detail = f"no job was handed out in the {span(silent)} that are known"
+    return _Words("Not known yet", detail, f"{_backlog(view)} {detail.capitalize()}.", ": ")
+
+
 def _well(view: QueueView) -> _Words | None:
     moves = view.enqueued + view.dequeued + view.succeeded + view.failed > 0
     return _calm("Well", view) if moves or view.ready or view.in_progress else None
@@ -243,6 +277,7 @@ _RULES: Sequence[tuple[VerdictKind, Callable[[QueueView], _Words | None]]] = (
     (VerdictKind.FAILING, _failing),
     (VerdictKind.BEHIND, _behind),
     (VerdictKind.DRAINING, _draining),
+    (VerdictKind.UNKNOWN, _unknown),
     (VerdictKind.WELL, _well),
     (VerdictKind.IDLE, _idle),
 )
@@ -281,6 +316,10 @@ def whole_span(seconds: float) -> str:
         count, left = divmod(left, size)
         shown += [f"{count:,.0f} {unit}"] * (count > 0)
     return " ".join(shown + [f"{left:g} s"] * (left > 0 or not shown))
+
+
+def _least_span(seconds: float, *, is_least: bool) -> str:
+    return f"at least {span(seconds)}" if is_least else span(seconds)
 
 
 def _rate(per_second: float) -> str:

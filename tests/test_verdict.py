@@ -51,7 +51,44 @@ WELL = QueueView(ready=12, in_progress=16, enqueued=210, dequeued=211, succeeded
         (
             QueueView(refused=12, max_jobs_per_second=100),
             VerdictLevel.WARN,
-            "Limited: 12 calls/s refused by the limit of 100 jobs/s",
+            "Limited: 12 dequeues/s refused by max_jobs_per_second 100",
+        ),
+        (
+            QueueView(rejected=3, max_pending=10_000, max_jobs_per_second=100),
+            VerdictLevel.WARN,
+            "Limited: 3 refusals/s of enqueues by max_pending 10,000",
+        ),
+        (
+            STOPPED._replace(unasked_seconds=1, max_in_progress=2, in_progress=2),
+            VerdictLevel.WARN,
+            "Limited: ready jobs held by max_in_progress 2, for 6 min",
+        ),
+        (
+            STOPPED._replace(unasked_seconds=1, max_in_progress=2, in_progress=1),
+            VerdictLevel.BAD,
+            "Stopped: workers ask and get no job, for 6 min",
+        ),
+        (
+            STOPPED._replace(unasked_is_least=True),
+            VerdictLevel.BAD,
+            "Stopped: no worker asks, for at least 6 min",
+        ),
+        (
+            # A router that was restarted does not know who asked before.
+            STOPPED._replace(unasked_seconds=20, unasked_is_least=True),
+            VerdictLevel.BAD,
+            "Stopped: no job is handed out, for 6 min",
+        ),
+        (
+            # The coordinator was restarted: nobody has asked, so nothing was handed out.
+            STOPPED._replace(silent_seconds=2, silent_is_least=True),
+            VerdictLevel.BAD,
+            "Stopped: no worker asks, for 6 min",
+        ),
+        (
+            STOPPED._replace(silent_seconds=12, silent_is_least=True, unasked_seconds=1),
+            VerdictLevel.WARN,
+            "Not known yet: no job was handed out in the 12 s that are known",
         ),
         (STOPPED, VerdictLevel.BAD, "Stopped: no worker asks, for 6 min"),
         (
@@ -130,7 +167,8 @@ def test_the_first_rule_that_holds_decides():
         {"timed_out": 0},
         {"failed": 0},
         {"dequeued": 200},
-        {"ready": 12},
+        {"ready": 12, "silent_is_least": True},
+        {"silent_is_least": False},
         {"ready": 0, "dequeued": 0, "enqueued": 0},
     ):
         view = view._replace(**mended)

@@ -711,8 +711,6 @@ def delete_jobs(
       pinlater-admin job delete mail failed mail:s1:p1:1 --yes
       pinlater-admin job delete mail pending --unchanged-since 03:08:00
     """
-    if which["descriptors"] and unchanged_since_ms is not None:
-        raise click.UsageError("--unchanged-since chooses jobs by itself: leave out descriptors")
     call = _chosen(**which, by_age=unchanged_since_ms is not None)
     in_state = command.state_of(state)
     if unchanged_since_ms is not None and in_state in (JobState.SUCCEEDED, JobState.FAILED):
@@ -756,6 +754,8 @@ def _delete(
         if since_ms is None:
             made = calls.delete_jobs(queue, state, dry_run=dry_run, **call)
             return client.run(command.telling(made, tell))
+        if call["choice"] is not None and call["choice"].descriptors is not None:
+            return operations.delete_named(client, queue, state, call, since_ms, dry_run=dry_run)
         which = {"body_regex": call["body_regex"], "choice": call["choice"]}
         which |= {"priority": call["priority"] or None, "page_size": _USUAL_JOBS}
         changed, earliest_ms = 0, math.inf

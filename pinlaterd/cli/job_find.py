@@ -134,7 +134,7 @@ async def _search(
         await asyncio.wait({task})
         if search.found or not (task.cancelled() or task.exception()):
             _show_found(search.found[:limit])
-    if len(search.found) >= limit:
+    if search.problem:
         click.echo(f"it ended at {limit:,} jobs: --limit finds more", err=True)
     command.warn_without(search.missing_shards)
 

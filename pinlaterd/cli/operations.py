@@ -10,8 +10,8 @@ import http.client
 import json
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -23,6 +23,9 @@ from pinlaterd.errors import ConnectionFailed, how_many
 from pinlaterd.lifecycle import ExitCode
 from pinlaterd.model import JobChoice, JobState
 from pinlaterd.status import Facts
+
+if TYPE_CHECKING:
+    from pinlaterd.client import Client
 
 _LOOK_SECONDS = 0.5
 _number = click.argument("number", type=click.IntRange(1, 10**9 - 1))
@@ -158,6 +161,22 @@ def delete(
     command.show(
         {"deleted": found["done"], "operation": found["number"]}, f"{jobs} deleted; {undo}"
     )
+
+
+def delete_named(
+    client: Client,
+    queue: str,
+    state: JobState,
+    call: Mapping[str, Any],
+    since_ms: int,
+    *,
+    dry_run: bool,
+) -> int:
+    """Delete those of the named jobs that nothing has changed since a time; return how many."""
+    named = client.lookup(call["choice"].descriptors).values()
+    kept = [job.descriptor for job in named if job.updated_at_ms < since_ms]
+    left = {**call, "choice": call["choice"]._replace(descriptors=kept)}
+    return client.delete_jobs(queue, state, dry_run=dry_run, **left) if kept else 0
 
 
 def _until_ended(found: Facts) -> Facts:

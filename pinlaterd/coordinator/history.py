@@ -1,9 +1,9 @@
 """The history of queues, shards and processes: rings of figures in memory, and their file.
 
-An hour at 5 s, and seven days at 5 min. A point of 5 min is the mean of those of 5 s, but for ages,
-of which the greatest counts, and for percentiles, which are those of all samples of the 5 min. What
-was not known at a time is a gap (NaN), never 0. The time alone says where a point stands in a ring,
-so points that were never written, or have become too old, are gaps, too.
+An hour at 5 s, and seven days at 5 min. A point of 5 min is the mean of those of 5 s, but for ages
+and depths, of which the greatest counts, and for percentiles, which are those of all samples of the
+5 min. What was not known at a time is a gap (NaN), never 0. The time alone says where a point
+stands in a ring, so points that were never written, or have become too old, are gaps, too.
 
 A file that can't be read is dropped: what it says is of use, but nothing depends on it.
 """
@@ -45,6 +45,7 @@ class SubjectKind(NamedTuple):
     figures: tuple[str, ...]
     percentiles: Mapping[str, float] = {}
     ages: Collection[str] = ()  # figures of which the greatest counts
+    depths: Collection[str] = ()  # of which the greatest counts over time, of servers the sum
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -59,11 +60,13 @@ QUEUE = SubjectKind(
     ),
     {"wait_p50_ms": 0.5, "wait_p95_ms": 0.95, "wait_p99_ms": 0.99},
     ("oldest_ms",),
+    ("ready", "scheduled", "running", "failed"),
 )
 SHARD = SubjectKind(
     "shard",
     ("jobs", "commits", "ready", "scheduled", "running", "failed"),
     {"commit_p50_ms": 0.5, "commit_p99_ms": 0.99},
+    depths=("ready", "scheduled", "running", "failed"),
 )
 PROCESS = SubjectKind("process", ("cpu_percent", "rss_bytes"))
 KINDS = {kind.name: kind for kind in (QUEUE, SHARD, PROCESS)}
@@ -153,9 +156,9 @@ class _Kept:
     def sum_up(self) -> None:
         """Write the point of the 5 min as far as they are known."""
         if self.rows:
-            figures = self.kind.figures
+            figures, greatest = self.kind.figures, {*self.kind.ages, *self.kind.depths}
             row = [
-                _whole(self.rows[at :: len(figures)], greatest=name in self.kind.ages)
+                _whole(self.rows[at :: len(figures)], greatest=name in greatest)
                 for at, name in enumerate(figures)
             ]
             self.week.put(self.number, [*row, *self._percentiles(self.samples)])

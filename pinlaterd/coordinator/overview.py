@@ -137,14 +137,14 @@ class Overview:
         """Return this server's part of a frame, with what processes answered to the last one."""
         self._details.ask_again()
         frame = self._sampler.frame()
-        unasked, failures = self._details.unasked(frame.queues), self._details.failures()
+        (watched, unasked), failures = self._details.unasked(), self._details.failures()
         of_hour = self._details.failed_in_hour()
         hour_is_partial = any(
             process["kind"] == SHARD.name and process["uptime_seconds"] < _HOUR_SECONDS
             for process in frame.status["processes"]
         )
         for queue, part in frame.queues.items():
-            part.unasked_seconds = unasked.get(queue)
+            part.unasked_seconds, part.watched_seconds = unasked.get(queue), watched
             part.failures = failures.get(queue, {})
             part.failed_in_hour, part.hour_is_partial = of_hour[queue], hour_is_partial
         return frame

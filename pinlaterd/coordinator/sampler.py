@@ -51,7 +51,9 @@ class Sampler:
         self._steps: deque[Moment] = deque()  # every 5 s, those of the last minute
         self._asked: deque[Moment] = deque(maxlen=_FRAME_MOMENTS)  # once a second, while asked
         self._frame: ServerFrame | None = None
-        self._handed_out_at: dict[str, float] = {}  # when a job of a queue was last handed out
+        # By queue: when a job was last seen to be handed out, and since when that would be seen.
+        self._handed_out_at: dict[str, float] = {}
+        self._known_since: dict[str, float] = {}
         self._balanced_ms = clock.now_ms()
 
     def step(self) -> Sample:
@@ -79,7 +81,9 @@ class Sampler:
         self._frame = server_frame(sample, now, before, (self._steps or self._asked)[0])
         for queue, part in self._frame.queues.items():
             if queue in self._handed_out_at:
-                part.silent_seconds = now.at - self._handed_out_at[queue]
+                handed_out_at, known_since = self._handed_out_at[queue], self._known_since[queue]
+                part.silent_seconds = now.at - max(handed_out_at, known_since)
+                part.silent_is_least = handed_out_at < known_since
         return self._frame
 
     def _latest(self) -> Moment | None:
@@ -94,7 +98,8 @@ class Sampler:
         if before is None or _joins_late(sample, now, before):
             self._steps.clear()
             self._asked.clear()
-            self._handed_out_at |= dict.fromkeys(now.queues, now.at)
+            self._known_since |= dict.fromkeys(now.queues, now.at)
+            self._handed_out_at = dict.fromkeys(now.queues, -math.inf) | self._handed_out_at
             return now
         queues, is_lost = dict(now.queues), False
         for queue, totals in now.queues.items():
@@ -103,7 +108,10 @@ class Sampler:
                 queues[queue] = earlier
                 continue
             is_lost |= earlier is not None and has_lost(earlier, totals)
-            if earlier is None or earlier.dequeued < totals.dequeued:
+            if earlier is None:
+                self._known_since[queue] = now.at
+                self._handed_out_at.setdefault(queue, -math.inf)
+            elif earlier.dequeued < totals.dequeued:
                 self._handed_out_at[queue] = now.at
         if is_lost:
             self._steps.clear()
@@ -112,7 +120,7 @@ class Sampler:
             gone = before.queues.keys() - queues.keys()
             queues |= {one: unreadable(before.queues[one]) for one in gone}
         for queue in self._handed_out_at.keys() - queues.keys():
-            del self._handed_out_at[queue]
+            del self._handed_out_at[queue], self._known_since[queue]
         return now._replace(queues=queues)
 
     # --- history --------------------------------------------------------------------------------
@@ -161,7 +169,7 @@ def _queue_row(totals: QueueTotals, happened: Recent, *, is_known: bool) -> Sequ
         happened.dequeued,
         happened.succeeded,
         happened.failed + happened.timed_out,
-        happened.refused,
+        happened.refused + happened.rejected,
         *((*depths, totals.oldest_ms) if is_known else (_NAN,) * 5),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -93,16 +94,16 @@ class DetailsControl:
 
     # --- what frames show -------------------------------------------------------------------------
 
-    def unasked(self, queues: Iterable[str]) -> Mapping[str, float]:
-        """Return since when nobody has asked for jobs of queues, in seconds, as routers saw it;
-        nothing while no router has answered."""
-        routers = [(age, one) for age, one in self._latest() if one.seconds]
-        if not routers:
-            return {}
-        return {
-            queue: min([age + one.unasked.get(queue, one.seconds) for age, one in routers])
-            for queue in queues
-        }
+    def unasked(self) -> tuple[float | None, Mapping[str, float]]:
+        """Return for how long all routers have seen who asks for jobs, None while none has
+        answered, and since when nobody has asked for those of each queue, in seconds."""
+        watched: list[float] = []
+        found: dict[str, float] = {}
+        for age, router in self._latest():
+            watched += [age + router.seconds] if router.seconds else ()
+            for queue, seconds in router.unasked.items():
+                found[queue] = min(age + seconds, found.get(queue, math.inf))
+        return min(watched, default=None), found
 
     def failures(self) -> Mapping[str, dict[str, int]]:
         """Return how many attempts failed in the last minutes, by queue and signature."""
@@ -134,7 +135,7 @@ class Worker(msgspec.Struct):
     ack_seconds: float | None = None
     jobs_per_second: float | None = None  # that it was handed
     jobs: int = 0  # that it was handed since its shards began to count
-    failed_share: float | None = None  # of them, as far as it has acked them
+    failed_share: float | None = None  # of those of the last minutes
     held: int = 0  # jobs in progress
     oldest_renewal_seconds: float | None = None  # of their claims
     near_time_out: int = 0  # of them
@@ -171,9 +172,10 @@ class Workers:
             worker.jobs = jobs
             more = jobs - before[1].get(place, 0)
             worker.jobs_per_second = round(max(0, more) / seconds, 2)
-        for place, failed in _summed(details, "failed").items():
-            if place in workers and workers[place].jobs:
-                workers[place].failed_share = round(min(1.0, failed / workers[place].jobs), 4)
+        handed_out, failed = (_summed(details, name, "recent_work") for name in ("jobs", "failed"))
+        for place in handed_out.keys() & workers.keys():
+            attempts = max(handed_out[place], failed[place])
+            workers[place].failed_share = round(failed[place] / attempts, 4)
         queues = sorted(in_progress, key=lambda queue: -in_progress[queue])
         queues = [queue for queue in queues if in_progress[queue]]
         is_whole = len(queues) <= _MOST_QUEUES
@@ -258,10 +260,10 @@ def _later(seconds: float | None, others: float | None) -> float | None:
     return min(known, default=None)
 
 
-def _summed(details: Iterable[Details], figure: str) -> Mapping[_Place, int]:
+def _summed(details: Iterable[Details], figure: str, of: str = "work") -> Mapping[_Place, int]:
     """Add up a figure of sources over all shards."""
     found: dict[_Place, int] = {}
-    for work in (work for one in details for work in one.work):
+    for work in (work for one in details for work in getattr(one, of)):
         place = (work.queue, work.source)
         found[place] = found.get(place, 0) + getattr(work, figure)
     return found

@@ -36,6 +36,7 @@ class Callers:
         times[queue[:_MOST_QUEUE_CHARS], source[:_MOST_SOURCE_BYTES]] = now
         if len(times) > MOST_SOURCES:
             self._dequeues = _newest(times)
+            self._began = min(self._dequeues.values())
 
     def acks(self, queue: str, source: bytes, now: float) -> None:
         """Note an ack, a checkpoint or a finish."""

@@ -19,6 +19,7 @@ MOST_SIGNATURES = 64  # of a queue
 MOST_SOURCES = 1_000
 _MINUTE_MS = 60_000
 _MINUTES = 60
+_SPAN_MS = 150_000  # recent work is of the last one or two of them
 UNSAID = "no status given"
 
 
@@ -53,6 +54,9 @@ class Failures:
         self._wholes: dict[str, _Group] = {}  # by queue
         self._jobs: dict[tuple[str, str], int] = {}  # by queue and source, the first one first
         self._failed: dict[tuple[str, str], int] = {}
+        # What both were at the begin of this span, and of the one before.
+        self._span = 0
+        self._marks: list[tuple[dict[tuple[str, str], int], ...]] = [({}, {}), ({}, {})]
 
     def handed_out(self, queue: str, source: str, jobs: int) -> None:
         """Count jobs that a source was handed."""
@@ -133,6 +137,26 @@ class Failures:
             for queue, groups in self._groups.items()
             for text, group in groups.items()
         ]
+
+    def begin_span(self, now_ms: int) -> None:
+        """Begin another span of recent work, if it is time. Call it every few seconds."""
+        if self._span != now_ms // _SPAN_MS:
+            self._span = now_ms // _SPAN_MS
+            self._marks = [self._marks[1], (dict(self._jobs), dict(self._failed))]
+
+    def recent_work(self) -> Sequence[SourceWork]:
+        """List the work of each source in the last minutes, of those that had some. More attempts
+        may have failed than jobs were handed out: those of earlier ones."""
+        jobs, failed = self._marks[0]
+        found = [
+            SourceWork(
+                *place,
+                self._jobs[place] - jobs.get(place, 0),
+                self._failed.get(place, 0) - failed.get(place, 0),
+            )
+            for place in self._jobs
+        ]
+        return [one for one in found if one.jobs > 0 or one.failed > 0]
 
     def work(self) -> Sequence[SourceWork]:
         """List how many jobs each source was handed, and how many attempts of it failed."""

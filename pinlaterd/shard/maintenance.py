@@ -67,6 +67,7 @@ class QueueGauges:
 
     def refresh(self) -> None:
         state, now_ms = self._state, self._state.clock.now_ms()
+        state.failures.begin_span(now_ms)
         if not self._in_turn:
             self._in_turn.extend(state.ready.queues())
         self._waiting |= dict.fromkeys(state.changed)

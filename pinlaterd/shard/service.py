@@ -140,6 +140,7 @@ class ShardService:
         shown = Details(failures=failures.lately(now_ms), failed_in_hour=failures.of_hour(now_ms))
         if whole:
             shown.whole, shown.work = True, failures.work()
+            shown.recent_work = failures.recent_work()
             shown.failure_counts = failures.counts(now_ms)
         return shown
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 FAILED = "failed"  # how the outcome begins of a change that has changed nothing
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999: pages can show no later time
-_READ_BYTES = 1 << 20  # of the end of the log: what the page shows
+_READ_BYTES = 1 << 20  # of the end of the log, in which the latest changes are
 
 
 class Change(NamedTuple):
@@ -106,27 +107,38 @@ class AuditLog:
         """Store how a change ended. Raises OSError."""
         self._append({"number": number, "outcome": outcome})
 
-    def changes(self) -> Sequence[Change]:
-        """Return the last changes, the newest first. Raises OSError."""
+    def changes(self, before: int = sys.maxsize, most: int | None = None) -> Sequence[Change]:
+        """Return the `most` latest changes with numbers below `before`, the newest first; by
+        default those at the end of the log. Raises OSError."""
+        found = self._changes(_READ_BYTES, before, most)
+        if most is None or len(found) >= most:
+            return found
+        return self._changes(None, before, most)
+
+    def _changes(self, last_bytes: int | None, before: int, most: int | None) -> Sequence[Change]:
+        """Return changes of the end of the log, or of all of it."""
         found: dict[int, Change] = {}
-        for written in self._lines():
+        for written in self._lines(last_bytes):
             with contextlib.suppress(ValueError):  # a crash may cut a line
                 line = msgspec.json.decode(written, type=_Line)
-                if line.outcome is None and line.who and line.what and line.facts is not None:
+                if line.outcome is not None:
+                    if line.number in found:
+                        found[line.number] = found[line.number]._replace(outcome=line.outcome)
+                elif line.who and line.what and line.facts is not None and line.number < before:
                     fields = (line.at_ms, line.who, line.what, line.facts)
                     found[line.number] = Change(line.number, *fields)
-                elif line.outcome is not None and line.number in found:
-                    found[line.number] = found[line.number]._replace(outcome=line.outcome)
+                    if most is not None and len(found) > most:
+                        del found[min(found)]
         return sorted(found.values(), reverse=True, key=lambda change: change.number)
 
-    def _lines(self) -> Sequence[bytes]:
+    def _lines(self, last_bytes: int | None) -> Iterator[bytes]:
         try:
             with self._path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - _READ_BYTES))
-                return file.read().split(b"\n")
+                file.seek(0 if last_bytes is None else max(0, size - last_bytes))
+                yield from file
         except FileNotFoundError:
-            return ()
+            return
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         line = msgspec.json.encode({"at_ms": self._clock.now_ms(), **entry})

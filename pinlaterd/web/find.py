@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import re2
 from aiohttp import web
+from multidict import MultiMapping
 
 from pinlaterd.access import may
 from pinlaterd.client import AsyncClient, calls
@@ -127,16 +128,18 @@ class JobSearch:
         self.task: asyncio.Task[None] | None = None
         self._looked_at = 0
         self.missing_shards: set[str] = set()  # of any page
-        self._queues_done = 0
+        self._state = ""  # that is searched
+        self._queues_done = 0  # in that state
 
     async def run(self, client: RouterClient | AsyncClient, clock: Clock) -> None:
         """Search until all is found, too much is, or nobody looks."""
-        for queue in self._queues:
-            for name in self.query.states:
-                await self._scan(client, clock, queue, SCOPES[name])
+        for state in self.query.states:  # failed ones of all queues first
+            self._state, self._queues_done = state, 0
+            for queue in self._queues:
+                await self._scan(client, clock, queue, SCOPES[state])
                 if self.problem:
                     return
-            self._queues_done += 1
+                self._queues_done += 1
 
     async def _scan(
         self, client: RouterClient | AsyncClient, clock: Clock, queue: str, scope: Scope
@@ -158,7 +161,8 @@ class JobSearch:
             self.found += page.jobs
             self._looked_at += page.looked_at
             self.missing_shards.update(page.missing_shards or ())
-            if len(self.found) >= self._most:
+            if len(self.found) > self._most:
+                del self.found[self._most :]
                 self.problem = f"More than {self._most} match: say more of what you look for."
             elif clock.monotonic() - self.seen_at > _UNSEEN_SECONDS:
                 self.problem = "It ended, as nobody looked at it."
@@ -168,11 +172,12 @@ class JobSearch:
         """Return how far it is, for a viewer, who has seen it now."""
         self.seen_at = now
         without = without_shards(sorted(self.missing_shards))
+        state = f" for {self._state} ones" if self._state and not self.ended_at else ""
         return {
             "found": len(self.found),
             "looked_at": self._looked_at,
             "about": self._about,
-            "queues": f"{self._queues_done} of {len(self._queues)} queues",
+            "queues": f"{self._queues_done} of {len(self._queues)} queues{state}",
             "seconds": (self.ended_at or now) - self.began_at if self.began_at else 0.0,
             "is_waiting": not (self.began_at or self.ended_at),
             "is_over": bool(self.ended_at),
@@ -256,8 +261,9 @@ def routes(site: Site) -> list[web.RouteDef]:
         return web.json_response({**search.progress(site.clock.monotonic()), "jobs": jobs})
 
     async def cancel(request: web.Request) -> web.StreamResponse:
-        fields = {key: value for key, value in request[FORM].items() if key != "token"}
-        searches.cancel(_user_name(request), _read(site, request, fields))
+        form = request[FORM]
+        searches.cancel(_user_name(request), _read(site, request, form))
+        fields = [(key, value) for key, value in form.items() if key != "token"]
         raise web.HTTPSeeOther(f"/find?{urlencode(fields)}")
 
     return [
@@ -272,19 +278,28 @@ def _user_name(request: web.Request) -> str:
     return user.name if user is not None else ""
 
 
-def _read(site: Site, request: web.Request, fields: Mapping[str, str]) -> SearchQuery:
+def _read(site: Site, request: web.Request, fields: MultiMapping[str]) -> SearchQuery:
     """Return what a request searches for. Raises PageProblem."""
-    text, queue, state = (fields.get(name, "").strip() for name in ("q", "queue", "state"))
+    text, queue = (fields.get(name, "").strip() for name in ("q", "queue"))
+    asked = set(filter(None, fields.getall("state", [])))
+    if unknown := asked - _FIGURES.keys():
+        what, cure = (
+            f"There is no state {min(unknown)[:20]!r}.",
+            f"Choose from {', '.join(_FIGURES)}.",
+        )
+        raise PageProblem(HTTPStatus.BAD_REQUEST, what, cure)
     if not text or len(text) > _MOST_TEXT_CHARS:
         cure = f"Give up to {_MOST_TEXT_CHARS} characters."
         raise PageProblem(HTTPStatus.BAD_REQUEST, "There is nothing to search for.", cure)
     worker = claim_source(text)
-    states = ("running",) if worker is not None else (state,) if state in SCOPES else STATES
+    states = [state for state in STATES if state in asked or not asked]
+    if worker is not None:
+        states = ["running"]
     if worker is None and hidden_pattern(site, request):
         cure = "Search for a descriptor or a key, or have an operator give you the role `bodies`."
         what = "Bodies have parts that you may not see, so you can't search them."
         raise PageProblem(HTTPStatus.FORBIDDEN, what, cure)
-    return SearchQuery(text, fields.get("as") == "re2", states, queue, worker)
+    return SearchQuery(text, fields.get("as") == "re2", tuple(states), queue, worker)
 
 
 async def _queues_of(site: Site, request: web.Request, query: SearchQuery) -> Sequence[str]:
@@ -350,7 +365,10 @@ def _shown(site: Site, request: web.Request, jobs: Sequence[JobRecord]) -> Seque
 
 
 def _render(site: Site, request: web.Request, search: JobSearch | None) -> web.Response:
-    fields = {name: request.query.get(name, "") for name in ("q", "as", "queue", "state")}
+    query = request.query
+    fields = {name: query.get(name, "") for name in ("q", "as", "queue")}
+    chosen = query.getall("state", [])
+    sent = [*fields.items(), *(("state", state) for state in chosen)]
     progress = search.progress(site.clock.monotonic()) if search is not None else None
     return site.render(
         request,
@@ -360,6 +378,8 @@ def _render(site: Site, request: web.Request, search: JobSearch | None) -> web.R
         progress=progress,
         jobs=_shown(site, request, search.found) if search is not None else (),
         states=STATES,
+        chosen=chosen,
+        sent=sent,
         command=search.query.command if search is not None else "",
-        address="/find.json?" + urlencode(fields),
+        address="/find.json?" + urlencode(sent),
     )

@@ -93,7 +93,7 @@ def steps_of(job: JobRecord) -> Sequence[LifeStep]:
             title = f"attempt {failed + 1} succeeded"
             steps.append(LifeStep("well", title, job.updated_at_ms, detail))
         case JobState.IN_PROGRESS:
-            title = f"attempt {failed + 1} runs"
+            title = f"attempt {failed + 1} runs; claimed or last renewed"
             steps.append(LifeStep("well", title, job.updated_at_ms, holder))
     return steps
 

@@ -17,7 +17,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -27,12 +27,11 @@ from pinlaterd.access import may, may_with_all_queues
 from pinlaterd.client import calls
 from pinlaterd.config import layout
 from pinlaterd.config.schema import UserSettings
-from pinlaterd.errors import ConfigError, ConnectionFailed, how_many
-from pinlaterd.model import QUEUE_NAME, SHARD_NAME, JobChoice, JobRecord, JobState
+from pinlaterd.errors import ConfigError, ConnectionFailed, ShardConnectionFailed, how_many
+from pinlaterd.model import QUEUE_NAME, SHARD_NAME, JobRecord, JobState
 from pinlaterd.signature import signature
 from pinlaterd.web import text
 from pinlaterd.web.audit import FAILED, AuditLog, Change
-from pinlaterd.web.bodies import redacted_message, redacted_text
 from pinlaterd.web.commands import OperationCalls
 from pinlaterd.web.job import hidden_pattern, last_said
 from pinlaterd.web.live import Cells, LiveFrame, LookedUp
@@ -46,8 +45,15 @@ from pinlaterd.web.operations import (
     nonce_of_restore,
     pages,
 )
-from pinlaterd.web.queue import body_regex_of, choice_of, queue_in, time_of
-from pinlaterd.web.refusals import PageProblem, config_problem, log_refusal, whole_number
+from pinlaterd.web.queue import queue_in
+from pinlaterd.web.refusals import (
+    PageProblem,
+    config_problem,
+    log_refusal,
+    mistake,
+    whole_number,
+)
+from pinlaterd.web.selections import commands_of, fields_of, in_words, list_of, selection_of
 from pinlaterd.web.site import ALL_QUEUES, FORM, USER, Site, own_path
 
 _TYPED_JOBS = 1_000  # to delete more, the queue's name has to be typed
@@ -60,23 +66,20 @@ _MOST_EXPECTED, _MOST_ATTEMPTS, _LEAST_PER_SECOND = 10**12, 1_000, 0.001
 _MOST_DIGITS = 9  # of an operation's number
 _CLEAN_SECONDS = 3_600.0
 _MISTAKES = "the configuration has mistakes"
-# As queries and forms call the fields of a choice.
-_FIELDS = {
-    "message": "message",
-    "place": "place",
-    "worker": "worker",
-    "status": "status_regex",
-    "since": "ended_since_ms",
-    "before": "ended_before_ms",
-}
+_WITHOUT_SHARD = (
+    "A change by conditions needs every shard. Jobs of the others that you choose in their list "
+    "can be changed meanwhile."
+)
+_ROWS = 100  # of the audit page
 
 
 class Preview(NamedTuple):
-    """The jobs of a selection, as far as they were looked for; `is_bound`: there may be more."""
+    """The jobs of a selection, as far as they were looked for; `is_bound`: there may be more.
+    `first`: those that would be tried first."""
 
     jobs: int
     is_bound: bool
-    samples: Sequence[JobRecord]
+    first: Sequence[JobRecord]
 
     @property
     def least(self) -> str:
@@ -155,6 +158,7 @@ class _JobsFacts(msgspec.Struct):
     queue: str
     expected: int = 0
     reason: str = ""
+    selection: Selection | None = None
 
 
 class _SwitchFacts(msgspec.Struct):
@@ -206,8 +210,12 @@ class MendPages:
         what = given.get("action", "retry")
         if what not in ("retry", "delete"):
             return await self._preview_switch(request, switch_of(given))
-        selection = self._selected(request, given, self._site.clock.now_ms(), "view")
-        found = await self._look(selection)
+        selection = self._selected(request, given, what, self._site.clock.now_ms(), "view")
+        try:
+            found = await _look(self._site, selection)
+        except ShardConnectionFailed as error:
+            said = f"{str(error)[:1].upper()}{str(error)[1:]}"
+            raise PageProblem(HTTPStatus.SERVICE_UNAVAILABLE, said, _WITHOUT_SHARD) from None
         number = f"{found.least}{found.jobs:,}"
         return self._site.render(
             request,
@@ -216,13 +224,13 @@ class MendPages:
             what=what,
             title=f"{what.capitalize()} {_jobs(found, selection)} of {selection.queue}?",
             words=in_words(selection, self._site.clock.now_ms()),
-            effect=await self._effect(selection.queue, found.jobs) if what == "retry" else "",
+            effect=await _effect(self._site, what, selection.queue, found.jobs),
             found=found,
             samples=self._samples(request, found),
             fields=[*fields_of(selection), ("expected", found.jobs), ("bound", +found.is_bound)],
             first_jobs=FIRST_JOBS,
             typed=selection.queue if what == "delete" and _is_large(found) else "",
-            command=command_of(what, selection, FIRST_JOBS),
+            commands=commands_of(what, selection, [job.descriptor for job in found.first]),
             button=f"{what.capitalize()} {min(found.jobs, FIRST_JOBS)} of {number}",
             button_of_all=f"{what.capitalize()} {number}",
             nonce=secrets.token_hex(16),
@@ -230,11 +238,13 @@ class MendPages:
         )
 
     def _selected(
-        self, request: web.Request, given: MultiMapping[str], now_ms: int, role: str
+        self, request: web.Request, given: MultiMapping[str], what: str, now_ms: int, role: str
     ) -> Selection:
         """Return the jobs that a query or a form chooses. Raises PageProblem, also if its user has
         not this role for them, or would learn what is hidden by how many match."""
         selection = selection_of(given, now_ms)
+        if what == "retry" and selection.job_state is not JobState.FAILED:
+            raise mistake("Only failed jobs can be retried.")
         self._site.check_right(request, role, selection.queue)
         is_search = selection.body_regex is not None or selection.choice.status_regex is not None
         if is_search and hidden_pattern(self._site, request):
@@ -243,24 +253,6 @@ class MendPages:
             raise PageProblem(HTTPStatus.FORBIDDEN, what, cure)
         return selection
 
-    async def _look(self, selection: Selection) -> Preview:
-        """Count the jobs of a selection, for some time, and take some of them as samples."""
-        clock, count = self._site.clock, 0
-        until = clock.monotonic() + _COUNT_SECONDS
-        if selection.choice.descriptors is not None:
-            named = await self._site.client.run(calls.lookup(selection.choice.descriptors))
-            found = [one for one in named.values() if one.state is selection.job_state]
-            return Preview(len(found), False, found[:_SAMPLES])
-        samples: list[JobRecord] = []
-        part_ms = round(_COUNT_SECONDS * 1000)
-        async for page in pages(self._site.client, selection, "", _PAGE_JOBS, part_ms):
-            count += len(page.found)
-            samples += page.found[: _SAMPLES - len(samples)]
-            patience = 0.0 if count else _NOTHING_SECONDS
-            if count >= _MOST_COUNTED or clock.monotonic() >= until + patience:
-                return Preview(count, bool(page.place_behind), samples)
-        return Preview(count, False, samples)
-
     def _samples(self, request: web.Request, found: Preview) -> Sequence[JobRecord]:
         """Return the samples with what their last attempts had to say, as far as this user may see
         that."""
@@ -268,44 +260,26 @@ class MendPages:
         # Redacted before it is cut: half a secret matches no pattern.
         return [
             job._replace(custom_status=last_said(job, pattern)[-_SAID_CHARS:])
-            for job in found.samples
+            for job in found.first[:_SAMPLES]
         ]
-
-    async def _effect(self, queue: str, count: int) -> str:
-        """Say how long so many jobs take, and what goes first."""
-        try:
-            facts = (await self._site.frames.now()).facts
-        except ConnectionFailed:
-            return "How busy the queue is, is not known now."
-        found = queue_in(facts, queue)
-        if found is None or found["pending"] is None:
-            return ""
-        ready, rate = found["pending"], found["dequeues_per_second"]
-        first = f"{how_many(ready, 'ready job goes', 'ready jobs go')} first"
-        if not rate:
-            return f"No job is handed out now; {first}."
-        seconds = (ready + count) / rate
-        takes = text.duration(seconds * 1000)
-        return f"At {text.rate(rate)} jobs/s this takes about {takes}; {first}."
 
     async def _act(self, request: web.Request) -> web.StreamResponse:
         form = request[FORM]
         what, nonce = form.get("action", ""), f"form {form.get('nonce', '')}"
         if not form.get("nonce") or len(nonce) > _MOST_NONCE_CHARS:
-            raise _mistake("The form has no nonce.")
+            raise mistake("The form has no nonce.")
         if what not in ("retry", "delete"):
             return await self._set(request, switch_of(form), nonce)
-        selection = self._selected(request, form, 0, "operate")
-        cut_off_ms = selection.choice.ended_before_ms or selection.unchanged_since_ms
-        if not cut_off_ms and (selection.has_ended or selection.choice.descriptors is None):
-            raise _mistake("The form has no cut-off.")
+        selection = self._selected(request, form, what, 0, "operate")
+        if not (selection.choice.ended_before_ms or selection.unchanged_since_ms):
+            raise mistake("The form has no cut-off.")
         expected, is_bound = (
             whole_number(form, "expected", 0, 0, _MOST_EXPECTED),
             form.get("bound") == "1",
         )
         is_large = what == "delete" and (is_bound or expected > _TYPED_JOBS)
         if is_large and form.get("typed", "").strip() != selection.queue:
-            raise _mistake(f"Type the queue's name, {selection.queue}, to delete so many jobs.")
+            raise mistake(f"Type the queue's name, {selection.queue}, to delete so many jobs.")
         mode = form.get("mode", "first")
         operation = Operation(
             what,
@@ -403,19 +377,19 @@ class MendPages:
         if wanted != "stop":
             self._site.check_writes(request)
         if wanted == "go_on" and self._operations.is_restored(operation):
-            raise _mistake("Its jobs were enqueued again: begin another delete.")
+            raise mistake("Its jobs were enqueued again: begin another delete.")
         if wanted in ("go_on", "stop"):
             await self._operations.steer(operation, wanted, self._who(request))
         elif wanted == RESTORE:
             raise web.HTTPSeeOther(f"/op/{await self._restore(request, operation)}")
         else:
-            raise _mistake("The form does not say what to do.")
+            raise mistake("The form does not say what to do.")
         raise web.HTTPSeeOther(f"/op/{operation.number}")
 
     async def _restore(self, request: web.Request, deleted: Operation) -> int:
         """Begin to enqueue again what an operation has deleted, once; return the number."""
         if deleted.what != "delete" or not self._operations.trash.holds(deleted.number):
-            raise _mistake("Its jobs are no more in the trash.")
+            raise mistake("Its jobs are no more in the trash.")
         number = self._sent_before(request, nonce_of_restore(deleted.number))
         return number or (await self._operations.restore(deleted, self._who(request))).number
 
@@ -449,7 +423,7 @@ class MendPages:
             fields=fields,
             asked=_shown(before) if asked else None,
             typed=switch.name if switch.setting == "dequeue_only" else "",
-            command=switch.command,
+            commands={"set": switch.command},
             button=words[:1].upper() + words[1:],
             nonce=secrets.token_hex(16),
             cancel=_page_before(request) or (f"/q/{switch.name}" if switch.queue else "/system"),
@@ -460,7 +434,7 @@ class MendPages:
         self._check_switch(request, switch)
         form = request[FORM]
         if switch.setting == "dequeue_only" and form.get("typed", "").strip() != switch.name:
-            raise _mistake(f"Type the shard's name, {switch.name}.")
+            raise mistake(f"Type the shard's name, {switch.name}.")
         await self._make(request, switch, nonce, _reason_of(form, switch))
         raise web.HTTPSeeOther("/audit")
 
@@ -495,10 +469,22 @@ class MendPages:
     # --- /audit --------------------------------------------------------------------------------
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        changes = await _whole_changes(self._audit)
-        user = request.get(USER)
-        shown = [self._row(change, user) for change in changes if self._may(user, "view", change)]
-        return self._site.render(request, "audit.html", changes=shown)
+        most = 10**_MOST_DIGITS
+        before = whole_number(request.query, "before", most, 1, most)
+        changes = await asyncio.to_thread(self._audit.changes, before, _ROWS + 1)
+        user, older = request.get(USER), len(changes) > _ROWS
+        shown = [
+            self._row(change, user)
+            for change in filter(_is_whole, changes[:_ROWS])
+            if self._may(user, "view", change)
+        ]
+        return self._site.render(
+            request,
+            "audit.html",
+            changes=shown,
+            is_first=before == most,
+            older=f"/audit?before={changes[_ROWS - 1].number}" if older else "",
+        )
 
     async def _rows(self, _request: web.Request) -> web.Response:
         """Answer `pinlater-admin audit` with the rows of the page, of all queues."""
@@ -507,9 +493,14 @@ class MendPages:
 
     def _row(self, change: Change, user: UserSettings | None) -> Mapping[str, Any]:
         facts, operation = change.facts, self._operations.get(change.number)
+        asked_for = msgspec.convert(facts, _JobsFacts) if change.what != "set" else None
         words = f"{change.what} jobs of {facts.get('queue', '')}"
-        if expected := facts.get("expected"):
-            words += f", {expected:,} previewed"
+        if asked_for is not None and asked_for.expected:
+            words += f", {asked_for.expected:,} previewed"
+        if asked_for is not None and asked_for.selection is not None:
+            hidden = self._site.hidden_from(user)
+            chosen = in_words(asked_for.selection, self._site.clock.now_ms(), hidden)
+            words += f": {asked_for.selection.state.replace('_', ' ')}, {chosen}"
         can_undo = change.what == "delete" and self._operations.can_restore(operation)
         if change.what == "set":
             is_undone = self._audit.number_of(_nonce_of_undo(change.number)) is not None
@@ -536,10 +527,10 @@ class MendPages:
         """Set the value that a change has replaced, or enqueue again what it has deleted."""
         form = request[FORM]
         number = whole_number(form, RESTORE, 0, 1, 10**_MOST_DIGITS - 1)
-        changes = await _whole_changes(self._audit)
-        change = next((one for one in changes if one.number == number), None)
-        if change is None:
-            raise _mistake("There is no such change.")
+        changes = await asyncio.to_thread(self._audit.changes, number + 1, 1)
+        change = changes[0] if changes else None
+        if change is None or change.number != number or not _is_whole(change):
+            raise mistake("There is no such change.")
         if change.what == "set":
             switch = _switch_in(change.facts)._replace(value=change.facts["before"])
             self._check_switch(request, switch)
@@ -548,7 +539,7 @@ class MendPages:
             raise web.HTTPSeeOther("/audit")
         operation = self._operations.get(number)
         if operation is None:
-            raise _mistake("Its jobs are no more in the trash.")
+            raise mistake("Its jobs are no more in the trash.")
         self._site.check_right(request, "operate", operation.selection.queue)
         raise web.HTTPSeeOther(f"/op/{await self._restore(request, operation)}")
 
@@ -571,52 +562,50 @@ def _is_restored(operations: Operations, operation: Operation) -> bool:
         return True
 
 
+# --- previews --------------------------------------------------------------------------------
+
+
+async def _look(site: Site, selection: Selection) -> Preview:
+    """Count the jobs of a selection, for some time, and take some of them as samples."""
+    clock, count = site.clock, 0
+    until = clock.monotonic() + _COUNT_SECONDS
+    if selection.choice.descriptors is not None:
+        named = await site.client.run(calls.lookup(selection.choice.descriptors))
+        there = (named[one] for one in selection.choice.descriptors if one in named)
+        found = list(filter(selection.may_have, there))
+        return Preview(len(found), False, found[:FIRST_JOBS])
+    first: list[JobRecord] = []
+    part_ms = round(_COUNT_SECONDS * 1000)
+    async for page in pages(site.client, selection, "", _PAGE_JOBS, part_ms):
+        count += len(page.found)
+        first += page.found[: FIRST_JOBS - len(first)]
+        patience = 0.0 if count else _NOTHING_SECONDS
+        if count >= _MOST_COUNTED or clock.monotonic() >= until + patience:
+            return Preview(count, bool(page.place_behind), first)
+    return Preview(count, False, first)
+
+
+async def _effect(site: Site, what: str, queue: str, count: int) -> str:
+    """Say how long so many jobs take that are retried, and what goes first."""
+    if what != "retry":
+        return ""
+    try:
+        facts = (await site.frames.now()).facts
+    except ConnectionFailed:
+        return "How busy the queue is, is not known now."
+    found = queue_in(facts, queue)
+    if found is None or found["pending"] is None:
+        return ""
+    ready, rate = found["pending"], found["dequeues_per_second"]
+    first = f"{how_many(ready, 'ready job goes', 'ready jobs go')} first"
+    if not rate:
+        return f"No job is handed out now; {first}."
+    seconds = (ready + count) / rate
+    takes = text.duration(seconds * 1000)
+    return f"At {text.rate(rate)} jobs/s this takes about {takes}; {first}."
+
+
 # --- what a form says -------------------------------------------------------------------------
-
-
-def selection_of(given: MultiMapping[str], now_ms: int) -> Selection:
-    """Return the jobs that a query or a form chooses; those that end or change from `now_ms` on are
-    left, unless it says a time. Raises PageProblem."""
-    queue, state = given.get("queue", ""), given.get("state", "failed")
-    if not QUEUE_NAME.match(queue):
-        raise _mistake("The link names no queue.")
-    if state.upper() not in JobState.__members__:
-        raise _mistake(f"There is no state {state}.")
-    selection = Selection(queue, state)
-    before_ms = time_of(given, "before") or now_ms or None
-    if "descriptor" in given:
-        descriptors = list(filter(None, given.getall("descriptor")))
-        if not descriptors:
-            raise _mistake("No job was chosen.")
-        if not all(each.startswith(f"{queue}:") for each in descriptors):
-            raise _mistake(f"Some of these are no jobs of {queue}.")
-        choice = JobChoice(descriptors, before_ms if selection.has_ended else None)
-        return Selection(queue, state, choice)
-    choice = choice_of(given, before_ms, has_ended=selection.has_ended)
-    unchanged_since_ms = None if selection.has_ended else before_ms
-    return Selection(queue, state, choice, body_regex_of(given), unchanged_since_ms)
-
-
-def fields_of(selection: Selection) -> list[tuple[str, object]]:
-    """Return the hidden fields of a form for a selection."""
-    choice = selection.choice
-    fields: list[tuple[str, object]] = [("queue", selection.queue), ("state", selection.state)]
-    for name, field in _FIELDS.items():
-        if (value := getattr(choice, field)) is not None:
-            fields.append((name, value))
-    fields += [("descriptor", each) for each in choice.descriptors or ()]
-    if selection.unchanged_since_ms is not None:
-        fields.append(("before", selection.unchanged_since_ms))
-    if selection.body_regex is not None:
-        fields += [("body", selection.body_regex), ("by", "RE2")]
-    return fields
-
-
-def list_of(selection: Selection) -> str:
-    """Return the path of the list of a selection's jobs, as far as there are any left."""
-    fields = [one for one in fields_of(selection) if one[0] not in ("queue", "descriptor")]
-    filters = f"?{urlencode(fields)}#jobs" if selection.has_ended else ""
-    return f"/q/{selection.queue}{filters}"
 
 
 def _page_before(request: web.Request) -> str:
@@ -624,55 +613,6 @@ def _page_before(request: web.Request) -> str:
     page = urlsplit(request.headers.get("Referer", ""))
     is_ours = page.netloc == request.host and page.path not in ("/mend", "/login")
     return own_path(page._replace(scheme="", netloc="").geturl()) if is_ours else ""
-
-
-def in_words(selection: Selection, now_ms: int, hidden: str = "") -> str:
-    """Say which jobs a selection is for, without what the pattern `hidden` hides."""
-    choice, parts = selection.choice, []
-    if choice.message is not None:
-        parts.append(f"“{redacted_message(choice.message, hidden)}”")
-    for what, value in (("in", choice.place), ("claimed by", choice.worker)):
-        if value is not None:
-            parts.append(f"{what} {value}")
-    if choice.status_regex is not None:
-        parts.append(f"with {choice.status_regex!r} in the status")
-    if selection.body_regex is not None:
-        parts.append(f"with {selection.body_regex!r} in the body")
-    if choice.descriptors is not None:
-        parts.append(f"{how_many(len(choice.descriptors), 'job')} by name")
-    if choice.ended_since_ms is not None:
-        parts.append(f"since {text.clock_time(choice.ended_since_ms, now_ms)}")
-    if choice.ended_before_ms is not None:
-        ended = "failed" if selection.job_state is JobState.FAILED else "ended"
-        before = text.clock_time(choice.ended_before_ms, now_ms)
-        parts.append(f"{ended} before {before}; later ones stay")
-    if selection.unchanged_since_ms is not None:
-        since = text.clock_time(selection.unchanged_since_ms, now_ms)
-        parts.append(f"unchanged since {since}; later ones stay")
-    return redacted_text(", ".join(parts), hidden)
-
-
-def command_of(what: str, selection: Selection, first_jobs: int) -> str:
-    """Return the command that does the same to the first jobs."""
-    choice = selection.choice
-    words = ["pinlater-admin", "job", what, selection.queue]
-    words += [selection.state] if what == "delete" else []
-    words += choice.descriptors or ()
-    options = {
-        "--message": choice.message,
-        "--place": choice.place,
-        "--worker": choice.worker,
-        "--status-regex": choice.status_regex,
-        "--body-regex": selection.body_regex,
-        "--since": choice.ended_since_ms and text.iso_ms(choice.ended_since_ms),
-        "--before": choice.ended_before_ms and text.iso_ms(choice.ended_before_ms),
-        "--unchanged-since": selection.unchanged_since_ms
-        and text.iso_ms(selection.unchanged_since_ms),
-        "--first": None if choice.descriptors else str(first_jobs),
-    }
-    for name, value in options.items():
-        words += [name, value] if value else []
-    return shlex.join(words)
 
 
 _SETTINGS = {"pause": ("paused", True), "resume": ("paused", False)}
@@ -683,12 +623,12 @@ def switch_of(given: MultiMapping[str]) -> Switch:
     what, value = given.get("action", ""), given.get("value", "")
     name = given.get("name") or given.get("queue") or given.get("shard") or ""
     if not (SHARD_NAME if what == "dequeue_only" else QUEUE_NAME).match(name):
-        raise _mistake("The link names no queue or shard.")
+        raise mistake("The link names no queue or shard.")
     if what in _SETTINGS:
         setting, paused = _SETTINGS[what]
         return Switch(setting, name, paused)
     if not name or what not in ("paused", "limit", "dequeue_only"):
-        raise _mistake("The link does not say what to change.")
+        raise mistake("The link does not say what to change.")
     if what != "limit":
         return Switch(what, name, value in ("on", "True"))
     return Switch(what, name, _rate(value))
@@ -696,11 +636,6 @@ def switch_of(given: MultiMapping[str]) -> Switch:
 
 def _nonce_of_undo(number: int) -> str:
     return f"undo {number}"
-
-
-async def _whole_changes(audit: AuditLog) -> Sequence[Change]:
-    """Return the last changes, without those whose lines are damaged. Raises OSError."""
-    return list(filter(_is_whole, await asyncio.to_thread(audit.changes)))
 
 
 def _is_whole(change: Change) -> bool:
@@ -737,7 +672,7 @@ def _rate(given: str) -> float | None:
     except ValueError:
         rate = -1
     if not 0 <= rate <= 1e9:
-        raise _mistake(f"{given[:20]} is no number of jobs per second.")
+        raise mistake(f"{given[:20]} is no number of jobs per second.")
     return rate
 
 
@@ -745,7 +680,7 @@ def _spread_rate(given: str) -> float:
     """Read the rate of a spread. Raises PageProblem."""
     rate = _rate(given)
     if rate is None or rate < _LEAST_PER_SECOND:
-        raise _mistake(f"{given[:20]} is no rate: give at least {_LEAST_PER_SECOND:g} jobs/s.")
+        raise mistake(f"{given[:20]} is no rate: give at least {_LEAST_PER_SECOND:g} jobs/s.")
     return rate
 
 
@@ -763,9 +698,5 @@ def _reason_of(form: Mapping[str, str], switch: Switch | None = None) -> str:
     reason = form.get("reason", "")[:_MOST_REASON_CHARS]
     is_pause = switch is not None and switch.setting == "paused" and switch.value
     if is_pause and not reason.isprintable():
-        raise _mistake("Give the reason for a pause in characters that can be seen.")
+        raise mistake("Give the reason for a pause in characters that can be seen.")
     return reason
-
-
-def _mistake(what: str) -> PageProblem:
-    return PageProblem(HTTPStatus.BAD_REQUEST, what, "Go back, load the page again, and repeat it.")

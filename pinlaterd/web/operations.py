@@ -82,6 +82,13 @@ class Selection(msgspec.Struct, frozen=True):
     unchanged_since_ms: int | None = None
     priority: int | None = None
 
+    def may_have(self, job: JobRecord) -> bool:
+        """Tell whether a job may be one that a selection by descriptors is for, by its state and
+        its last change."""
+        since_ms = self.unchanged_since_ms
+        is_unchanged = since_ms is None or job.updated_at_ms < since_ms
+        return job.state is self.job_state and is_unchanged
+
     @property
     def job_state(self) -> JobState:
         return JobState[self.state.upper()]
@@ -319,14 +326,19 @@ class Operations:
 
     async def _send(self, operation: Operation, descriptors: Sequence[str]) -> None:
         """Change a batch; where that is not known to be done, count again what is left."""
-        call = self._call(operation, descriptors)
+        selection, due = operation.selection, descriptors
+        if selection.choice.descriptors is not None and selection.unchanged_since_ms is not None:
+            # A delete by name checks the state alone, and scans have not read these just now.
+            there = await self._client.run(calls.lookup(descriptors))
+            due = [one for one in descriptors if one in there and selection.may_have(there[one])]
+        call = self._call(operation, due)
         try:
-            changed = await self._client.run(call)
+            changed = await self._client.run(call) if due else 0
         except (OutcomeUnknown, ShardConnectionFailed) as error:
-            operation.unsure, operation.note = len(descriptors), f"outcome unknown: {error}"
+            operation.unsure, operation.note = len(due), f"outcome unknown: {error}"
             await self._store(operation)
-            left = await self._client.run(self._call(operation, descriptors, dry_run=True))
-            changed = await self._client.run(call) + len(descriptors) - left
+            left = await self._client.run(self._call(operation, due, dry_run=True))
+            changed = await self._client.run(call) + len(due) - left
             operation.unsure, operation.note = 0, ""
         operation.done += changed
         operation.missed += len(descriptors) - changed

@@ -149,7 +149,7 @@ class JobsQuery(NamedTuple):
         if state not in SCOPES:
             cure = f"Choose from {', '.join(SCOPES)}."
             raise PageProblem(HTTPStatus.BAD_REQUEST, f"There is no state {state[:20]!r}.", cure)
-        priority = whole_number(query, "priority", 0, 1, _MOST_PRIORITY) or None
+        priority = whole_number(query, "priority", 0, 1, MOST_PRIORITY) or None
         scope = SCOPES[state]
         if not scope.has_ended:
             given = {name: text for name, text in given.items() if name not in ("since", "before")}
@@ -200,7 +200,7 @@ _HIDDEN = (
 )
 _TIME_DIGITS = 15  # of milliseconds: beyond, no calendar has it
 _LATEST_MS = 99_999_999_999_999
-_MOST_PRIORITY = 127  # that a call can name
+MOST_PRIORITY = 127  # that a call can name
 _SEARCH_MS = 1_500  # after which the page shows what was found by then
 
 

@@ -43,6 +43,11 @@ class PageProblem(Exception):
         self.cure = cure
 
 
+def mistake(what: str) -> PageProblem:
+    """Return a mistake of a link or a form, to be raised."""
+    return PageProblem(HTTPStatus.BAD_REQUEST, what, "Go back, load the page again, and repeat it.")
+
+
 def whole_number(given: Mapping[str, str], name: str, otherwise: int, least: int, most: int) -> int:
     """Return the whole number that a query or a form has under a name, or `otherwise` if it has
     none. Raises PageProblem."""

@@ -221,7 +221,7 @@ class SourceCalls(NamedTuple):
 
 
 class SourceWork(NamedTuple):
-    """The work of a source for a queue on a shard, since that began to count."""
+    """The work of a source for a queue on a shard, since that began to count or lately."""
 
     queue: str
     source: str
@@ -256,6 +256,7 @@ class Details(_Message):
     failed_in_hour: Mapping[str, int] = {}  # attempts, by queue
     calls: Sequence[SourceCalls] = ()
     work: Sequence[SourceWork] = ()
+    recent_work: Sequence[SourceWork] = ()  # of the last minutes
     failure_counts: Sequence[FailureCount] = ()
 
 

@@ -236,7 +236,10 @@ def test_a_delete_leaves_jobs_that_changed_since_a_time(admin, client, queue, wa
     assert client.lookup([*old, new]).keys() == {old[2], new}
     assert admin.facts(f"{delete} --first 5 --yes") == {"deleted": 1}
     assert admin.facts(f"{delete} --yes") == {"deleted": 0}
-    assert "leave out descriptors" in admin.error(f"{delete} {new} --yes", code=2)
+    named = f"job delete {queue} pending {new} --yes --unchanged-since"
+    assert admin.facts(f"{named} {since}") == {"deleted": 0}
+    now = datetime.fromtimestamp(time.time() + 60, UTC)
+    assert admin.facts(f"{named} {now:%Y-%m-%dT%H:%M:%SZ}") == {"deleted": 1}
 
 
 def test_a_job_that_falls_due_between_the_scans_is_counted_once():

@@ -57,12 +57,13 @@ def test_a_point_every_five_seconds_and_gaps_where_nothing_was_known():
     assert len(found.series) == 13
 
 
-def test_five_minutes_are_the_mean_of_rates_the_greatest_age_and_percentiles_of_all_samples():
+def test_five_minutes_have_the_mean_of_rates_greatest_ages_and_depths_and_percentiles_of_all():
     history = History(MIB)
     # 99 waits of 10 ms in each of 59 times, then 1,000 of 5 s: no mean of percentiles says that
     for step in range(60):
         samples = waits(*[10] * 9) if step < 59 else waits(*[5_000] * 100)
-        figures = row(**{"in": step, "oldest_ms": 9_000 if step == 30 else 1})
+        most = {"oldest_ms": 9_000, "ready": 48_000} if step == 30 else {"oldest_ms": 1}
+        figures = row(**{"in": step, **most})
         history.record(QUEUE, "mail", NOW_MS + step * STEP_MS, figures, samples, activity=1)
 
     found = known(history, since_ms=NOW_MS - HOUR_MS * 2, now_ms=NOW_MS + LONG_STEP_MS - 1)
@@ -70,6 +71,7 @@ def test_five_minutes_are_the_mean_of_rates_the_greatest_age_and_percentiles_of_
     assert found.step_ms == LONG_STEP_MS
     assert found.series["in"][-1] == pytest.approx(29.5)
     assert found.series["oldest_ms"][-1] == 9_000
+    assert found.series["ready"][-1] == 48_000
     assert found.series["wait_p50_ms"][-1] == pytest.approx(10, rel=0.05)
     assert found.series["wait_p95_ms"][-1] == pytest.approx(5_000, rel=0.05)
 

@@ -133,6 +133,16 @@ def test_a_queue_from_which_nothing_is_handed_out_has_stopped(server):
     assert texts[-1] == "Stopped: no job is handed out, for 1 min 5 s"
 
 
+def test_a_coordinator_that_has_just_begun_calls_no_queue_well_of_which_it_knows_nothing(server):
+    texts = []
+    for _ in range(13):
+        server.step()
+        texts.append(server.mail()["verdict"]["text"])
+
+    assert texts[1] == "Not known yet: no job was handed out in the 5.0 s that are known"
+    assert texts[-1] == "Stopped: no job is handed out, for at least 1 min"
+
+
 def test_what_a_process_did_before_this_coordinator_knew_it_did_not_happen_just_now(server):
     """A coordinator that was restarted hears of one shard after the other."""
     late = server.stats.pop("shard-2")
@@ -208,6 +218,7 @@ def test_what_a_killed_shard_had_done_is_not_counted_again_when_it_is_back(clock
 
 def test_a_shard_that_is_unavailable_leaves_a_gap_and_the_others_verdict(server):
     server.sampler.step()
+    server.work(1)
     server.step()
     server.down = {"shard-2"}
     server.step()

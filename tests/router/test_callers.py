@@ -38,6 +38,7 @@ def test_those_that_have_not_called_for_longest_are_forgotten():
     assert len(known) <= MOST_SOURCES
     assert {"busy", str(2 * MOST_SOURCES - 1)} <= known
     assert "1" not in known
+    assert callers.unasked(2.0 * MOST_SOURCES)[0] < MOST_SOURCES  # since it knows of all
 
 
 def test_of_long_names_no_more_is_kept_than_a_shard_would_take():

@@ -79,3 +79,18 @@ def test_the_work_of_sources_is_counted_in_bounded_memory():
     for number in range(MOST_SOURCES):
         failures.handed_out("mail", f"web{number}:x", 1)
     assert len(failures.work()) == MOST_SOURCES
+
+
+def test_recent_work_is_of_the_last_minutes():
+    failures = Failures()
+    failures.begin_span(NOW_MS)
+    failures.handed_out("mail", "web3", 1_000)
+    for minutes in (3, 6):
+        failures.begin_span(NOW_MS + minutes * MINUTE_MS)
+    assert failures.recent_work() == []
+
+    failures.handed_out("mail", "web3", 4)
+    failures.note("mail", "web3", failed("no", 4), frozenset(), NOW_MS + 7 * MINUTE_MS)
+
+    assert failures.recent_work() == [("mail", "web3", 4, 4)]
+    assert failures.work() == [("mail", "web3", 1_004, 4)]

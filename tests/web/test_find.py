@@ -90,12 +90,38 @@ def test_nothing_found_says_what_to_do(client, find, visitor, wait_until):
 
 
 def test_a_search_ends_where_too_much_matches(client, find):
-    client.enqueue("books", [b"many %d" % number for number in range(300)])
+    client.enqueue("books", [b"many %d" % number for number in range(200)])
+    assert "200 found" in find("many")[1]
+    assert "More than 200" not in find("many", queue="books")[1]
+    client.enqueue("films", [b"many more"])
 
-    found, text = find("many")
+    found, text = find("many", state="ready")
 
-    assert 200 <= len(found) < 300
+    assert len(found) == 200
     assert "More than 200 match" in text
+
+
+def test_failed_jobs_of_all_queues_are_found_first(client, find):
+    client.create_queue("zoo")
+    client.enqueue("zoo", [Job(b"first of all", attempts_allowed=1)])
+    [job] = claim(client, "zoo")
+    client.ack("zoo", failed=[job])
+    client.enqueue("books", [b"first of all"] * 201)
+
+    found, text = find("first of all")
+
+    assert (job.descriptor in found, "More than 200 match" in text) == (True, True)
+
+
+def test_several_states_are_searched(client, visitor, load_until):
+    [ready] = client.enqueue("books", [b"in some state"])
+    client.enqueue("books", [Job(b"in some state", run_after_ms=4_000_000_000_000)])
+    path = "/find?q=in+some+state&state=ready&state=failed"
+
+    page = load_until(visitor, path, lambda page: "data-over" in page.body)
+
+    assert set(re.findall(r'href="/j/([^"]+)"', page.body)) == {ready}
+    assert page.body.count(" checked> ") == 2
 
 
 def test_a_bad_pattern_says_so(client, find):
@@ -104,7 +130,7 @@ def test_a_bad_pattern_says_so(client, find):
     assert "It ended early: invalid request: bodyRegexToMatch is no RE2 pattern" in text
 
 
-@pytest.mark.parametrize("query", ["q=x&queue=nowhere", "q=" + "x" * 1001])
+@pytest.mark.parametrize("query", ["q=x&queue=nowhere", "q=x&state=fialed", "q=" + "x" * 1001])
 def test_what_can_not_be_searched_is_refused(visitor, query):
     assert visitor.get(f"/find?{query}").status in (400, 404)
 

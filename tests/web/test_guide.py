@@ -9,7 +9,7 @@ from pinlaterd.verdict import VerdictKind
 from pinlaterd.web.guide import SECTIONS, anchor, page
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
-CALM = {VerdictKind.DRAINING, VerdictKind.WELL, VerdictKind.IDLE}
+CALM = {VerdictKind.DRAINING, VerdictKind.UNKNOWN, VerdictKind.WELL, VerdictKind.IDLE}
 
 
 def test_every_verdict_that_needs_somebody_has_a_section():

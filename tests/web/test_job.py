@@ -123,11 +123,16 @@ def record(state: JobState, left: int, **more) -> JobRecord:
         (record(JobState.PENDING, 2), ["enqueued", "attempt 1 failed", "due again"]),
         (
             record(JobState.IN_PROGRESS, 2),
-            ["enqueued", "attempt 1 failed", "due again", "attempt 2 runs"],
+            [
+                "enqueued",
+                "attempt 1 failed",
+                "due again",
+                "attempt 2 runs; claimed or last renewed",
+            ],
         ),
         (
             record(JobState.IN_PROGRESS, 3, run_after_ms=NOW + 60_000),
-            ["enqueued", "due", "attempt 1 runs"],
+            ["enqueued", "due", "attempt 1 runs; claimed or last renewed"],
         ),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pinlaterd.client import AckInfo, Client, Job, JobOptions, JobState
+from pinlaterd.client import AckInfo, CheckpointInfo, Client, Job, JobOptions, JobState
 from tests.deployment import Deployment, claim
 from tests.web.conftest import (
     LoadUntil,
@@ -113,8 +113,11 @@ def test_a_preview_says_what_would_be_and_changes_nothing(client, visitor, queue
     assert "“Timeout: smtp# is away”, failed before" in page.text
     assert "later ones stay" in page.text
     assert len(re.findall(r'<td><a href="/j/', page.body)) == 5
-    command = f"pinlater-admin job retry {queue} --message 'Timeout: smtp# is away' --before"
-    assert command in page.text
+    command = rf"pinlater-admin job retry {queue} --message 'Timeout: smtp# is away' --before \S+ "
+    assert re.search(command + "--attempts 1 ", page.text)
+    assert re.search(command + "--attempts 1 --spread 50 ", page.text)
+    [first] = re.findall(rf"job retry {queue} ({queue}:[^-]*) --before", page.text)
+    assert len(first.split()) == 7
     assert client.count(queue, JobState.FAILED) == 8
 
 
@@ -123,7 +126,8 @@ def test_the_command_for_jobs_that_wait_has_the_cut_off_of_the_preview(client, v
 
     page = look(visitor, f"/mend?action=delete&queue={queue}&state=pending")
 
-    command = rf"job delete {queue} pending --unchanged-since (\S+Z) --first 10"
+    assert "outside the deployment’s folder the command keeps no copy to restore" in page.text
+    command = rf"job delete {queue} pending --unchanged-since (\S+Z) "
     said = re.search(command, page.text)
     [cut_off_ms] = re.findall(r'name="before" value="(\d+)"', page.body)
     assert said
@@ -146,8 +150,42 @@ def test_a_mend_keeps_the_filter_of_the_page_before_it(visitor, client, queue, e
     done = ended(number_of(begin(visitor, link, mode="all")))
 
     assert f'<a href="/q/{queue}?state=failed&amp;message=Timeout%3A+one' in done.body
-    assert f"retry jobs of {queue}, 1 previewed done: 1 retried" in visitor.get("/audit").text
+    row = rf"retry jobs of {queue}, 1 previewed: failed, “Timeout: one”, failed before \S+; later"
+    assert re.search(row + " ones stay done: 1 retried", visitor.get("/audit").text)
     assert first in {job.descriptor for job in client.scan(queue, JobState.PENDING)}
+
+
+def test_a_mend_is_for_jobs_of_the_priority_of_the_page_before_it(
+    visitor, client, queue, load_until, ended
+):
+    fail(client, queue, "a", "b", priority=1)
+    [urgent] = fail(client, queue, "a", priority=2)
+    path = f"/q/{queue}?state=failed&priority=2"
+
+    page = load_until(visitor, path, lambda page: "Retry all" in page.text)
+    links = re.findall(r'href="(/mend\?action=retry[^"]*)"', page.body)
+
+    assert len(links) == 2  # of the page, and of the list
+    for link in links:
+        assert "Of priority 2, failed before" in look(visitor, html.unescape(link)).text
+    ended(number_of(begin(visitor, html.unescape(links[0]), mode="all")))
+    assert [job.descriptor for job in client.scan(queue, JobState.PENDING)] == [urgent]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("color=red", "There is no condition 'color' for jobs."),
+        ("priority=1&priority=2", "The condition priority is given twice."),
+        ("priority=x", "priority: 'x' is no whole number"),
+        ("by=re2", "A body is searched by text or RE2."),
+        ("state=succeeded", "Only failed jobs can be retried."),
+    ],
+)
+def test_a_mend_whose_conditions_are_not_understood_is_refused(visitor, queue, more, said):
+    refused = visitor.get(f"/mend?action=retry&queue={queue}&{more}")
+
+    assert (refused.status, said in refused.text) == (400, True), refused.text
 
 
 def test_a_preview_shows_what_last_attempts_said(client, visitor, queue):
@@ -199,7 +237,7 @@ def test_a_list_of_jobs_leads_to_a_mend_of_those_that_it_shows(client, visitor, 
     while "jobs so far" in (jobs := visitor.get(page)).text:
         pass  # a search ends after some time
 
-    [path] = re.findall(r'href="(/mend\?action=retry[^"]*body=ada[^"]*)"', jobs.body)
+    [path] = set(re.findall(r'href="(/mend\?action=retry[^"]*body=ada[^"]*)"', jobs.body))
     assert f"Retry 2 failed jobs of {queue}?" in look(visitor, html.unescape(path)).text
     chosen = f"/mend?action=retry&queue={queue}&state=failed&descriptor="
     assert f"Retry 1 failed job of {queue}?" in visitor.get(f"{chosen}&descriptor={named}").text
@@ -312,6 +350,24 @@ def test_jobs_that_were_claimed_after_a_preview_of_running_ones_stay(client, vis
     assert f"{len(seen)} deleted" in ended(number_of(visitor.follow(sent))).text
     left = {job.descriptor for job in client.scan(queue, JobState.IN_PROGRESS)}
     assert left == {job.descriptor for job in late}
+
+
+def test_chosen_jobs_that_were_renewed_after_a_preview_stay(client, visitor, queue, ended):
+    client.enqueue(queue, [b"x"] * 3)
+    jobs = claim(client, queue, 3)
+    chosen = "&".join(f"descriptor={job.descriptor}" for job in jobs)
+    preview = look(visitor, f"/mend?action=delete&queue={queue}&state=in_progress&{chosen}")
+    renewed = jobs[1]
+    client.checkpoint(
+        queue,
+        [CheckpointInfo(renewed.descriptor, claim_descriptor=renewed.claim_descriptor)],
+    )
+
+    sent = visitor.post("/mend", {**fields_of(preview), "mode": "all"})
+
+    assert "2 deleted, 1 had changed meanwhile" in ended(number_of(visitor.follow(sent))).text
+    left = [job.descriptor for job in client.scan(queue, JobState.IN_PROGRESS)]
+    assert left == [renewed.descriptor]
 
 
 def test_more_than_a_thousand_are_deleted_only_where_their_queue_is_typed(client, visitor, queue):

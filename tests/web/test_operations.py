@@ -111,6 +111,21 @@ def test_files_that_a_crash_has_damaged_leave_what_others_say(tmp_path: Path):
     assert operations._audit.next_number() == 8
 
 
+def test_all_changes_are_listed_page_by_page(tmp_path: Path):
+    audit = AuditLog(tmp_path / "audit.jsonl", FakeClock())
+    for number in range(1, 8_001):  # more than is read at first
+        facts = {"queue": "mail", "reason": "x" * 100}
+        audit._append({"number": number, "who": "ada", "what": "retry", "facts": facts})
+        if number > 1:
+            audit.end(number - 1, "done")
+
+    for before, numbers in ((8_001, range(8_000, 7_900, -1)), (101, range(100, 0, -1))):
+        page = audit.changes(before, 100)
+        assert [change.number for change in page] == [*numbers]
+    assert {change.outcome for change in page} == {"done"}
+    assert len(audit.changes()) < 8_000
+
+
 @in_a_loop
 async def test_an_audit_log_that_cannot_be_read_refuses_changes_only(tmp_path: Path):
     (tmp_path / "audit.jsonl").mkdir()

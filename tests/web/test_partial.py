@@ -119,6 +119,9 @@ def test_a_preview_names_the_shard_that_it_needs(present: set[str], visitor: Vis
     assert present
     assert page.status == 503
     assert "Shard 2: down; this call needs every shard" in page.text
+    assert "Jobs of the others that you choose in their list can be changed" in page.text
+    chosen = visitor.get(f"/mend?action=retry&queue={QUEUE}&descriptor={min(present)}")
+    assert f"Retry 1 failed job of {QUEUE}?" in chosen.text
 
 
 def test_commands_leave_it_out_with_a_warning(present: set[str], dashboard: Deployment):
