@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pinlaterd.config.kinds import KINDS
 from tests.docs.pages import REPOSITORY, section
 
 _SOURCES = REPOSITORY / "pinlaterd"
@@ -28,6 +29,15 @@ def test_the_docstring_of_a_package_lists_its_modules(package: Path) -> None:
     packages = {path.parent.name for path in package.glob("*/__init__.py")}
     texts = {path.name for path in package.iterdir() if path.suffix in {".sql", ".lua"}}
     assert sorted(listed) == sorted(modules | packages | texts)
+
+
+def test_operators_read_of_every_kind_of_process() -> None:
+    operations = REPOSITORY / "docs/operations.md"
+    table = section(operations, "The processes")
+    restarts = section(operations, "Restarts and upgrades")
+
+    assert [kind.name for kind in KINDS if f"\n| `{kind.name}" not in table] == []
+    assert [kind.name for kind in KINDS if kind.name not in restarts] == []
 
 
 def test_the_layers_of_the_page_are_those_that_imports_obey() -> None:

@@ -66,6 +66,13 @@ def test_files_have_urls_that_change_with_them_and_may_be_kept(visitor):
     assert visitor.get("/static/..%2fmain.py").status == 404
 
 
+@pytest.mark.parametrize(("takes", "sent"), [("gzip", "gzip"), ("gzip;q=0", None)])
+def test_a_page_is_compressed_for_those_who_take_it(visitor, takes, sent):
+    answer = visitor.get("/", headers={"Accept-Encoding": takes})
+
+    assert answer.headers.get("Content-Encoding") == sent
+
+
 def test_a_host_that_is_not_ours_is_refused(dashboard, visitor, wait_until):
     answer = visitor.get("/", headers={"Host": "evil.example.com"})
 
