@@ -28,6 +28,12 @@ HOSTILE = [
     b"[" * 50_000,
 ]
 
+# Of the first line, and of the first verdict.
+COLOURS = """
+["h1", ".verdict strong"].map((each) => getComputedStyle(document.querySelector(each)).color)
+"""
+FAINT = "rgb(110, 119, 133)"
+
 
 @pytest.fixture
 def client(demonstration: Deployment):
@@ -257,12 +263,14 @@ def test_deleted_jobs_are_put_back(open_tab: OpenTab, client: Client, wait_until
 def test_a_hidden_tab_closes_its_stream(open_tab: OpenTab):
     page = open_tab().open("/")
     wait_for(page, "document.getElementById('age').innerText.startsWith('live')")
+    assert FAINT not in page.evaluate(COLOURS)
     page.evaluate("""() => {
       Object.defineProperty(document, "hidden", { get: () => true, configurable: true });
       document.dispatchEvent(new Event("visibilitychange"));
     }""")
 
     wait_for(page, "document.body.classList.contains('stale')")
+    assert page.evaluate(COLOURS) == [FAINT, FAINT]
 
     page.evaluate("""() => {
       delete document.hidden;
