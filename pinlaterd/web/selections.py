@@ -106,14 +106,14 @@ def in_words(selection: Selection, now_ms: int, hidden: str = "") -> str:
     if choice.descriptors is not None:
         parts.append(f"{how_many(len(choice.descriptors), 'job')} by name")
     if choice.ended_since_ms is not None:
-        parts.append(f"since {text.clock_time(choice.ended_since_ms, now_ms)}")
+        parts.append(f"since {text.clock_time(choice.ended_since_ms, now_ms)} UTC")
     if choice.ended_before_ms is not None:
         ended = "failed" if selection.job_state is JobState.FAILED else "ended"
         before = text.clock_time(choice.ended_before_ms, now_ms)
-        parts.append(f"{ended} before {before}; later ones stay")
+        parts.append(f"{ended} before {before} UTC; later ones stay")
     if selection.unchanged_since_ms is not None:
         since = text.clock_time(selection.unchanged_since_ms, now_ms)
-        parts.append(f"unchanged since {since}; later ones stay")
+        parts.append(f"unchanged since {since} UTC; later ones stay")
     return redacted_text(", ".join(parts), hidden)
 
 

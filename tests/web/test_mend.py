@@ -150,7 +150,9 @@ def test_a_mend_keeps_the_filter_of_the_page_before_it(visitor, client, queue, e
     done = ended(number_of(begin(visitor, link, mode="all")))
 
     assert f'<a href="/q/{queue}?state=failed&amp;message=Timeout%3A+one' in done.body
-    row = rf"retry jobs of {queue}, 1 previewed: failed, “Timeout: one”, failed before \S+; later"
+    row = (
+        rf"retry jobs of {queue}, 1 previewed: failed, “Timeout: one”, failed before \S+ UTC; later"
+    )
     assert re.search(row + " ones stay done: 1 retried", visitor.get("/audit").text)
     assert first in {job.descriptor for job in client.scan(queue, JobState.PENDING)}
 
@@ -324,7 +326,7 @@ def test_jobs_that_come_after_a_preview_are_not_deleted(client, visitor, queue, 
     path = f"/mend?action=delete&queue={queue}&state=pending"
     preview = look(visitor, path)
     assert f"Delete 20 pending jobs of {queue}?" in preview.text
-    assert re.search(r"Unchanged since [0-9:]{8}; later ones stay", preview.text)
+    assert re.search(r"Unchanged since [0-9:]{8} UTC; later ones stay", preview.text)
     late = client.enqueue(queue, [b"late"] * 15)
 
     number = number_of(visitor.follow(visitor.post("/mend", {**fields_of(preview), "mode": mode})))
