@@ -128,7 +128,7 @@ class JobSearch:
         self.task: asyncio.Task[None] | None = None
         self._looked_at = 0
         self.missing_shards: set[str] = set()  # of any page
-        self._state = ""  # that is searched
+        self._state = ""  # that is searched; "": none yet, or no more
         self._queues_done = 0  # in that state
 
     async def run(self, client: RouterClient | AsyncClient, clock: Clock) -> None:
@@ -140,6 +140,7 @@ class JobSearch:
                 if self.problem:
                     return
                 self._queues_done += 1
+        self._state = ""
 
     async def _scan(
         self, client: RouterClient | AsyncClient, clock: Clock, queue: str, scope: Scope
@@ -172,7 +173,7 @@ class JobSearch:
         """Return how far it is, for a viewer, who has seen it now."""
         self.seen_at = now
         without = without_shards(sorted(self.missing_shards))
-        state = f" for {self._state} ones" if self._state and not self.ended_at else ""
+        state = f" for {self._state} ones" if self._state else ""
         return {
             "found": len(self.found),
             "looked_at": self._looked_at,

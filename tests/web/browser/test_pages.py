@@ -65,6 +65,7 @@ def path_of(demonstration: Deployment) -> Callable[[str], str]:
     visitor = Visitor(demonstration.web_port)
     preview = visitor.get("/mend?action=retry&queue=opened").body
     form = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', preview))
+    form.pop("next")  # of the form that chooses the look
     path = visitor.post("/mend", {**form, "mode": "first"}).headers["Location"]
     return lambda page: page.format(job=job, op=path.rpartition("/")[2])
 
