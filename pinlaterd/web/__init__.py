@@ -11,6 +11,7 @@
     overview, queue, failures, workers, system, find, job, history, guide, login
                  a page each
     mend         the pages that show a change, make it, and list all changes
+    selections   the jobs that a change is for, as forms and words name them
     operations   retries and deletes of many jobs, done in batches
     trash        the jobs that were deleted, with their bodies, for a day
     audit        the log of who changed what
