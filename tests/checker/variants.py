@@ -252,7 +252,7 @@ def _refused_but_stored() -> None:
 
     def refusing(self: Any, *arguments: Any) -> Any:
         if next(numbers) % 10 == 0:
-            self.state.replies.refuse(self.call, "?")
+            self.state.replies.refuse(self.entry, "?")
             return True
         return reply(self, *arguments)
 

@@ -60,7 +60,7 @@ _POST = "pinlaterd.push.downstream:Downstreams.post"
 STEPS = {
     "http is about to enqueue": Step("http", f"{_JOBS}._store"),
     "http has enqueued": Step("http", f"{_JOBS}._store", after=True),
-    **_steps_of_call("an enqueue", b"enqueueJobs", "keyed"),
+    **_steps_of_call("an enqueue", b"enqueueJobs", "with_options"),
     **_steps_of_call("a claim", b"dequeueJobs", "claims"),
     "push has a job": Step("push", "pinlaterd.push.pusher:Pusher._push"),
     "push is about to post": Step("push", _POST),
