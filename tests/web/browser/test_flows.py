@@ -205,7 +205,7 @@ def test_a_banner_says_that_its_queue_is_well_again(
     assert banner.get_attribute("data-state") == "failing"
     assert banner.get_by_role("link", name="failures").count() == 1
 
-    def is_well() -> bool:
+    def is_well() -> object:
         # So many that few of a minute's attempts have failed, however often the machine let them.
         client.enqueue("shelves", [b"2"] * 400)
         client.ack("shelves", succeeded=claim(client, "shelves", 400))
