@@ -18,6 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 100
+# Programs started by a background job inherit that SIGINT is ignored, and so leave it.
+NOT_IGNORED = ("env", "--default-signal=INT")
 
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
@@ -73,7 +75,7 @@ class Program:
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Its pipes have no buffers here: whatever it wrote is there to read."""
         with subprocess.Popen(
-            self.line(command, *arguments),
+            [*NOT_IGNORED, *self.line(command, *arguments)],
             cwd=self._folder,
             env=self._environment({}),
             stdin=subprocess.PIPE,

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from pinlaterd.cli import EXIT_INTERRUPTED
+from tests.cli.program import NOT_IGNORED
 
 PROGRAMS = Path(sys.executable).parent
-# Programs started by a background job inherit that SIGINT is ignored, and so leave it.
-NOT_IGNORED = ("env", "--default-signal=INT")
 SECONDS = 60
 TRIES = 50
 
