@@ -35,6 +35,7 @@ from pinlaterd.errors import (
     ShardConnectionFailed,
 )
 from pinlaterd.model import (
+    ALL_PRIORITIES,
     Job,
     JobChoice,
     JobRecord,
@@ -97,6 +98,13 @@ class Selection(msgspec.Struct, frozen=True):
     def has_ended(self) -> bool:
         """Tell whether its jobs are scanned by their ends."""
         return self.job_state in (JobState.FAILED, JobState.SUCCEEDED)
+
+    @property
+    def has_order(self) -> bool:
+        """Tell whether the shards change some of its jobs in an order: where nothing chooses them
+        but their state and priority."""
+        is_chosen = self.choice or self.body_regex is not None
+        return not is_chosen and self.unchanged_since_ms is None
 
 
 class Operation(msgspec.Struct):
@@ -348,7 +356,8 @@ class Operations:
     ) -> PreparedCall[int]:
         selection = operation.selection
         choice = JobChoice(descriptors, selection.choice.ended_before_ms)
-        common: dict[str, Any] = {"priority": 0, "dry_run": dry_run, "choice": choice}
+        common: dict[str, Any] = {"priority": selection.priority or ALL_PRIORITIES}
+        common |= {"dry_run": dry_run, "choice": choice}
         if operation.what == "delete":
             return calls.delete_jobs(selection.queue, selection.job_state, **common)
         if operation.per_second and not dry_run:
@@ -469,24 +478,25 @@ class Operations:
     async def _batches(self, operation: Operation) -> AsyncIterator[tuple[list[str], str]]:
         """Yield what is left to be changed, and where the scan goes on behind each batch."""
         selection, jobs = operation.selection, operation.first_jobs or _BATCH_JOBS
-        if operation.most:
-            jobs = min(jobs, operation.most)
         if selection.choice.descriptors is not None:
             left = iter(selection.choice.descriptors[operation.seen : operation.most or None])
             while named := list(islice(left, jobs)):
                 yield named, ""
             return
-        async for page in pages(self._client, selection, operation.place, jobs):
+        found = pages(self._client, selection, operation.place, jobs)
+        if selection.has_order and 0 < operation.most <= operation.expected:
+            found = _oldest_first(self._client, operation)
+        async for page in found:
             named, place = [record.descriptor for record in page.found], page.place_behind
             room = operation.first_jobs - len(operation.tried)
             if operation.first_jobs and len(named) > room:
                 named, place = named[:room], operation.place  # the others are found again
-            if operation.most:
-                named = named[: operation.most - operation.done]
-            if named:
-                yield named, place
-            if operation.most and operation.done >= operation.most:
-                return
+            while named:
+                part = named[: operation.most - operation.done] if operation.most else named
+                named = named[len(part) :]
+                yield part, operation.place if named else place
+                if operation.most and operation.done >= operation.most:
+                    return
 
 
 def nonce_of_restore(number: int) -> str:
@@ -557,3 +567,16 @@ async def pages(
             if since_ms is not None:
                 found = [job for job in found if job.updated_at_ms < since_ms]
             yield Page(found, "" if is_last else f"{at} {page.continuation}")
+
+
+async def _oldest_first(client: RouterClient, operation: Operation) -> AsyncIterator[Page]:
+    """Yield the jobs of an operation as shards would delete them: those first that would be handed
+    out first, or are the oldest. A scan goes the other way: find its pages, take the last first."""
+    selection, places = operation.selection, [""]
+    async for page in pages(client, selection, "", _BATCH_JOBS):
+        if operation.is_stopped():
+            return
+        places.append(page.place_behind)
+    for place in reversed(places[:-1]):
+        page = await anext(pages(client, selection, place, _BATCH_JOBS))
+        yield Page(page.found[::-1], "")

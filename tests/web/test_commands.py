@@ -236,6 +236,32 @@ def test_the_command_deletes_what_can_be_restored(admin, client, dashboard):
     assert client.count("trashed", JobState.PENDING) == 2
 
 
+def test_a_delete_with_a_limit_begins_with_what_is_due_or_failed_first(admin, client):
+    client.create_queue("ordered")
+    fail(client, "ordered", "old")
+    fail(client, "ordered", "new")
+    client.enqueue("ordered", [b"due", Job(b"scheduled", run_after_ms=4_000_000_000_000)])
+
+    for state in ("failed", "pending"):
+        assert admin.facts(f"job delete ordered {state} --limit 1 --yes")["deleted"] == 1
+        assert admin.facts("operation list")[0]["what"] == "delete"
+
+    [left] = client.scan("ordered", JobState.FAILED)
+    assert left.custom_status == "new"
+    assert client.count("ordered", JobState.PENDING) == 0
+    assert client.count("ordered", JobState.PENDING, future=True) == 1
+
+
+def test_a_delete_of_named_jobs_keeps_those_of_other_priorities(admin, client):
+    client.create_queue("ranked")
+    names = client.enqueue("ranked", [Job(b"1", priority=1), Job(b"2", priority=2)])
+
+    done = admin.facts("job delete ranked pending --priority 2 --yes", *names)
+
+    assert done["deleted"] == 1
+    assert list(client.lookup(names)) == names[:1]
+
+
 def test_ctrl_c_stops_a_delete(admin, client, dashboard, wait_until):
     client.create_queue("heap")
     for _ in range(20):
