@@ -10,7 +10,7 @@ import http.client
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pinlaterd.client import Client
 
 _LOOK_SECONDS = 0.5
+_GOES_ON = "may go on, see `pinlater-admin operation list`"
 _number = click.argument("number", type=click.IntRange(1, 10**9 - 1))
 _COLUMNS: Sequence[command.Column] = (
     ("#number", "number"),
@@ -145,22 +146,34 @@ def delete(
     )
     asked = {"by": command.user_name(), "most": call["limit"], "expected": expected}
     asked["selection"] = msgspec.to_builtins(selection)
-    found: Facts = call_dashboard("POST", "/operations", asked)
+    found: Facts = {}
+    kept: int | None = None
     try:
+        with _may_go_on("a delete"):
+            found = call_dashboard("POST", "/operations", asked)
         found = _until_ended(found)
         while found["phase"] == "asking":  # the trash is full
+            kept = found["done"]
+            if yes:
+                click.echo(f"warning: {found['note']}", err=True)
             command.confirm(f"{found['note']}. Go on?", yes=yes)
             found = _until_ended(_act(found["number"], "go_on"))
     except (KeyboardInterrupt, click.Abort, click.UsageError):
-        _act(found["number"], "stop")
+        if found:
+            _act(found["number"], "stop")
+        else:
+            click.echo(f"warning: a delete {_GOES_ON}", err=True)
         raise
     if found["phase"] != "done":
         command.fail(f"operation {found['number']}: {found['outcome']}")
-    undo = f"`pinlater-admin job restore {found['number']}` enqueues them again, within 24 h"
-    jobs = how_many(found["done"], "job")
-    command.show(
-        {"deleted": found["done"], "operation": found["number"]}, f"{jobs} deleted; {undo}"
-    )
+    number, done = found["number"], found["done"]
+    kept = done if kept is None else kept
+    those = "them" if kept == done else f"{kept:,} of them"
+    undo = f"`pinlater-admin job restore {number}` enqueues {those} again, within 24 h"
+    if done and not kept:
+        undo = "none of them can be enqueued again"
+    facts = {"deleted": done, "kept": kept, "operation": number}
+    command.show(facts, f"{how_many(done, 'job')} deleted; {undo}")
 
 
 def delete_named(
@@ -181,10 +194,11 @@ def delete_named(
 
 def _until_ended(found: Facts) -> Facts:
     """Wait until an operation runs no more; return what is known of it then."""
-    with command.waiting(found["outcome"]) as tell:
+    which = f"operation {found['number']}"
+    with command.waiting(found["outcome"]) as tell, _may_go_on(which):
         while found["phase"] == "running":
             time.sleep(_LOOK_SECONDS)
-            found = next(one for one in _known() if one["number"] == found["number"])
+            found = call_dashboard("GET", f"/operations/{found['number']}")
             tell(found["outcome"])
     return found
 
@@ -202,10 +216,19 @@ def _known() -> Sequence[Facts]:
 
 
 def _act(number: int, what: str) -> Facts:
-    found: Facts = call_dashboard(
-        "POST", f"/operations/{number}/{what}", {"by": command.user_name()}
-    )
+    asked = {"by": command.user_name()}
+    with _may_go_on("a restore" if what == "restore" else f"operation {number}"):
+        found: Facts = call_dashboard("POST", f"/operations/{number}/{what}", asked)
     return found
+
+
+@contextlib.contextmanager
+def _may_go_on(what: str) -> Iterator[None]:
+    """Say of an answer that is lost what may go on all the same."""
+    try:
+        yield
+    except DashboardAway as error:
+        raise DashboardAway(f"{what} {_GOES_ON}: {error}") from error
 
 
 def call_dashboard(method: str, path: str, facts: Facts | None = None) -> Any:
@@ -215,12 +238,17 @@ def call_dashboard(method: str, path: str, facts: Facts | None = None) -> Any:
         try:
             connection.request(method, path, json.dumps(facts) if facts is not None else None)
             answer = connection.getresponse()
-            found = json.loads(answer.read())
-        except (OSError, ValueError, http.client.HTTPException) as error:
+            written = answer.read()
+        except (OSError, http.client.HTTPException) as error:
             reason = (getattr(error, "strerror", None) or str(error)).lower()
             raise DashboardAway(
                 f"no answer from the dashboard at {directory / WEB_SOCKET}: {reason}"
             ) from error
+    try:
+        found = json.loads(written)
+    except ValueError:  # it is not away: nothing is to be done without it
+        command.fail(f"the dashboard answers {answer.status}; its log may say why")
     if isinstance(found, dict) and "error" in found:
-        command.fail(f"operation {path.split('/')[2]}: {found['error']}")
+        _, _, *number = path.split("/")
+        command.fail(f"operation {number[0]}: {found['error']}" if number else found["error"])
     return found

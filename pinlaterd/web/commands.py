@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from pinlaterd.http_port import body_of
-from pinlaterd.web.operations import Operation, Operations, Phase, Selection
-
-_ENDED = (Phase.DONE, Phase.STOPPED, Phase.INTERRUPTED)
+from pinlaterd.web.operations import ENDED, Operation, Operations, Phase, Selection
 
 
 class _Delete(msgspec.Struct):
@@ -41,6 +40,7 @@ class OperationCalls:
         return [
             web.get("/operations", self._list),
             web.post("/operations", self._delete),
+            web.get(one, self._one),
             web.post(f"{one}/stop", self._call(self._stop)),
             web.post(f"{one}/go_on", self._call(self._go_on)),
             web.post(f"{one}/restore", self._call(self._restore)),
@@ -49,20 +49,24 @@ class OperationCalls:
     async def _list(self, _request: web.Request) -> web.Response:
         return web.json_response([self._facts(one) for one in self._operations.known()])
 
+    async def _one(self, request: web.Request) -> web.Response:
+        return web.json_response(self._facts(self._find(request)))
+
+    def _find(self, request: web.Request) -> Operation:
+        operation = self._operations.get(int(request.match_info["number"]))
+        if operation is None:
+            raise _refusal("there is no such operation; `operation list` shows those there are")
+        return operation
+
     def _call(
         self, act: Callable[[Operation, str], Awaitable[Operation]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         """Make the handler of a call that has something done with an operation, by somebody."""
 
         async def handler(request: web.Request) -> web.Response:
-            operation = self._operations.get(int(request.match_info["number"]))
-            if operation is None:
-                raise _refusal("there is no such operation; `operation list` shows those there are")
+            operation = self._find(request)
             who = str(json.loads(await body_of(request))["by"])
-            try:
-                return web.json_response(self._facts(await act(operation, who)))
-            except OSError as error:
-                raise _refusal(f"the audit log can't be used: {error}") from None
+            return web.json_response(self._facts(await act(operation, who)))
 
         return handler
 
@@ -76,10 +80,7 @@ class OperationCalls:
             expected=asked.expected,
             most=asked.most,
         )
-        try:
-            return web.json_response(self._facts(await self._operations.begin(operation)))
-        except OSError as error:
-            raise _refusal(f"the audit log can't be used: {error}") from None
+        return web.json_response(self._facts(await self._operations.begin(operation)))
 
     async def _stop(self, operation: Operation, who: str) -> Operation:
         if operation.phase in (Phase.DONE, Phase.STOPPED):
@@ -96,16 +97,15 @@ class OperationCalls:
         return operation
 
     async def _restore(self, operation: Operation, who: str) -> Operation:
-        if operation.phase not in _ENDED:
+        if operation.phase not in ENDED:
             raise _refusal(f"it has not ended: {operation.outcome}")
         if self._operations.is_restored(operation):
             raise _refusal("its jobs were enqueued again")
-        if operation.what != "delete" or not self._operations.trash.holds(operation.number):
+        if not self._operations.can_restore(operation):
             raise _refusal("it has no jobs in the trash")
         return await self._operations.restore(operation, who)
 
     def _facts(self, operation: Operation) -> Mapping[str, Any]:
-        can_restore = operation.what == "delete" and operation.phase in _ENDED
         return {
             "number": operation.number,
             "what": operation.what,
@@ -118,8 +118,20 @@ class OperationCalls:
             "expected": operation.expected,
             "outcome": operation.outcome,
             "note": operation.note,
-            "can_restore": can_restore and self._operations.can_restore(operation),
+            "can_restore": self._operations.can_restore(operation),
         }
+
+
+@web.middleware
+async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn what prevents a call into a refusal: of other answers commands take the dashboard to be
+    away."""
+    try:
+        return await handler(request)
+    except web.HTTPRequestEntityTooLarge:
+        raise _refusal("too many jobs are named at once: name fewer") from None
+    except OSError as error:
+        raise _refusal(f"the audit log can't be used: {error}") from None
 
 
 def _refusal(why: str) -> web.HTTPConflict:

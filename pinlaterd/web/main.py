@@ -30,6 +30,7 @@ from pinlaterd.web import (
     system,
     workers,
 )
+from pinlaterd.web.commands import explain
 from pinlaterd.web.site import Site
 from pinlaterd.wire.control import ProcessState, Snapshot
 from pinlaterd.wire.process import ProcessStart, ReportingProcess, serve
@@ -75,7 +76,7 @@ class WebProcess(ReportingProcess):
             application.add_routes(page.routes(self._site))
         application.on_response_prepare.append(self._site.add_headers)
         self._port = HttpPort(application, self._hosts)
-        commands = web.Application()
+        commands = web.Application(middlewares=[explain])
         commands.add_routes(self._site.commands)
         self._socket = HttpPort(commands)
 

@@ -36,6 +36,7 @@ from pinlaterd.web.commands import OperationCalls
 from pinlaterd.web.job import hidden_pattern, last_said
 from pinlaterd.web.live import Cells, LiveFrame, LookedUp
 from pinlaterd.web.operations import (
+    ENDED,
     FIRST_JOBS,
     RESTORE,
     Operation,
@@ -65,6 +66,7 @@ _MOST_NONCE_CHARS = 100
 _MOST_EXPECTED, _MOST_ATTEMPTS, _LEAST_PER_SECOND = 10**12, 1_000, 0.001
 _MOST_DIGITS = 9  # of an operation's number
 _CLEAN_SECONDS = 3_600.0
+_NOT_IN_TRASH = "Its jobs are no more in the trash."
 _MISTAKES = "the configuration has mistakes"
 _WITHOUT_SHARD = (
     "A change by conditions needs every shard. Jobs of the others that you choose in their list "
@@ -320,8 +322,7 @@ class MendPages:
                 buttons.append(("go_on", f"Go on{more}"))
             if operation.phase is not Phase.STOPPED:
                 buttons.append(("stop", "Stop"))
-        has_ended = operation.phase in (Phase.DONE, Phase.STOPPED, Phase.INTERRUPTED)
-        if has_ended and not is_restored and self._operations.trash.holds(operation.number):
+        if not is_restored and self._operations.can_restore(operation):
             buttons.append((RESTORE, "Put back"))
         if not may(request.get(USER), "operate", selection.queue):
             buttons.clear()
@@ -388,9 +389,10 @@ class MendPages:
 
     async def _restore(self, request: web.Request, deleted: Operation) -> int:
         """Begin to enqueue again what an operation has deleted, once; return the number."""
-        if deleted.what != "delete" or not self._operations.trash.holds(deleted.number):
-            raise mistake("Its jobs are no more in the trash.")
         number = self._sent_before(request, nonce_of_restore(deleted.number))
+        if number is None and not self._operations.can_restore(deleted):
+            is_gone = deleted.phase in ENDED
+            raise mistake(_NOT_IN_TRASH if is_gone else "It has not ended yet: stop it first.")
         return number or (await self._operations.restore(deleted, self._who(request))).number
 
     def _find(self, request: web.Request, role: str) -> Operation:
@@ -539,7 +541,7 @@ class MendPages:
             raise web.HTTPSeeOther("/audit")
         operation = self._operations.get(number)
         if operation is None:
-            raise mistake("Its jobs are no more in the trash.")
+            raise mistake(_NOT_IN_TRASH)
         self._site.check_right(request, "operate", operation.selection.queue)
         raise web.HTTPSeeOther(f"/op/{await self._restore(request, operation)}")
 

@@ -71,6 +71,9 @@ class Phase(StrEnum):
     DONE = "done"
 
 
+ENDED = (Phase.DONE, Phase.STOPPED, Phase.INTERRUPTED)
+
+
 class Selection(msgspec.Struct, frozen=True):
     """The jobs that an operation is for. The cut-off is the end of `choice` for jobs that have
     ended, `unchanged_since_ms` for others: jobs that were enqueued, claimed or renewed later stay.
@@ -241,10 +244,11 @@ class Operations:
         return self._audit.number_of(nonce_of_restore(operation.number)) is not None
 
     def can_restore(self, operation: Operation | None) -> bool:
-        """Return whether jobs of an operation are in the trash, and were not enqueued again."""
-        if operation is None or not self.trash.holds(operation.number):
+        """Return whether an operation is a delete that has ended, and has jobs in the trash which
+        were not enqueued again. Raises OSError."""
+        if operation is None or operation.what != "delete" or operation.phase not in ENDED:
             return False
-        return not self.is_restored(operation)
+        return self.trash.holds(operation.number) and not self.is_restored(operation)
 
     def settle(self) -> None:
         """Have deletes whose last batch was cut short, here or in the process before this one, note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
 import signal
@@ -16,8 +17,9 @@ from pinlaterd.client import Client, Job, JobState
 from pinlaterd.client.coordinator import UnixConnection
 from pinlaterd.config.layout import WEB_SOCKET
 from pinlaterd.model import JobOptions
+from pinlaterd.web.trash import MOST_BYTES
 from tests.cli.program import SECONDS, Program, read_until
-from tests.deployment import Deployment, claim
+from tests.deployment import Deployment, claim, frozen
 from tests.web.conftest import LoadUntil, PageAnswer, Visitor
 from tests.web.test_mend import begin, fail, fields_of, number_of
 
@@ -252,6 +254,65 @@ def test_a_delete_with_a_limit_begins_with_what_is_due_or_failed_first(admin, cl
     assert client.count("ordered", JobState.PENDING, future=True) == 1
 
 
+def test_a_full_trash_is_said_and_how_many_can_be_restored(admin, client, dashboard):
+    client.create_queue("brimful")
+    names = client.enqueue("brimful", [b"small"] * 500)
+    names += client.enqueue("brimful", [b"x" * 10_000] * 100)
+    trash = dashboard.folder / "data" / "trash"
+    trash.mkdir(exist_ok=True)
+    filler = trash / "filler.jsonl"
+    filler.touch()
+    held = sum(file.stat().st_size for file in trash.glob("*.jsonl"))
+    os.truncate(filler, MOST_BYTES - held - 1_000_000)
+    try:
+        done = admin("job delete brimful pending --yes --json", *names)
+    finally:
+        filler.unlink()
+
+    facts = json.loads(done.stdout)
+    assert (facts["deleted"], facts["kept"]) == (600, 500)
+    assert "warning: the trash is full" in done.stderr
+    admin.output(f"job restore {facts['operation']} --yes")
+    assert client.count("brimful", JobState.PENDING) == 500
+
+
+def test_what_fails_in_the_dashboard_never_deletes_without_the_trash(admin, client, dashboard):
+    client.create_queue("kept")
+    client.enqueue("kept", [b"1"])
+    log, aside = dashboard.folder / "data" / "audit.jsonl", dashboard.folder / "data" / "aside"
+    log.touch()
+    log.rename(aside)
+    log.mkdir()
+    try:
+        said = admin.error("job delete kept pending --yes"), admin.error("audit")
+    finally:
+        log.rmdir()
+        aside.rename(log)
+
+    assert all("the audit log can't be used: " in each for each in said)
+    assert client.count("kept", JobState.PENDING) == 1
+    with contextlib.closing(UnixConnection(dashboard.folder, WEB_SOCKET)) as connection:
+        connection.request("POST", "/operations", b" " * (1 << 20) + b"{}")
+        refused = json.loads(connection.getresponse().read())
+    assert refused == {"error": "too many jobs are named at once: name fewer"}
+
+
+def test_a_delete_names_the_operation_that_may_go_on(admin, client, dashboard, wait_until):
+    client.create_queue("adrift")
+    for _ in range(20):
+        client.enqueue("adrift", [b"x"] * 1_000)
+
+    with admin.started("job delete adrift pending --limit 20000 --yes") as process:
+        wait_until(lambda: deleted_of(dashboard, "adrift"))
+        with frozen(dashboard.pid_of("web")):
+            _, said = process.communicate(timeout=SECONDS)
+    number = admin.facts("operation list")[0]["number"]
+    admin("operation stop", number)
+
+    assert process.returncode == 1
+    assert f"operation {number} may go on, see `pinlater-admin operation list`: " in said.decode()
+
+
 def test_a_delete_of_named_jobs_keeps_those_of_other_priorities(admin, client):
     client.create_queue("ranked")
     names = client.enqueue("ranked", [Job(b"1", priority=1), Job(b"2", priority=2)])
@@ -262,26 +323,27 @@ def test_a_delete_of_named_jobs_keeps_those_of_other_priorities(admin, client):
     assert list(client.lookup(names)) == names[:1]
 
 
+def deleted_of(deployment: Deployment, queue: str) -> int:
+    """Return how many jobs of a queue operations have deleted."""
+    with contextlib.closing(UnixConnection(deployment.folder, WEB_SOCKET)) as connection:
+        connection.request("GET", "/operations")
+        found = json.loads(connection.getresponse().read())
+    return sum(one["done"] for one in found if one["queue"] == queue)
+
+
 def test_ctrl_c_stops_a_delete(admin, client, dashboard, wait_until):
     client.create_queue("heap")
     for _ in range(20):
         client.enqueue("heap", [b"x"] * 1_000)
 
-    def deleted() -> int:
-        connection = UnixConnection(dashboard.folder, WEB_SOCKET)
-        with contextlib.closing(connection):
-            connection.request("GET", "/operations")
-            found = json.loads(connection.getresponse().read())
-        return sum(one["done"] for one in found if one["queue"] == "heap")
-
     with admin.started("job delete heap pending --limit 20000 --yes") as process:
-        wait_until(deleted)
+        wait_until(lambda: deleted_of(dashboard, "heap"))
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=SECONDS)
 
     assert (process.returncode, said) == (EXIT_INTERRUPTED, b"pinlater-admin: interrupted\n")
     wait_until(lambda: admin.facts("operation list")[0]["phase"] == "stopped")
-    assert deleted() + client.count("heap", JobState.PENDING) == 20_000
+    assert deleted_of(dashboard, "heap") + client.count("heap", JobState.PENDING) == 20_000
     assert client.count("heap", JobState.PENDING)
 
 
