@@ -311,7 +311,11 @@ def test_a_delete_whose_jobs_were_enqueued_again_does_not_go_on(client, visitor,
     path = f"/mend?action=delete&queue={queue}&state=pending"
     number = number_of(begin(visitor, path))
     ended(number, "asking")
+    early = visitor.post(f"/op/{number}", {"do": "restore"})
+    visitor.post(f"/op/{number}", {"do": "stop"})
+    ended(number, "stopped")
 
+    assert "It has not ended yet: stop it first." in early.text
     ended(number_of(visitor.follow(visitor.post(f"/op/{number}", {"do": "restore"}))))
     refused = visitor.post(f"/op/{number}", {"do": "go_on"})
 
