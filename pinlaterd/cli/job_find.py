@@ -6,6 +6,7 @@ It searches as the dashboard's page does, by the same code.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -100,7 +101,7 @@ async def _find(query: SearchQuery, globs: Sequence[str], limit: int, *, shows: 
         with suppress(ConnectionFailed):  # of the coordinator, which a search does not need
             about = jobs_in(service_status.take_frame(), query, queues)
         clock = Clock()
-        search = JobSearch(query, queues, about, clock.monotonic(), limit)
+        search = JobSearch(query, queues, about, math.inf, limit)  # it may be paused
         await _search(search, client, clock, limit, shows=shows)
 
 
@@ -120,7 +121,7 @@ async def _search(
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=_PROGRESS_SECONDS)
-            far = search.progress(clock.monotonic())  # it ends where nobody looks
+            far = search.progress(clock.monotonic())
             if shows:
                 about = "?" if far["about"] is None else f"{far['about']:,}"
                 click.echo(

@@ -244,7 +244,7 @@ def routes(site: Site) -> list[web.RouteDef]:
         counted = {one["signature"]: one["attempts"] for one in found}
         grouping = cast("Grouping", by)
         groups = await asyncio.to_thread(groups_of, window, grouping, now_ms, counted)
-        first_ms, newest_ms = window.times_ms or (now_ms, 0)
+        first_ms, newest_ms = window.times_ms or (now_ms, window.since_ms or 0)
         return site.render(
             request,
             "failures.html",

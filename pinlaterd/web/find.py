@@ -86,12 +86,13 @@ class SearchQuery(NamedTuple):
     @property
     def command(self) -> str:
         """The command that searches for the same."""
-        words = ["pinlater-admin", "job", "find", self.text]
+        words = ["pinlater-admin", "job", "find"]
         words += ["--re2"] if self.is_regex else []
         words += ["--queue", self.queue] if self.queue else []
         if self.worker is None and self.states != STATES:
             words += [word for state in self.states for word in ("--state", state)]
-        return shlex.join(words)
+        words += ["--"] if self.text.startswith("-") else []
+        return shlex.join([*words, self.text])
 
 
 class FoundJob(NamedTuple):
@@ -122,7 +123,7 @@ class JobSearch:
         self._queues = queues
         self._about = about
         self.found: list[JobRecord] = []
-        self.seen_at = now  # monotonic, by anybody
+        self.seen_at = now  # monotonic, by anybody; math.inf: it needs no viewer
         self.began_at = self.ended_at = 0.0  # 0: not yet
         self.problem = ""
         self.task: asyncio.Task[None] | None = None
@@ -171,7 +172,7 @@ class JobSearch:
 
     def progress(self, now: float) -> Mapping[str, Any]:
         """Return how far it is, for a viewer, who has seen it now."""
-        self.seen_at = now
+        self.seen_at = max(self.seen_at, now)
         without = without_shards(sorted(self.missing_shards))
         state = f" for {self._state} ones" if self._state else ""
         return {

@@ -137,7 +137,7 @@ class Switch(NamedTuple):
         if self.setting == "paused":
             return f"{'pause' if self.value else 'resume'} {self.name}"
         if self.setting == "limit":
-            shown = "no limit" if self.value is None else f"at most {self.value:g} jobs/s"
+            shown = "no limit" if self.value is None else f"at most {self.value:.10g} jobs/s"
             return f"{shown} of {self.name}"
         return f"shard {self.name} {'takes no new jobs' if self.value else 'takes new jobs'}"
 
@@ -148,7 +148,7 @@ class Switch(NamedTuple):
             words = ["queue", "pause" if self.value else "resume", self.name]
         elif self.setting == "limit":
             words = ["queue", "limit", self.name]
-            words.append("none" if self.value is None else f"{self.value:g}")
+            words.append("none" if self.value is None else f"{self.value:.10g}")
         else:
             words = ["shard", "dequeue-only", self.name, "on" if self.value else "off"]
         return shlex.join(["pinlater-admin", *words])
@@ -662,7 +662,7 @@ def _switch_in(facts: Mapping[str, Any]) -> Switch:
 
 
 def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return "" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 def _rate(given: str) -> float | None:

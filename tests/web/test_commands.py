@@ -136,7 +136,7 @@ def test_text_is_found_as_on_the_page(admin, client, visitor, load_until):
     path = "/find?q=a.b+of+silver&as=re2&queue=coins&state=ready"
     page = load_until(visitor, path, lambda page: "data-over" in page.body)
     quoted = "&#39;a.b of silver&#39;"
-    assert same_as(page.body) == f"job find {quoted} --re2 --queue coins --state ready"
+    assert same_as(page.body) == f"job find --re2 --queue coins --state ready {quoted}"
 
 
 def test_a_search_says_how_far_it_is_and_what_is_wrong(admin, client):

@@ -80,7 +80,7 @@ def test_groups_have_all_attempts_that_failed_so(dashboard: Deployment, visitor:
 
     [row] = _rows(page)
     assert row.startswith("100 % 1 3 KeyError: # a.py:1 in b")
-    assert re.search(r"since the shards began to count them, .* ago", page.text)
+    assert re.search(r"At least so many attempts failed so, .* the earliest .* ago", page.text)
     assert re.search(r'<th scope="col" class="figure">last [0-9]+ (ms|s|min)', page.body)
 
 
@@ -125,6 +125,16 @@ def test_statuses_that_are_hostile_stay_texts(dashboard: Deployment, visitor: Vi
     assert "<script>alert" not in page.body
     assert "\u202e" not in page.body
     assert any("claim timed out, or no status given" in row for row in _rows(page))
+
+
+def test_jobs_that_failed_before_the_range_are_not_newer(dashboard: Deployment, visitor: Visitor):
+    with dashboard.client() as client:
+        client.create_queue("well")
+
+    page = _whole(visitor, "/failures?queue=well&within=1h")
+
+    [than] = re.findall(r'data-than="([0-9]+)"', page.body)
+    assert int(than) > 0
 
 
 def test_a_queue_that_does_not_exist_is_said(visitor: Visitor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,11 +14,11 @@ from urllib.parse import quote, urlencode
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from pinlaterd.client import Job
+from pinlaterd.client import AsyncClient, Job
 from pinlaterd.clock import Clock
 from pinlaterd.errors import ConnectionFailed
 from pinlaterd.model import JobOptions, Method, ScanResult
-from pinlaterd.web.find import Searches, SearchQuery
+from pinlaterd.web.find import JobSearch, Searches, SearchQuery
 from pinlaterd.web.site import Site
 from tests.clocks import FakeClock
 from tests.deployment import Deployment, claim
@@ -200,3 +201,22 @@ def test_a_search_that_lacks_a_shard_runs_again_sooner():
 
 def test_without_a_question_the_page_explains_itself(visitor):
     assert "A descriptor or a key leads to its job" in visitor.get("/find").text
+
+
+def test_the_command_of_a_text_that_begins_with_a_dash_is_valid():
+    query = SearchQuery("-x", is_regex=True, states=("failed",), queue="mail")
+
+    words = "pinlater-admin job find --re2 --queue mail --state failed -- -x"
+    assert query.command == words
+
+
+def test_a_search_that_needs_no_viewer_does_not_end_after_a_pause():
+    async def run(_call: object) -> ScanResult:
+        return ScanResult([], looked_at=1, in_state=1)
+
+    search = JobSearch(SearchQuery("x", is_regex=False, states=("failed",)), ["q"], 1, math.inf)
+    search.progress(1.0)
+    client, clock = SimpleNamespace(run=run), SimpleNamespace(monotonic=lambda: 1e6)
+    asyncio.run(search.run(cast("AsyncClient", client), cast("Clock", clock)))
+
+    assert not search.problem

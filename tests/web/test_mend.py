@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pinlaterd.client import AckInfo, CheckpointInfo, Client, Job, JobOptions, JobState
+from pinlaterd.web.mend import Switch
 from tests.deployment import Deployment, claim
 from tests.web.conftest import (
     LoadUntil,
@@ -532,3 +533,10 @@ def test_bodies_stay_in_the_trash_for_no_more_than_a_day(mending, wait_until):
 
     wait_until(lambda: not old.exists())
     wait_until_answering(mending, wait_until)
+
+
+def test_the_command_of_a_large_limit_has_all_its_digits():
+    switch = Switch("limit", "mail", 1234567.0)
+
+    assert switch.command == "pinlater-admin queue limit mail 1234567"
+    assert switch.words == "at most 1234567 jobs/s of mail"
