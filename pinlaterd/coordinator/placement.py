@@ -21,9 +21,6 @@ from msgspec import structs
 # For which a shard may open its store on a server that is up, have lost it, or be missed by others
 # (routers need some seconds more to say so): doubled with each try since it last served.
 _PATIENCE_SECONDS, _LOST_SECONDS, _MISSED_SECONDS = 5.0, 3.0, 3.0
-# Before the patience with a shard that served ends, another server prepares: starting a process
-# takes about so long.
-_SPARE_SECONDS = 1.5
 # The longest patience, and for how long a shard must serve in one place until a planned move of it
 # that failed is forgotten.
 _LONGEST_PATIENCE_SECONDS = 60.0
@@ -92,8 +89,6 @@ class Placement:
         self._served: dict[str, int] = {}  # the last epoch, by shard
         self._served_at: dict[str, float] = {}  # when each shard last served, reached by all
         self._settled_at: dict[str, float] = {}  # when each shard had served for a while
-        # By shard: the server that prepares only in case that the shard does not come back.
-        self._spares: dict[str, str] = {}
         self._before: dict[tuple[object, ...], float] = {}
         self._since: dict[tuple[object, ...], float] = {}  # what is so now, and since when
 
@@ -166,18 +161,11 @@ class Placement:
         takes_over = entry.planned and not has_served
         impatient = lasted >= patience + (_HANDOVER_SECONDS if takes_over else 0)
         others = [candidate for candidate in candidates if candidate != server]
-        followers = self._followers(health, others, missed)
-        if self._spares.get(name) != entry.next:
-            self._spares.pop(name, None)
-        is_spare = name in self._spares
-        needs_spare = has_served and min(lasted, next_lasted) >= patience - _SPARE_SECONDS
         if state.state == "superseded" and state.epoch >= entry.epoch:
             self._assign(name, server)
         elif health == "failing" and impatient and others:
             tried.setdefault((server, entry.epoch), self._now)
             self._assign(name, self._choose(name, others))
-        elif is_spare:
-            self._go_on(name, entry, followers, next_lasted, moves=impatient)
         elif entry.next:
             self._go_on(name, entry, others, next_lasted)
         elif server not in candidates:
@@ -185,15 +173,11 @@ class Placement:
             is_due = pause == _PATIENCE_SECONDS or next_lasted >= pause
             if is_due and others and self._moves() < _MOVES_AT_ONCE:
                 self._prepare(name, self._choose(name, others))
-        elif followers and needs_spare and self._moves() < _MOVES_AT_ONCE:
-            self._spares[name] = self._choose(name, followers)
-            self._prepare(name, self._spares[name])
-
-    def _followers(self, health: str, others: Sequence[str], missed: int) -> Sequence[str]:
-        """Return the servers that may take over a shard of a server that is up."""
-        if health == "unreached":
-            return self._better_reached(others, missed)
-        return others if health == "failing" else ()
+        elif missed and impatient and next_lasted >= patience:
+            better = self._better_reached(others, missed)
+            if better and self._moves() < _MOVES_AT_ONCE:
+                tried.setdefault((server, entry.epoch), self._now)
+                self._prepare(name, self._choose(name, better))
 
     def _remember_service(self, name: str, epoch: int, health: str, lasted: float) -> None:
         """Note that a shard serves, if it does, and has for `lasted` seconds without a move."""
@@ -204,23 +188,12 @@ class Placement:
             if lasted >= _LONGEST_PATIENCE_SECONDS:
                 self._settled_at[name] = self._now
 
-    def _go_on(
-        self,
-        name: str,
-        entry: Assigned,
-        others: Sequence[str],
-        lasted: float,
-        *,
-        moves: bool = True,
-    ) -> None:
-        """Go on with a planned move, if it `moves` yet: a spare is only prepared at first."""
+    def _go_on(self, name: str, entry: Assigned, others: Sequence[str], lasted: float) -> None:
+        """With a planned move."""
         if entry.next not in others:
             self._prepare(name, "")
         elif self._state(name, entry.next).state == "standby":
-            if moves:
-                if name in self._spares:
-                    self._tried[name].setdefault((entry.server, entry.epoch), self._now)
-                self._assign(name, entry.next, planned=True)
+            self._assign(name, entry.next, planned=True)
         elif lasted >= _PREPARE_SECONDS:
             self._tried[name].setdefault((entry.next, entry.epoch), self._now)
             self._prepare(name, "")
