@@ -189,7 +189,7 @@ class Placement:
                 self._settled_at[name] = self._now
 
     def _go_on(self, name: str, entry: Assigned, others: Sequence[str], lasted: float) -> None:
-        """With a planned move."""
+        """Go on with a planned move."""
         if entry.next not in others:
             self._prepare(name, "")
         elif self._state(name, entry.next).state == "standby":
