@@ -45,6 +45,7 @@ _PREFLIGHT = {
 _EXPOSED = "ETag, Retry-After"
 _PLAIN, _COMPRESSED = {"", "identity"}, {"gzip", "deflate"}  # encodings of bodies
 _INFLATED_BYTES = 64 * 1024  # at a time: a small part may become a thousand times as much
+_COMPRESSED_BYTES = 16 * 1024  # at a time: the rest of it is copied for each stream that ends in it
 
 _TAKES_GZIP = re.compile(r"gzip(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|\Z))")
 
@@ -52,7 +53,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _PORT = web.AppKey["HttpPort"]("port")
 # Of an answer: called if the client can't have received all of it.
 UNDELIVERED = web.ResponseKey[Callable[[bool], None]]("undelivered")
-# Of a request: its body, once it was read as a whole.
+# Of a request, if somebody asks for it by an empty one: its body, once it was read as a whole.
 BODY = web.RequestKey("body", bytearray)
 
 
@@ -63,7 +64,9 @@ def takes_gzip(request: web.Request) -> bool:
 
 async def body_of(request: web.Request) -> bytearray:
     """Read a request's body, within the bounds of its port. Raises web.HTTPException."""
-    request[BODY] = body = await request.config_dict[_PORT].read_body(request)
+    body = await request.config_dict[_PORT].read_body(request)
+    if BODY in request:
+        request[BODY] = body
     return body
 
 
@@ -426,7 +429,7 @@ class _Inflated:
     async def readany(self) -> bytes:
         """Return the next part; b"" at its end. Raises web.HTTPException if it is cut or wrong."""
         while True:
-            data = self._left or await self._content.readany()
+            data = self._left or await self._content.read(_COMPRESSED_BYTES)
             if self._is_between and not data:
                 return b""
             if self._is_between:
@@ -446,6 +449,7 @@ class _Inflated:
                 return part
             if not (data or self._is_between):
                 raise self._error("ends too early")
+            await asyncio.sleep(0)  # others have their turn, however many streams are empty
 
     def _error(self, what: str) -> web.HTTPException:
         told = f"the body can't be read: its Content-Encoding {self._encoding} {what}"

@@ -498,14 +498,15 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 def telling(call: PreparedCall[int], tell: Callable[[str], None]) -> PreparedCall[int]:
     """Return `call`, which a client may make several times, so that it tells how many jobs all of
     its answers have named."""
+    from pinlaterd.client import calls
+
     answers: list[int] = []
 
-    def result(jobs: int) -> int:
+    def note(jobs: int) -> None:
         answers.append(jobs)
         tell(f"{how_many(sum(answers), 'job')} so far")
-        return jobs
 
-    return call._replace(result=result)
+    return calls.noting(call, note)
 
 
 # --- jobs and times as text ---------------------------------------------------------------------

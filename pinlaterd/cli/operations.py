@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.5
 _GOES_ON = "may go on, see `pinlater-admin operation list`"
-_number = click.argument("number", type=click.IntRange(1, 10**9 - 1))
+_NUMBER = click.IntRange(1, 10**9 - 1)
+_number = click.argument("number", type=_NUMBER)
 _COLUMNS: Sequence[command.Column] = (
     ("#number", "number"),
     ("what", lambda one: f"{one['what']} {one['state'].replace('_', ' ')} jobs"),
@@ -87,7 +88,7 @@ def resume(*, number: int) -> None:
 
 
 @click.command(cls=command.Command)
-@click.argument("number", type=click.IntRange(1, 10**9 - 1), required=False)
+@click.argument("number", type=_NUMBER, required=False)
 @command.option("--preview", is_flag=True, help="Only say how many jobs that would be.")
 @command.yes_option
 @command.files_options

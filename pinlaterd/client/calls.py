@@ -457,6 +457,18 @@ async def enqueue_rest(
     return cast("T", descriptors)
 
 
+def noting(call: PreparedCall[T], note: Callable[[T], object]) -> PreparedCall[T]:
+    """Return `call` so that `note` gets the result of each answer: a client may make it several
+    times for one result, and an error does not say what the answers before it did."""
+
+    def result(answer: Any) -> T:
+        found = call.result(answer)
+        note(found)
+        return found
+
+    return call._replace(result=result)
+
+
 async def change_all(
     run: Callable[[PreparedCall[int]], Awaitable[int]],
     call: PreparedCall[int],

@@ -173,7 +173,8 @@ class ChangeHandlers:
         try:
             for priority in priorities:
                 if (left := body.limit - sum(changed)) > 0:
-                    await self._client.run(_noted(call_for(queue, priority, left), changed))
+                    call = calls.noting(call_for(queue, priority, left), changed.append)
+                    await self._client.run(call)
         except (ConnectionFailed, PinLaterError) as error:
             if sum(changed):
                 told = f"at least {how_many(sum(changed), 'job was', 'jobs were')} changed"
@@ -201,14 +202,3 @@ class ChangeHandlers:
         there = [job for job in (await self._client.run(named)).values() if job.state is state]
         first = calls.lookup([job.descriptor for job in there[:limit]], include_body=True)
         return list(map(JobAnswer.of, (await self._client.run(first)).values()))
-
-
-def _noted(call: PreparedCall[int], changed: list[int]) -> PreparedCall[int]:
-    """Return a call of which each answer is added to `changed`: a client makes it again for what is
-    left, and its error does not say what the answers before changed."""
-
-    def result(answer: object) -> int:
-        changed.append(call.result(answer))
-        return changed[-1]
-
-    return call._replace(result=result)

@@ -143,6 +143,8 @@ class V1:
         """Turn every error of a handler of ours into Rickover's; what others serve passes."""
         if _OF_RICKOVER.match(request.path) is None:
             return await handler(request)
+        if self._logs_traffic:
+            request[BODY] = bytearray()
         try:
             if request.headers.get("X-Forwarded-Proto") == "http" and not self._allows_insecure:
                 raise RestError(403, "insecure_request", "Server not available over HTTP")
@@ -153,7 +155,7 @@ class V1:
         if self._logs_traffic:
             heads = request.headers.items()
             head = {name: text for name, text in heads if name.lower() not in _CREDENTIALS}
-            received, sent = request.get(BODY, b""), getattr(answer, "body", b"")
+            received, sent = request[BODY], getattr(answer, "body", b"")
             text = "%s %s %s %s: answered %d %s"
             what = (request.method, request.path_qs, head, bytes(received), answer.status, sent)
             log.info(text, *what)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import chain
 
 from pinlaterd.engines.base import Acks
 from pinlaterd.model import JobKey
@@ -65,7 +66,8 @@ class Failures:
         if len(counts) > MOST_SOURCES:
             oldest = next(iter(counts))
             del counts[oldest]
-            self._failed.pop(oldest, None)
+            for others in (self._failed, *chain.from_iterable(self._marks)):
+                others.pop(oldest, None)
 
     def note(
         self,

@@ -110,13 +110,15 @@ class AuditLog:
     def changes(self, before: int = sys.maxsize, most: int | None = None) -> Sequence[Change]:
         """Return the `most` latest changes with numbers below `before`, the newest first; by
         default those at the end of the log. Raises OSError."""
-        found = self._changes(_READ_BYTES, before, most)
-        if most is None or len(found) >= most:
-            return found
-        return self._changes(None, before, most)
+        last_bytes = _READ_BYTES
+        while True:
+            found = self._changes(last_bytes, before)
+            if most is None or len(found) >= most or last_bytes >= self._size():
+                return found[:most]
+            last_bytes *= 4
 
-    def _changes(self, last_bytes: int | None, before: int, most: int | None) -> Sequence[Change]:
-        """Return changes of the end of the log, or of all of it."""
+    def _changes(self, last_bytes: int, before: int) -> Sequence[Change]:
+        """Return the changes in the end of the log; numbers rise along it."""
         found: dict[int, Change] = {}
         for written in self._lines(last_bytes):
             with contextlib.suppress(ValueError):  # a crash may cut a line
@@ -127,15 +129,19 @@ class AuditLog:
                 elif line.who and line.what and line.facts is not None and line.number < before:
                     fields = (line.at_ms, line.who, line.what, line.facts)
                     found[line.number] = Change(line.number, *fields)
-                    if most is not None and len(found) > most:
-                        del found[min(found)]
         return sorted(found.values(), reverse=True, key=lambda change: change.number)
 
-    def _lines(self, last_bytes: int | None) -> Iterator[bytes]:
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _lines(self, last_bytes: int) -> Iterator[bytes]:
         try:
             with self._path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(0 if last_bytes is None else max(0, size - last_bytes))
+                file.seek(max(0, size - last_bytes))
                 yield from file
         except FileNotFoundError:
             return

@@ -124,8 +124,7 @@ class OperationCalls:
 
 @web.middleware
 async def explain(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn what prevents a call into a refusal: of other answers commands take the dashboard to be
-    away."""
+    """Turn what prevents a call into a refusal that says why, as commands can show it."""
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge:

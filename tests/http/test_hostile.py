@@ -116,6 +116,14 @@ def test_a_compressed_body_is_read_or_refused(api, mail):
             assert (answer.status, answer.body["code"]) == (400, "INVALID_REQUEST"), packed[:40]
 
 
+def test_a_body_of_many_empty_streams_is_read(api, mail):
+    packed = gzip.compress(b"") * 20_000 + gzip.compress(b'{"data": 1}')
+
+    answer = api.post(f"{mail}/jobs", packed, headers={"Content-Encoding": "gzip"})
+
+    assert answer.status == 201
+
+
 def test_a_body_that_is_announced_too_large_is_refused_at_once(api, mail):
     with _connect(api) as client:
         client.sendall(_request(f"{mail}/jobs").replace(b"Length: 2", b"Length: 999999999"))

@@ -94,3 +94,16 @@ def test_recent_work_is_of_the_last_minutes():
 
     assert failures.recent_work() == [("mail", "web3", 4, 4)]
     assert failures.work() == [("mail", "web3", 1_004, 4)]
+
+
+def test_recent_work_of_a_source_that_was_forgotten_begins_anew():
+    failures = Failures()
+    failures.handed_out("mail", "back", 50)
+    for minutes in (3, 6):
+        failures.begin_span(NOW_MS + minutes * MINUTE_MS)
+    for number in range(MOST_SOURCES):
+        failures.handed_out("mail", f"other{number}", 1)
+
+    failures.handed_out("mail", "back", 3)
+
+    assert [one.jobs for one in failures.recent_work() if one.source == "back"] == [3]

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -298,11 +299,7 @@ def test_what_fails_in_the_dashboard_never_deletes_without_the_trash(admin, clie
 
 
 def test_a_delete_names_the_operation_that_may_go_on(admin, client, dashboard, wait_until):
-    client.create_queue("adrift")
-    for _ in range(20):
-        client.enqueue("adrift", [b"x"] * 1_000)
-
-    with admin.started("job delete adrift pending --limit 20000 --yes") as process:
+    with begun_to_delete(admin, client, "adrift") as process:
         wait_until(lambda: deleted_of(dashboard, "adrift"))
         with frozen(dashboard.pid_of("web")):
             _, said = process.communicate(timeout=SECONDS)
@@ -323,6 +320,18 @@ def test_a_delete_of_named_jobs_keeps_those_of_other_priorities(admin, client):
     assert list(client.lookup(names)) == names[:1]
 
 
+@contextlib.contextmanager
+def begun_to_delete(
+    admin: Program, client: Client, queue: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a delete of so many jobs that it takes a while."""
+    client.create_queue(queue)
+    for _ in range(20):
+        client.enqueue(queue, [b"x"] * 1_000)
+    with admin.started(f"job delete {queue} pending --limit 20000 --yes") as process:
+        yield process
+
+
 def deleted_of(deployment: Deployment, queue: str) -> int:
     """Return how many jobs of a queue operations have deleted."""
     with contextlib.closing(UnixConnection(deployment.folder, WEB_SOCKET)) as connection:
@@ -332,11 +341,7 @@ def deleted_of(deployment: Deployment, queue: str) -> int:
 
 
 def test_ctrl_c_stops_a_delete(admin, client, dashboard, wait_until):
-    client.create_queue("heap")
-    for _ in range(20):
-        client.enqueue("heap", [b"x"] * 1_000)
-
-    with admin.started("job delete heap pending --limit 20000 --yes") as process:
+    with begun_to_delete(admin, client, "heap") as process:
         wait_until(lambda: deleted_of(dashboard, "heap"))
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=SECONDS)
